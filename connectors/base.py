@@ -1,0 +1,77 @@
+"""The contract of a source and a sink: tables in Arrow, by row group, foreign errors mapped at the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A run of consecutive rows that a source can start reading at without reading what lies before.
+
+    ``row_start`` is the ordinal of its first row in the whole source; a row's ordinal is its ``row_id``.
+    """
+
+    index: int
+    row_start: int
+    row_count: int
+
+
+class Source(Protocol):
+    """A table that does not change while it is read. One reader at a time; `close` frees what it holds.
+
+    Every error of the library beneath is raised as `harvester.errors.SourceError` (or `ColumnError`).
+    """
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: ``docs`` for ``/data/docs.parquet``. Letters, digits and ``-`` only."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def row_count(self) -> int: ...
+
+    def fingerprint(self) -> str:
+        """Hex digest that changes when the rows may have changed. Cheap: reads metadata, never rows."""
+
+    def row_groups(self) -> Sequence[RowGroup]:
+        """In row order, without gaps, together ``row_count`` rows. Reads metadata only."""
+
+    def read(self, group: RowGroup, offset: int, count: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows ``offset .. offset + count`` of one group, in order; ``count`` rows exactly.
+
+        Reading on from where the last call ended is cheap; going back or skipping costs a scan of the group from its start. Memory
+        stays bounded by a few batches, however long the group. Text is returned as stored: invalid UTF-8 is not an error here.
+        """
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Sink(Protocol):
+    """Where results go, in parts that appear whole or not at all.
+
+    A part is a table under a name. `write` returns only when the part is durable; a part written again under the same name replaces
+    the first in one step; a reader never sees a torn part. Errors are raised as `harvester.errors.StorageError`.
+    """
+
+    def write(self, name: str, table: pa.Table, metadata: Mapping[str, str]) -> None: ...
+
+    def metadata(self, name: str) -> Mapping[str, str] | None:
+        """What was given to `write` with this part, or None where there is no such part."""
+
+    def read(self, name: str) -> pa.Table: ...
+
+    def names(self) -> Iterator[str]: ...

@@ -1,0 +1,134 @@
+"""Configuration of a deployment: one frozen tree, loaded from YAML, every field with its default, bound and meaning in one place."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from harvester.errors import ConfigError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ShareConfig(Section):
+    """What offline work may hold of a replica, so that an online arrival finds room without evicting anything."""
+
+    reserved_slots: int = Field(default=4, ge=0, description="Of vLLM's `max_num_seqs`, kept free of offline requests.")
+    reserved_kv: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of KV blocks kept free of offline requests.")
+    offline_step_tokens: int = Field(
+        default=256, ge=1, description="Most offline tokens in a step that also holds online work; no bound without online work."
+    )
+
+
+class HarvestConfig(Section):
+    """How a replica takes work from the ledger."""
+
+    max_slice_rows: int = Field(default=256, ge=1, le=100_000, description="Most rows of one lease.")
+    min_slice_rows: int = Field(default=4, ge=1, description="Fewest rows of one lease, for small jobs.")
+    slices_per_job: int = Field(default=32, ge=1, description="A small job is cut into about this many slices.")
+    concurrency: int | None = Field(
+        default=None, ge=1, description="Offline prompts kept in the engine of one replica; None: twice its offline slots."
+    )
+    lease_s: float = Field(default=30.0, gt=0.0, description="A lease not renewed for this long is given to another replica.")
+    heartbeat_s: float = Field(default=1.0, gt=0.0, description="How often a replica renews its leases.")
+    idle_poll_s: float = Field(default=0.5, gt=0.0, description="How often an idle replica asks for work.")
+    row_attempts: int = Field(default=3, ge=1, description="How often one row is tried before it ends as an error.")
+
+    @model_validator(mode="after")
+    def _check(self) -> HarvestConfig:
+        if self.heartbeat_s * 3 > self.lease_s:
+            raise ValueError(f"lease_s={self.lease_s} must be at least three times heartbeat_s={self.heartbeat_s}")
+        if self.min_slice_rows > self.max_slice_rows:
+            raise ValueError(f"min_slice_rows={self.min_slice_rows} is above max_slice_rows={self.max_slice_rows}")
+        return self
+
+
+class ServeConfig(Section):
+    """One deployment: a model, its replicas, and how they share chat and jobs."""
+
+    model: str | None = Field(default=None, description="Hugging Face id or folder; None takes the embedded model.")
+    served_model_name: str | None = Field(default=None, description="Name that clients use; None takes the model's own.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=1, le=65535)
+    replicas: int = Field(default=1, ge=1, description="Replicas, each with an engine of its own.")
+    num_cpus: float | None = Field(default=None, gt=0.0, description="Ray CPUs of one replica; None: what fits `replicas` on this machine.")
+    num_gpus: float | None = Field(default=None, ge=0.0, description="Ray GPUs of one replica; None: the engine's tensor x pipeline size.")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    address: str | None = Field(default=None, description="A running Ray cluster to join; None starts one here.")
+    ingress: Literal["auto", "haproxy", "proxy"] = Field(default="auto", description="auto: HAProxy where Ray ships it.")
+    engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, passed through as they are.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment of the replicas, e.g. VLLM_CPU_KVCACHE_SPACE.")
+    share: ShareConfig = ShareConfig()
+    harvest: HarvestConfig = HarvestConfig()
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    """Every key of the tree, as ``{"lease_s": "harvest.lease_s", ...}``."""
+    keys: dict[str, str] = {}
+    for name, field in model.model_fields.items():
+        keys[name] = prefix + name
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys |= _known_keys(kind, f"{prefix}{name}.")
+    return keys
+
+
+def _explain(error: ValidationError, origin: str) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        keys = _known_keys(ServeConfig)
+        near = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
+        hint = f"; did you mean {keys[near[0]]}?" if near else f"; known keys: {', '.join(ServeConfig.model_fields)}"
+        return f"{origin}: unknown key {where}{hint}"
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+    return f"{origin}: {where + ': ' if where else ''}{message}{given}"
+
+
+def parse_config(values: dict[str, Any], origin: str) -> ServeConfig:
+    """Check values from ``origin`` (a file or "command line"). Raises `ConfigError` naming the key and the nearest valid one."""
+    try:
+        return ServeConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origin)) from error
+
+
+def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> ServeConfig:
+    """Read a YAML file and lay ``overrides`` (command-line options, None meaning not given) over it."""
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read config file {path}: {error.strerror}; give the path of a YAML file") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from error
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ConfigError(f"config file {path} holds a {type(loaded).__name__}; it must be a mapping of keys to values")
+        values = dict(loaded or {})
+        parse_config(values, str(path))
+    values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    return parse_config(values, "command line" if path is None else f"{path} with the command line")
+
+
+def default_state_dir() -> Path:
+    """``HARVESTER_STATE``, else the user's state folder (``$XDG_STATE_HOME/harvester``)."""
+    given = os.environ.get("HARVESTER_STATE")
+    if given:
+        return Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser().absolute() / "harvester"
+
+
+def default_url() -> str:
+    return os.environ.get("HARVESTER_URL", DEFAULT_URL).rstrip("/")

@@ -1,0 +1,110 @@
+"""Every error a user can meet, as one tree.
+
+    HarvesterError               exit 1   something failed
+    ├── UsageError               exit 2   the user asked for something that cannot be
+    │   ├── ConfigError                   a config file or value
+    │   ├── SourceError                   a file, table or query to read
+    │   ├── ColumnError                   a column of the source
+    │   ├── TaskError                     a task, its template or its schema
+    │   ├── QueryError                    a SQL query
+    │   └── NotFoundError                 a job, task or file named by the user
+    ├── StateError               exit 1   a job is in a state that forbids the change
+    ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
+    ├── EngineError              exit 1   the model or the engine could not do its work
+    └── UnreachableError         exit 3   no server answers
+
+A message says what is wrong, with which value, and what to do about it, on one line. No traceback reaches a user unless
+``--debug`` was given.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HarvesterError(Exception):
+    """Base of the tree. ``code`` is stable and goes into HTTP answers, ``exit_code`` into the shell."""
+
+    code: ClassVar[str] = "failed"
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def to_json(self) -> dict[str, dict[str, str]]:
+        """The body of an HTTP error answer: ``{"error": {"code": ..., "message": ...}}``."""
+        return {"error": {"code": self.code, "message": self.message}}
+
+
+class UsageError(HarvesterError):
+    code = "wrong_use"
+    exit_code = 2
+    http_status = 400
+
+
+class ConfigError(UsageError):
+    code = "bad_config"
+
+
+class SourceError(UsageError):
+    code = "bad_source"
+
+
+class ColumnError(UsageError):
+    code = "bad_column"
+
+
+class TaskError(UsageError):
+    code = "bad_task"
+
+
+class QueryError(UsageError):
+    code = "bad_query"
+
+
+class NotFoundError(UsageError):
+    code = "not_found"
+    http_status = 404
+
+
+class StateError(HarvesterError):
+    code = "bad_state"
+    http_status = 409
+
+
+class StorageError(HarvesterError):
+    code = "storage"
+
+
+class EngineError(HarvesterError):
+    code = "engine"
+
+
+class UnreachableError(HarvesterError):
+    code = "unreachable"
+    exit_code = 3
+    http_status = 503
+
+
+def _tree(root: type[HarvesterError]) -> dict[str, type[HarvesterError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+def from_json(body: object, status: int) -> HarvesterError:
+    """Turn an HTTP error answer back into the error the server raised.
+
+    An answer of another shape (a proxy's page, vLLM's own error) becomes a `UsageError` for a 4xx status and a plain
+    `HarvesterError` otherwise.
+    """
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        kind = _tree(HarvesterError).get(str(error.get("code")))
+        fallback = UsageError if 400 <= status < 500 else HarvesterError
+        return (kind or fallback)(error["message"])
+    kind = UsageError if 400 <= status < 500 else HarvesterError
+    return kind(f"the server answered {status}: {str(body)[:200]}")

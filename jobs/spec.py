@@ -1,0 +1,132 @@
+"""The frozen values of a job: what was asked, what was resolved, how it is cut, and how it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from jobs.states import JobState
+from jobs.tasks.spec import Task
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SourceSpec(Frozen):
+    """Names a source so that any process on the cluster can open it again (`connectors.open_source`)."""
+
+    uri: str = Field(min_length=1, description="Absolute path, glob, folder, or a pyarrow filesystem URI (s3://...).")
+    table: str | None = Field(default=None, description="Table of a .duckdb file.")
+    query: str | None = Field(default=None, description="Query over a .duckdb file, instead of a table.")
+
+
+class JobRequest(Frozen):
+    """What a user asks for: body of ``POST /api/jobs``."""
+
+    source: SourceSpec
+    task: str = Field(default="summarize", description="Name of a built-in task, or text of a task file (with `task_inline`).")
+    task_inline: dict[str, Any] | None = Field(default=None, description="A task file's content; `task` is then its name.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Task options: labels, schema, to, prompt.")
+    column: str | None = Field(default=None, description="Text column; picked where one is obvious.")
+    keep: tuple[str, ...] | None = Field(default=None, description="Input columns to keep in the results; None keeps all.")
+    id_column: str | None = Field(default=None, description="Column whose values must be unique.")
+    model: str | None = Field(default=None, description="Model the job must run on; None takes the server's.")
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    new: bool = Field(default=False, description="Make a new job even where the same one exists.")
+
+
+class JobSpec(Frozen):
+    """A job, resolved. ``key`` is equal for two requests that would compute the same."""
+
+    id: str
+    key: str
+    source: SourceSpec
+    fingerprint: str
+    task: Task
+    column: str | None
+    keep: tuple[str, ...]
+    model: str
+    rows_total: int = Field(ge=1)
+    created_at_s: float
+
+
+class SliceSpec(Frozen):
+    """A run of rows of one row group: the unit of a lease and of a part."""
+
+    slice_id: int = Field(ge=0)
+    group_index: int = Field(ge=0)
+    offset: int = Field(ge=0, description="First row, counted within its row group.")
+    row_start: int = Field(ge=0, description="row_id of the first row.")
+    row_count: int = Field(ge=1)
+
+
+class JobPlan(Frozen):
+    """A job before it is in the ledger: what `jobs.plan.plan_job` makes of a request."""
+
+    spec: JobSpec
+    slices: tuple[SliceSpec, ...]
+    notes: tuple[str, ...] = Field(default=(), description="What was chosen for the user, one sentence each.")
+
+
+class Lease(Frozen):
+    """The right, until ``expires_at_s``, to compute one slice and publish its part."""
+
+    lease_id: str
+    job: JobSpec
+    slice: SliceSpec
+    generation: int = Field(ge=0, description="How often the job's failed rows were retried; names the part's edition.")
+    attempt: int = Field(ge=1, description="How often this edition of the slice was leased.")
+    expires_at_s: float
+
+
+class PartStats(Frozen):
+    """What a published part holds; also kept in the part's own metadata."""
+
+    generation: int = 0
+    rows_ok: int = 0
+    rows_error: int = 0
+    rows_truncated: int = 0
+    rows_recomputed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+
+
+class LeaseProgress(Frozen):
+    """A heartbeat's word about one lease, since it was given."""
+
+    lease_id: str
+    rows_done: int = 0
+    tokens_done: int = Field(default=0, description="Prompt and output tokens.")
+
+
+class JobView(Frozen):
+    """How a job stands: one object of ``harvester show --json`` and ``GET /api/jobs/JOB``."""
+
+    id: str
+    state: JobState
+    task: str
+    source: str
+    model: str
+    rows_total: int
+    rows_ok: int
+    rows_error: int
+    rows_truncated: int
+    rows_recomputed: int
+    rows_running: int = Field(description="Rows done in slices that are not published yet.")
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    offline_tokens_per_s: float | None = Field(description="Prompt and output tokens over the last minute of work; None before any.")
+    eta_s: float | None
+    created_at_s: float
+    started_at_s: float | None
+    ended_at_s: float | None
+    message: str | None = Field(description="Why it stands as it does: a cause of failure, a wait for disk space.")
+    results: str = Field(description="Folder of the parts.")
+    notes: tuple[str, ...] = ()
