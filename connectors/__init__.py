@@ -1,0 +1,26 @@
+"""Tables in and out, in Arrow: `open_source` reads what a user names, `PartsSink` keeps results."""
+
+from __future__ import annotations
+
+from connectors.base import RowGroup, Sink, Source
+from connectors.duckdb import DuckdbSource
+from connectors.memory import MemorySink, MemorySource
+from connectors.open import open_source
+from connectors.parquet import ParquetSource
+from connectors.parts import PartsSink
+from connectors.text import TextProblem, is_text, texts
+
+__all__ = [
+    "DuckdbSource",
+    "MemorySink",
+    "MemorySource",
+    "ParquetSource",
+    "PartsSink",
+    "RowGroup",
+    "Sink",
+    "Source",
+    "TextProblem",
+    "is_text",
+    "open_source",
+    "texts",
+]

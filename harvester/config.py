@@ -38,10 +38,12 @@ class HarvestConfig(Section):
     concurrency: int | None = Field(
         default=None, ge=1, description="Offline prompts kept in the engine of one replica; None: twice its offline slots."
     )
-    lease_s: float = Field(default=30.0, gt=0.0, description="A lease not renewed for this long is given to another replica.")
+    lease_s: float = Field(default=15.0, gt=0.0, description="A lease not renewed for this long is given to another replica.")
     heartbeat_s: float = Field(default=1.0, gt=0.0, description="How often a replica renews its leases.")
     idle_poll_s: float = Field(default=0.5, gt=0.0, description="How often an idle replica asks for work.")
-    row_attempts: int = Field(default=3, ge=1, description="How often one row is tried before it ends as an error.")
+    row_attempts: int = Field(
+        default=10, ge=2, description="How often a row is begun before it is taken to be what kills the engine and ends as an error."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> HarvestConfig:

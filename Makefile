@@ -1,0 +1,43 @@
+# Everything a newcomer types. `make` alone lists it.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench lock clean
+
+# The first Python that is new enough. A shim that answers for no installed version is passed over.
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(shell for name in python3.11 python3 python; do $$name $(NEW_ENOUGH) 2>/dev/null && { echo $$name; break; }; done)
+PY := .venv/bin/python
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv with the engine for this machine (HARVESTER_DEVICE=cpu|cuda overrides)
+	@if [ -z "$(PYTHON)" ]; then echo "setup: no Python 3.11 or newer found; install one or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 2; fi
+	@$(PYTHON) tools/setup.py
+
+demo: setup ## harvest a table beside chat traffic, on the embedded model
+	@$(PY) examples/demo.py
+
+test: setup ## run every test, the fast ones first
+	$(PY) -m pytest -q -m "not engine and not serve and not acceptance" --ignore=tests/wheel
+	$(PY) -m pytest -q tests/wheel
+	$(PY) -m pytest -q -m engine
+	$(PY) -m pytest -q -m serve
+	$(PY) -m pytest -q -m acceptance
+
+check: setup ## lint, format, types, and the walls between layers
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: setup ## the short form of the job benchmark; others: .venv/bin/python -m bench --help
+	@$(PY) -m bench jobs --quick
+
+lock: ## resolve requirements/*.in anew into the lock files (torch's CPU wheel comes from PIP_FIND_LINKS)
+	@tools/lock.sh "$(PYTHON)"
+
+clean: ## remove .venv, caches and build output
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+"""Where errors of the libraries beneath become ours: one line, what failed, on what, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from harvester.errors import HarvesterError, SourceError
+
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message; the class name where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
+
+
+def shown(uri: str) -> str:
+    """The address as it may stand in a message: without the user and password that an address can hold."""
+    return _CREDENTIALS.sub("://***@", uri)
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise `SourceError` naming ``what`` for every error of the library calls inside. Wrap nothing else in it.
+
+    It catches `Exception`, because a file system reached through fsspec may raise any class of its own.
+    """
+    try:
+        yield
+    except (HarvesterError, AssertionError):
+        raise
+    except FileNotFoundError as error:
+        raise SourceError(f"{shown(what)} is not there any more; give a path that exists") from error
+    except PermissionError as error:
+        raise SourceError(f"cannot read {shown(what)}: permission denied; ask for the right to read it") from error
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{shown(what)} is not Parquet, or is damaged: {_plain(error)}; write it again") from error
+    except Exception as error:
+        raise SourceError(f"cannot read {shown(what)}: {_plain(error)}; check the address and that it can be reached") from error
+
+
+def _plain(error: Exception) -> str:
+    return shown(first_line(error)).rstrip(".")

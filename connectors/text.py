@@ -1,0 +1,72 @@
+"""The texts of a column, row by row, with the cells that are no text marked instead of raised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from harvester.errors import ColumnError
+
+
+@dataclass(frozen=True, slots=True)
+class TextProblem:
+    """Why a cell cannot go into a prompt. ``code`` is ``null_text``, ``empty_text`` or ``not_utf8``."""
+
+    code: str
+    message: str
+
+
+NULL_TEXT = TextProblem("null_text", "the text is null")
+EMPTY_TEXT = TextProblem("empty_text", "the text is empty or only white space")
+
+# Arrow's text type → the type with the same bytes that is not decoded on reading.
+_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+    pa.binary(): pa.binary(),
+    pa.large_binary(): pa.large_binary(),
+    pa.binary_view(): pa.binary_view(),
+}
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether `texts` takes a column of this type: text or bytes, plain, as a dictionary, or under an extension such as JSON."""
+    return _plain(kind) in _BYTES
+
+
+def texts(column: pa.ChunkedArray, name: str | None = None) -> list[str | TextProblem]:
+    """One entry for each row: its text as stored, or what is wrong with it.
+
+    Raises `ColumnError` for a column of another type; ``name`` is the column's, for the message.
+    """
+    if not is_text(column.type):
+        which = f"column {name!r}" if name else "the column"
+        raise ColumnError(f"{which} is of type {column.type}, not text; choose a text column or cast it")
+    # Bytes, not strings: Arrow decodes a whole column at once, and one invalid cell would raise for all of them.
+    return [_text(cell) for chunk in column.chunks for cell in _as_bytes(chunk).to_pylist()]
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(kind.storage_type)
+    return _plain(kind.value_type) if pa.types.is_dictionary(kind) else kind
+
+
+def _as_bytes(chunk: pa.Array) -> pa.Array:
+    if isinstance(chunk.type, pa.BaseExtensionType):
+        return _as_bytes(chunk.storage)
+    if pa.types.is_dictionary(chunk.type):
+        return _as_bytes(chunk.dictionary_decode())
+    return chunk.cast(_BYTES[chunk.type])
+
+
+def _text(cell: bytes | None) -> str | TextProblem:
+    if cell is None:
+        return NULL_TEXT
+    try:
+        text = cell.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return TextProblem("not_utf8", f"the text is not valid UTF-8: byte {cell[error.start]:#04x} at position {error.start}")
+    return text if text.strip() else EMPTY_TEXT

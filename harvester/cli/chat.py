@@ -1,0 +1,137 @@
+"""`harvester chat`: ask the served model, as a chat user would."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from harvester.cli.client import Client
+from harvester.cli.invocation import Invocation, command
+from harvester.cli.local import serving
+from harvester.errors import EngineError, HarvesterError, from_json
+
+app = typer.Typer()
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    ttft_ms: float | None  # None where no token came
+    total_ms: float
+    finish_reason: str | None
+    usage: dict[str, Any] | None
+
+
+@command(app)
+def chat(
+    here: Invocation,
+    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to ask; none starts a conversation.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", metavar="S", help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer.")] = None,
+) -> None:
+    """Chat with the served model; the time to the first token goes to standard error.
+
+    Where no server answers, one is started for this command and stopped at its end.
+
+    \b
+    Example:
+        harvester chat "What is a KV cache?"
+        echo "Say hello" | harvester chat --json
+    """
+    opening: list[Message] = [{"role": "system", "content": system}] if system else []
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read().strip() or None
+        if prompt is None:
+            return
+    with serving(here, None, lambda line: print(line, file=sys.stderr, flush=True)) as (client, _):
+        model = client.server().model
+        if prompt is not None:
+            _ask(here, client, model, [*opening, {"role": "user", "content": prompt}], max_tokens)
+        else:
+            _converse(here, client, model, opening, max_tokens)
+
+
+def _converse(here: Invocation, client: Client, model: str, messages: list[Message], max_tokens: int | None) -> None:
+    print(f"Chat with {model}; an empty line or Ctrl-D ends it", file=sys.stderr)
+    while line := _next_line():
+        messages.append({"role": "user", "content": line})
+        try:
+            answer = _ask(here, client, model, messages, max_tokens)
+        except EngineError as error:
+            messages.pop()
+            print(f"error: {error.message}", file=sys.stderr)
+            continue
+        messages.append({"role": "assistant", "content": answer.text})
+
+
+def _next_line() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+
+
+def _ask(here: Invocation, client: Client, model: str, messages: list[Message], max_tokens: int | None) -> Answer:
+    body: dict[str, Any] = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    answer = stream_answer(client, body, show=not here.json)
+    if here.json:
+        fields = {"ttft_ms": answer.ttft_ms, "total_ms": answer.total_ms, "finish_reason": answer.finish_reason, "usage": answer.usage}
+        here.print_json({"text": answer.text, "model": model, **fields})
+    else:
+        print(flush=True)
+        shown = "no token came" if answer.ttft_ms is None else f"first token after {answer.ttft_ms:.0f} ms"
+        print(f"[{shown}, all after {answer.total_ms:.0f} ms]", file=sys.stderr)
+    return answer
+
+
+def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
+    """Send one chat request and read its stream, printing the text as it comes. Times count from the request."""
+    began_s = time.perf_counter()
+    ttft_ms: float | None = None
+    pieces: list[str] = []
+    last: dict[str, Any] = {}
+    with client.stream("/v1/chat/completions", body) as lines:
+        for event in events(lines):
+            choice = next(iter(event.get("choices") or []), {})
+            last |= {name: value for name, value in (("finish", choice.get("finish_reason")), ("usage", event.get("usage"))) if value}
+            delta = choice.get("delta") or {}
+            piece = delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or ""
+            if piece and ttft_ms is None:
+                ttft_ms = _since_ms(began_s)
+            pieces.append(piece)
+            if show:
+                print(piece, end="", flush=True)
+    return Answer("".join(pieces), ttft_ms, _since_ms(began_s), last.get("finish"), last.get("usage"))
+
+
+def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The JSON events of a server-sent stream up to ``[DONE]``. Raises what an error event says, `EngineError` for a torn stream."""
+    for line in lines:
+        field, _, data = line.partition(":")
+        if field != "data":
+            continue
+        if data.strip() == "[DONE]":
+            return
+        try:
+            event = json.loads(data)
+        except ValueError as error:
+            raise HarvesterError(f"the server sent an event that is not JSON: {data.strip()[:120]!r}") from error
+        if isinstance(event, dict) and "error" in event:
+            raise from_json(event, 500)
+        if isinstance(event, dict):
+            yield event
+    raise EngineError("the answer ended before it was complete; the server may have stopped")
+
+
+def _since_ms(began_s: float) -> float:
+    return round((time.perf_counter() - began_s) * 1000, 1)

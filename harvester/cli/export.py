@@ -1,0 +1,163 @@
+"""Rows written out in the formats of ``--format`` and ``-o``, batch by batch, however many there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from io import TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+
+from harvester.cli.table import markdown_table, text_table
+from harvester.cli.value import dump, text
+from harvester.errors import StorageError, UsageError
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    JSON = "json"  # one array
+    JSONL = "jsonl"  # one object a line
+    PARQUET = "parquet"
+
+
+SUFFIXES = {
+    ".parquet": Format.PARQUET,
+    ".csv": Format.CSV,
+    ".json": Format.JSON,
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".md": Format.MARKDOWN,
+    ".txt": Format.TABLE,
+}
+
+Batches = Iterable[pa.RecordBatch]
+
+
+def format_of(path: Path) -> Format:
+    """By the file's suffix. Raises `UsageError` for one that names no format."""
+    try:
+        return SUFFIXES[path.suffix.lower()]
+    except KeyError:
+        raise UsageError(f"cannot tell a format from {path.name!r}; end it in {', '.join(SUFFIXES)}, or give --format") from None
+
+
+def write(out: IO[bytes], shape: Format, schema: pa.Schema, batches: Batches) -> int:
+    """Write all rows as they come; returns their number. Holds one batch at a time (`Format.TABLE`: all, to find the widths)."""
+    names = _distinct(schema.names)
+    renamed = pa.schema([field.with_name(name) for name, field in zip(names, schema, strict=True)])
+    counted = _Counted(batch.rename_columns(names) for batch in batches)
+    if shape is Format.PARQUET:
+        with pq.ParquetWriter(out, renamed, compression="zstd") as parquet:
+            for batch in counted:
+                parquet.write_batch(batch)
+    elif shape is Format.CSV:
+        _write_csv(out, renamed, counted)
+    else:
+        stream = TextIOWrapper(out, encoding="utf-8", newline="\n", write_through=True)
+        try:
+            for piece in _TEXTS[shape](renamed, counted):
+                stream.write(piece)
+        finally:
+            stream.detach()
+    return counted.rows
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name when it is complete, or not at all. Raises `StorageError` where it cannot be written."""
+    if path.exists() and not path.is_file():  # a pipe or a device
+        with path.open("wb") as out:
+            yield out
+        return
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("xb") as out:
+            yield out
+        draft.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}; name another file with -o") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def head(batches: Batches, limit_rows: int) -> tuple[list[pa.RecordBatch], bool]:
+    """The first rows, and whether there are more. Reads no further than it must."""
+    taken: list[pa.RecordBatch] = []
+    left = limit_rows
+    for batch in batches:
+        if batch.num_rows > left:
+            return [*taken, batch.slice(0, left)], True
+        taken.append(batch)
+        left -= batch.num_rows
+    return taken, False
+
+
+class _Counted:
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """A query may name two columns alike, a JSON object or a Parquet file may not: the second ``n`` becomes ``n_1``."""
+    found: list[str] = []
+    for name in names:
+        fresh, count = name, 0
+        while fresh in found:
+            count += 1
+            fresh = f"{name}_{count}"
+        found.append(fresh)
+    return found
+
+
+def _jsonl(schema: pa.Schema, batches: Batches) -> Iterator[str]:
+    return (f"{dump(row)}\n" for row in chain.from_iterable(batch.to_pylist() for batch in batches))
+
+
+def _json(schema: pa.Schema, batches: Batches) -> Iterator[str]:
+    before = "[\n"
+    for line in _jsonl(schema, batches):
+        yield before + line.rstrip("\n")
+        before = ",\n"
+    yield "[]\n" if before == "[\n" else "\n]\n"
+
+
+def _write_csv(out: IO[bytes], schema: pa.Schema, batches: Batches) -> None:
+    flat = pa.schema([field if _fits_csv(field.type) else pa.field(field.name, pa.string()) for field in schema])
+    options = pc.WriteOptions(quoting_style="needed", quoting_header="needed")
+    with pc.CSVWriter(out, flat, write_options=options) as writer:
+        for batch in batches:
+            writer.write_batch(pa.record_batch([_flat(column) for column in batch.columns], schema=flat))
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    if _fits_csv(column.type):
+        return column
+    return pa.array([None if value is None else text(value) for value in column.to_pylist()], pa.string())
+
+
+def _fits_csv(kind: pa.DataType) -> bool:
+    is_plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string, pa.types.is_date)
+    return any(check(kind) for check in is_plain)
+
+
+_TEXTS: dict[Format, Callable[[pa.Schema, Batches], Iterator[str]]] = {
+    Format.TABLE: text_table,
+    Format.MARKDOWN: markdown_table,
+    Format.JSON: _json,
+    Format.JSONL: _jsonl,
+}

@@ -1,0 +1,129 @@
+"""What every command is told: where the state is, which server is meant, and how to print."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harvester.cli.client import Client, ServerInfo
+from harvester.config import default_state_dir, default_url
+from harvester.errors import HarvesterError, UnreachableError
+from jobs.folder import StateFolder
+
+StateOption = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="State folder; also HARVESTER_STATE.")]
+UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="Server to talk to; also HARVESTER_URL.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """``state_given`` and ``url_given`` are what the user named, by option or environment; None where a default holds."""
+
+    state_given: Path | None = None
+    url_given: str | None = None
+    json: bool = False
+
+    @property
+    def state_dir(self) -> Path:
+        return self.state_given or default_state_dir()
+
+    @property
+    def url(self) -> str:
+        """Where the server is expected: as given, else as the state folder's last server noted it, else the default."""
+        return self.url_given or server_file(self.state_dir).get("url") or default_url()
+
+    def reach(self) -> tuple[Client, ServerInfo]:
+        """A client of the server meant, which has just answered. Raises `UnreachableError`.
+
+        With a state folder given and no URL, a server over another state folder is not the one meant.
+        """
+        client = Client(self.url)
+        try:
+            info = client.server()
+            if self.state_given and not self.url_given and not _same(Path(info.state), self.state_given):
+                raise UnreachableError(
+                    f"the server at {self.url} works on {info.state}, not on {self.state_given}; start one with harvester serve --state"
+                )
+        except HarvesterError:
+            client.close()
+            raise
+        return client, info
+
+    def try_reach(self) -> tuple[Client, ServerInfo] | None:
+        try:
+            return self.reach()
+        except UnreachableError:
+            return None
+
+    def local_state(self, info: ServerInfo | None) -> Path:
+        """The state folder to read files from: the answering server's, where it is on this machine and none was given."""
+        if self.state_given is None and info is not None and Path(info.state).is_dir():
+            return Path(info.state)
+        return self.state_dir
+
+    def print_json(self, value: object) -> None:
+        """One JSON object, on one line, at once."""
+        print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+
+
+def server_file(state_dir: Path) -> dict[str, Any]:
+    """What the last server of a state folder noted of itself; empty where none runs or the note cannot be read."""
+    try:
+        found = json.loads(StateFolder(state_dir).server.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.expanduser().resolve() == other.expanduser().resolve()
+
+
+def remember(ctx: typer.Context, state: Path | None, url: str | None, debug: bool) -> None:
+    """Keep what was given before the command's name or after it; what comes later wins."""
+    given = {"state": state, "url": url, "debug": debug or None}
+    ctx.meta.update({f"harvester.{name}": value for name, value in given.items() if value is not None})
+
+
+def _current(ctx: typer.Context, as_json: bool) -> Invocation:
+    env_state, env_url = os.environ.get("HARVESTER_STATE"), os.environ.get("HARVESTER_URL")
+    state = ctx.meta.get("harvester.state") or (Path(env_state) if env_state else None)
+    url = ctx.meta.get("harvester.url") or env_url or None
+    return Invocation(state.expanduser().absolute() if state else None, url.rstrip("/") if url else None, as_json)
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function whose first parameter is an `Invocation`; the options behind that are added here."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(ctx: typer.Context, *, state: Path | None, url: str | None, debug: bool, as_json: bool, **given: Any) -> None:
+            remember(ctx, state, url, debug)
+            function(_current(ctx, as_json), **given)
+
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [_parameter("ctx", typer.Context), *(item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own), *_shared()]
+        )
+        run.__annotations__ = {item.name: item.annotation for item in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
+        return app.command(name)(run)
+
+    return add
+
+
+def _shared() -> list[inspect.Parameter]:
+    options = [("as_json", JsonOption, False), ("state", StateOption, None), ("url", UrlOption, None), ("debug", DebugOption, False)]
+    return [_parameter(name, kind, default) for name, kind, default in options]
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,0 +1,159 @@
+"""`harvester submit`: a table to harvest idle time for."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harvester.cli.client import Client
+from harvester.cli.estimate import estimate
+from harvester.cli.invocation import Invocation, command
+from harvester.cli.jobtext import duration, job_lines
+from harvester.cli.local import serving
+from harvester.cli.progress import failure, follow
+from harvester.cli.request import build_request, read_schema
+from harvester.errors import HarvesterError
+from jobs.spec import JobRequest, JobView
+
+app = typer.Typer()
+
+
+@command(app)
+def submit(
+    here: Invocation,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Parquet, JSONL or CSV: file, glob or folder; or a .duckdb file.", show_default=False)],
+    task: Annotated[str | None, typer.Option("--task", "-t", metavar="T", help="Built-in task (harvester tasks) or FILE.yaml; summarize.")] = None,
+    labels: Annotated[str | None, typer.Option("--labels", metavar="A,B", help="Labels to choose from; implies --task classify.")] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="JSON schema to extract; implies --task extract.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="LANG", help="Language to translate into; implies --task translate.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TPL", help="Prompt with {column} places; implies --task ask.")] = None,
+    column: Annotated[str | None, typer.Option("--column", metavar="C", help="Text column; picked where one is obvious.")] = None,
+    keep: Annotated[str | None, typer.Option("--keep", metavar="A,B", help="Input columns to keep in the results, or none; all.")] = None,
+    id_column: Annotated[str | None, typer.Option("--id-column", metavar="C", help="Column whose values must be unique.")] = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Table of a .duckdb file.")] = None,
+    query: Annotated[str | None, typer.Option("--query", metavar="SQL", help="Query over a .duckdb file.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="Model it must run on; the server's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer; the task's.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", min=0.0, max=2.0, help="The task's.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Make a new job even where the same one exists.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch it to its end; exit with 1 if it failed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print rows, tokens and time it would take; make nothing.")] = False,
+) -> None:
+    """Make a job of a table: one prompt a row, computed while the server has nothing better to do.
+
+    The same request again finds the same job. Where no server answers, one is started for this job and stopped at its end.
+
+    \b
+    Example:
+        harvester submit docs.parquet --task summarize --watch
+        harvester submit reviews.csv --labels positive,negative --column text
+        harvester submit shop.duckdb --query "select * from reviews" --prompt "Is this about price? {text}"
+    """
+    request = build_request(
+        source,
+        table=table,
+        query=query,
+        task=task,
+        options={"labels": labels.split(",") if labels else None, "schema": read_schema(schema), "to": to, "prompt": prompt},
+        keep=keep,
+        column=column,
+        id_column=id_column,
+        model=model,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        new=new,
+    )
+    if dry_run:
+        _print_estimate(here, request)
+    else:
+        _submit(here, request, watch)
+
+
+def _submit(here: Invocation, request: JobRequest, watch: bool) -> None:
+    with serving(here, request.model, _say) as (client, is_embedded):
+        view, created = client.submit(request)
+        if here.json and not (watch or is_embedded):
+            here.print_json(_as_json(view, created))
+            return
+        if not here.json:
+            _print_submitted(view, created)
+        if not (watch or is_embedded):
+            _print_next(view)
+            return
+        view = _follow(client, view, is_embedded)
+    if here.json:
+        here.print_json(_as_json(view, created))
+    else:
+        print(*job_lines(view), sep="\n")
+        _print_next(view)
+    fault = failure(view)
+    if fault:
+        raise HarvesterError(fault)
+
+
+def _follow(client: Client, view: JobView, is_embedded: bool) -> JobView:
+    try:
+        return follow(client, view.id)
+    except KeyboardInterrupt:
+        _say(
+            f"Job {view.id} is kept; the same command takes it up again"
+            if is_embedded
+            else f"Job {view.id} goes on; see it with: harvester watch {view.id}"
+        )
+        raise
+
+
+def _as_json(view: JobView, created: bool) -> dict[str, Any]:
+    return {**view.model_dump(mode="json"), "created": created}
+
+
+def _print_submitted(view: JobView, created: bool) -> None:
+    if created:
+        print(f"Job {view.id}: {view.task} over {view.rows_total:,} rows of {view.source}, with {view.model}")
+    else:
+        print(f"Job {view.id} is this same job, made before and now {view.state}; --new makes another")
+    for note in view.notes:
+        print(f"Note: {note}")
+
+
+def _print_next(view: JobView) -> None:
+    print("Next:")
+    print(f"  harvester watch {view.id}")
+    print(f"  harvester results {view.id} -o {view.id}.parquet")
+    print(f"""  harvester sql "select * from results('{view.id}') limit 5\"""", flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _print_estimate(here: Invocation, request: JobRequest) -> None:
+    model, tokens_per_s = _known_rate(here)
+    found = estimate(request, request.model or model, tokens_per_s)
+    if here.json:
+        here.print_json(found)
+        return
+    seconds = found["estimated_s"]
+    print(f"rows           {found['rows']:,} in {found['slices']:,} slices")
+    print(f"task           {found['task']}{f', over column {found["column"]}' if found['column'] else ''}")
+    print(f"prompt tokens  about {found['estimated_prompt_tokens']:,} (an estimate: characters / 4 of {found['sampled_rows']:,} rows)")
+    print(f"output tokens  at most {found['most_output_tokens']:,}")
+    print(f"time           {'unknown: no server with a job to measure' if seconds is None else f'at most about {duration(seconds)}'}")
+    for note in found["notes"]:
+        print(f"note           {note}")
+
+
+def _known_rate(here: Invocation) -> tuple[str, float | None]:
+    """The server's model, and tokens/s of its newest job that has a rate; a job's own rate is the only measure there is."""
+    reached = here.try_reach()
+    if reached is None:
+        return "unknown", None
+    client, info = reached
+    with client:
+        rates = [view.offline_tokens_per_s for view in client.jobs() if view.offline_tokens_per_s and view.model == info.model]
+    return info.model, rates[0] if rates else None

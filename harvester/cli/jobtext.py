@@ -1,0 +1,82 @@
+"""How a job stands, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harvester.cli.table import render
+from jobs.spec import JobView
+from jobs.states import JobState
+
+_COLUMNS = ("job", "state", "rows", "done", "errors", "tokens/s", "time left", "task", "source")
+
+
+def job_table(views: Sequence[JobView]) -> Iterator[str]:
+    return render(_COLUMNS, [_cells(view) for view in views], right=(2, 3, 4, 5, 6))
+
+
+def _cells(view: JobView) -> list[str]:
+    left = duration(view.eta_s) if view.eta_s and view.state in (JobState.QUEUED, JobState.RUNNING) else ""
+    cells = [view.id, view.state.value, f"{view.rows_total:,}", f"{share_done(view):.0%}", f"{view.rows_error:,}"]
+    return [*cells, rate(view.offline_tokens_per_s), left, view.task, view.source]
+
+
+def job_lines(view: JobView) -> Iterator[str]:
+    """One fact a line, as ``name  value``."""
+    facts = {
+        "job": view.id,
+        "state": view.state.value + (f": {view.message}" if view.message else ""),
+        "rows": f"{rows_done(view):,} of {view.rows_total:,} done ({share_done(view):.0%})",
+        "errors": f"{view.rows_error:,}",
+        "truncated": f"{view.rows_truncated:,}",
+        "recomputed": f"{view.rows_recomputed:,}",
+        "tokens": f"{view.prompt_tokens:,} prompt ({view.cached_tokens:,} cached), {view.output_tokens:,} output",
+        "tokens/s": rate(view.offline_tokens_per_s) or "unknown",
+        "time left": "unknown" if view.eta_s is None else duration(view.eta_s),
+        "preemptions": f"{view.preemptions:,}",
+        "task": view.task,
+        "model": view.model,
+        "source": view.source,
+        "results": view.results,
+    }
+    yield from (f"{name:<12} {value}" for name, value in facts.items())
+    yield from (f"{'note':<12} {note}" for note in view.notes)
+
+
+def progress_line(view: JobView) -> str:
+    parts = [f"{view.id} {view.state}", f"{rows_done(view):,}/{view.rows_total:,} rows ({share_done(view):.0%})"]
+    if view.rows_error:
+        parts.append(f"{view.rows_error:,} errors")
+    if view.offline_tokens_per_s:
+        parts.append(f"{rate(view.offline_tokens_per_s)} tokens/s")
+    if view.eta_s and view.state is JobState.RUNNING:
+        parts.append(f"{duration(view.eta_s)} left")
+    if view.message:
+        parts.append(view.message)
+    return ", ".join(parts)
+
+
+def rows_done(view: JobView) -> int:
+    """Rows with a result, published or about to be."""
+    return min(view.rows_ok + view.rows_error + view.rows_running, view.rows_total)
+
+
+def share_done(view: JobView) -> float:
+    """Rounded down, so that 100% means all rows."""
+    return rows_done(view) * 100 // max(view.rows_total, 1) / 100
+
+
+def rate(tokens_per_s: float | None) -> str:
+    return "" if tokens_per_s is None else f"{tokens_per_s:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3 h 05 min``, ``2 d 4 h``."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,99 @@
+"""From the options of `harvester submit` to the job they ask for; what can be checked here is checked before a server starts."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from harvester.errors import SourceError, TaskError, UsageError
+from jobs.spec import JobRequest, SourceSpec
+from jobs.tasks.load import load_task
+
+MAX_TASK_BYTES = 1 << 20
+
+# An option that belongs to one task says which is meant.
+_IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract", "to": "translate"}
+_GLOB = re.compile(r"[*?\[]")
+
+
+def build_request(
+    source: str, *, table: str | None, query: str | None, task: str | None, options: dict[str, Any], keep: str | None, **fields: Any
+) -> JobRequest:
+    """Raises `SourceError` for a local source that is not there, `TaskError` for a file that is no task, `UsageError` for the rest."""
+    if table is not None and query is not None:
+        raise UsageError("--table and --query both say what to read; give one of them")
+    given = {name: value for name, value in options.items() if value is not None}
+    name, inline = _task(task or next((_IMPLIED[option] for option in given), "summarize"))
+    try:
+        return JobRequest(
+            source=SourceSpec(uri=find_source(source), table=table, query=query),
+            task=name,
+            task_inline=inline,
+            options=given,
+            keep=None if keep is None else _names(keep),
+            **fields,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']} (given {first['input']!r})") from error
+
+
+def find_source(source: str) -> str:
+    """Absolute path or glob of a local source; an address with ``://`` as it is. Raises `SourceError` where nothing is there."""
+    if "://" in source:
+        return source
+    path = Path(source).expanduser().absolute()
+    if path.exists():
+        return str(path)
+    if _GLOB.search(source):
+        if next(glob.iglob(str(path), recursive=True), None) is not None:
+            return str(path)
+        raise SourceError(f"no file matches {source}; the pattern is read from {Path.cwd()}")
+    near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1) if path.parent.is_dir() else []
+    hint = f"did you mean {Path(source).with_name(near[0])}?" if near else "give a Parquet, JSONL or CSV file, a glob, a folder or a .duckdb file"
+    raise SourceError(f"there is no {source}; {hint}")
+
+
+def read_schema(path: Path | None) -> dict[str, Any] | None:
+    """Content of ``--schema FILE.json``. Raises `TaskError`."""
+    if path is None:
+        return None
+    try:
+        schema = json.loads(_read_small(path, "schema"))
+    except ValueError as error:
+        raise TaskError(f"schema {path} is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise TaskError(f"schema {path} holds a {type(schema).__name__}; it must be a JSON object with type and properties")
+    return schema
+
+
+def _task(task: str) -> tuple[str, dict[str, Any] | None]:
+    """Name, and the content where ``task`` is a file; the server sees the file's content, never its path."""
+    if not (task.endswith((".yaml", ".yml")) or "/" in task):
+        return task, None
+    path = Path(task).expanduser()
+    _read_small(path, "task")
+    file = load_task(path)
+    return file.name, file.inline()
+
+
+def _read_small(path: Path, what: str) -> str:
+    try:
+        if path.stat().st_size > MAX_TASK_BYTES:
+            raise TaskError(f"{what} file {path} has {path.stat().st_size:,} bytes; at most {MAX_TASK_BYTES:,} are read")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TaskError(f"cannot read {what} file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{what} file {path} is not UTF-8 text") from error
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    """``a,b`` as names; ``none`` as no name at all."""
+    return () if listed.strip() == "none" else tuple(name.strip() for name in listed.split(",") if name.strip())

@@ -1,0 +1,113 @@
+"""`harvester results` and `harvester sql`: what jobs have computed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import duckdb
+import pyarrow as pa
+import typer
+
+from harvester.cli.export import Format, format_of, head, replacing, write
+from harvester.cli.invocation import Invocation, command
+from harvester.cli.status import SomeJobArgument
+from harvester.errors import UsageError
+from jobs.guard import check_target
+from jobs.query import batches, connect, run
+
+app = typer.Typer()
+
+OutOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write: .parquet, .csv, .jsonl, .json or .md.", show_default=False)
+]
+
+
+@command(app)
+def results(
+    here: Invocation,
+    job: SomeJobArgument = "latest",
+    output: OutOption = None,
+    shape: Annotated[Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else jsonl.", show_default=False)] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Only rows that ended as errors.")] = False,
+) -> None:
+    """Print a job's results so far as JSON lines, or write them to a file.
+
+    \b
+    Example:
+        harvester results docs-7f3a -o summaries.parquet
+    """
+    quoted = job.replace("'", "''")
+    query = f"SELECT * FROM results('{quoted}') " + ("WHERE status = 'error'" if errors else "")
+    with _database(here) as (connection, state_dir):
+        reader = run(connection, state_dir, query)
+        _export(here, reader, output, state_dir, shape or (format_of(output) if output else Format.JSONL))
+
+
+@command(app)
+def sql(
+    here: Invocation,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="One statement that reads; - takes it from standard input.", show_default=False)],
+    output: OutOption = None,
+    shape: Annotated[Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else table.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most rows of a table on the screen.")] = 40,
+) -> None:
+    """Ask SQL of jobs, leases, results('JOB') and any file. Nothing of harvester's own can be changed by it.
+
+    --json prints one JSON array. Parquet, CSV, JSON and DuckDB files are named in quotes: select * from 'docs.parquet'.
+
+    \b
+    Example:
+        harvester sql "select title, output from results('latest') limit 5"
+        harvester sql "select state, count(*) from jobs group by state" --format csv
+    """
+    wanted = shape or (format_of(output) if output else Format.JSON if here.json else Format.TABLE)
+    with _database(here) as (connection, state_dir):
+        reader = run(connection, state_dir, sys.stdin.read() if query == "-" else query)
+        if output is None and wanted is Format.TABLE:
+            _print_table(reader, limit)
+        else:
+            _export(here, reader, output, state_dir, wanted)
+
+
+@contextmanager
+def _database(here: Invocation) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
+    """The state folder's database, and that folder. Asks the server for the ledger's tables where one answers for this folder."""
+    reached = here.try_reach()
+    state_dir = here.local_state(reached[1] if reached else None)
+    tables: Callable[[str], pa.Table] | None = None
+    if reached is not None and Path(reached[1].state).resolve() == state_dir.resolve():
+        tables = partial(reached[0].ledger)
+    try:
+        with connect(state_dir, tables) as connection:
+            yield connection, state_dir
+    finally:
+        if reached is not None:
+            reached[0].close()
+
+
+def _print_table(reader: pa.RecordBatchReader, limit_rows: int) -> None:
+    shown, is_cut = head(batches(reader), limit_rows)
+    write(sys.stdout.buffer, Format.TABLE, reader.schema, shown)
+    if is_cut:
+        print(f"... more than {limit_rows} rows; --limit shows more, -o FILE writes all", file=sys.stderr)
+
+
+def _export(here: Invocation, reader: pa.RecordBatchReader, output: Path | None, state_dir: Path, shape: Format) -> None:
+    if output is None:
+        if shape is Format.PARQUET:
+            raise UsageError("Parquet is not for a screen; name a file with -o FILE.parquet")
+        write(sys.stdout.buffer, shape, reader.schema, batches(reader))
+        sys.stdout.flush()
+        return
+    check_target(output, state_dir)
+    with replacing(output) as out:
+        rows = write(out, shape, reader.schema, batches(reader))
+    if here.json:
+        here.print_json({"file": str(output), "format": shape.value, "rows": rows})
+    else:
+        print(f"wrote {rows:,} rows to {output}", file=sys.stderr)

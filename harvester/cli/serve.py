@@ -1,0 +1,133 @@
+"""`harvester serve` and `harvester stop`: a server in the foreground, and its end."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from harvester.cli.invocation import Invocation, command, server_file
+from harvester.config import load_config
+from harvester.errors import EngineError, HarvesterError
+
+STOP_S = 30.0
+
+app = typer.Typer()
+
+
+@command(app)
+def serve(
+    here: Invocation,
+    model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="Hugging Face id or folder.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file; options here win over it.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", metavar="PORT", help="Port to listen on (8000).")] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Address to listen on (127.0.0.1).")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Engines to run (1).")] = None,
+    address: Annotated[str | None, typer.Option("--address", metavar="RAY", help="Ray cluster to join; none starts one here.")] = None,
+) -> None:
+    """Serve chat and batch jobs on shared replicas, until Ctrl-C.
+
+    Without --model a small embedded model answers: enough to try things out, on any machine. With --json each event is one line.
+
+    \b
+    Example:
+        harvester serve --model Qwen/Qwen3-8B --port 8000
+    """
+    given = {"model": model, "port": port, "host": host, "replicas": replicas, "address": address}
+    values = load_config(config, given)
+    _require_engine()
+    server = importlib.import_module("harvester.serve.server")
+    server.run(values, here.state_dir, _json_events(here) if here.json else Announcer(values.model is None))
+
+
+@command(app)
+def stop(here: Invocation) -> None:
+    """Stop the server of the state folder. Its jobs stand still and go on with the next server.
+
+    \b
+    Example:
+        harvester stop
+    """
+    process = _server_process(here.state_dir)
+    if process is None:
+        _say(here, f"no server is running on {here.state_dir}", stopped=False)
+        return
+    try:
+        process.send_signal(signal.SIGTERM)
+        process.wait(STOP_S)
+    except psutil.NoSuchProcess:
+        pass  # it went by itself
+    except psutil.TimeoutExpired as error:
+        raise HarvesterError(f"the server (process {process.pid}) still runs after {STOP_S:.0f} s; end it with: kill -9 {process.pid}") from error
+    except psutil.AccessDenied as error:
+        raise HarvesterError(f"the server (process {process.pid}) belongs to another user; only they can stop it") from error
+    _say(here, f"stopped the server (process {process.pid}) on {here.state_dir}", stopped=True, pid=process.pid)
+
+
+def _say(here: Invocation, line: str, **fields: Any) -> None:
+    if here.json:
+        here.print_json({**fields, "state": str(here.state_dir)})
+    else:
+        print(line)
+
+
+def _server_process(state_dir: Path) -> psutil.Process | None:
+    """The process that ``server.json`` names, if it is still a harvester: a number may have been given to another program since."""
+    pid = server_file(state_dir).get("pid")
+    if not isinstance(pid, int):
+        return None
+    try:
+        process = psutil.Process(pid)
+        is_ours = process.status() != psutil.STATUS_ZOMBIE and any("harvester" in word for word in process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
+        return None
+    return process if is_ours else None
+
+
+def _require_engine() -> None:
+    missing = [name for name in ("ray", "vllm") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EngineError(f"{' and '.join(missing)} not installed; install the engine: pip install 'harvester[cpu]' or 'harvester[cuda]'")
+
+
+def _json_events(here: Invocation) -> Callable[[str, dict[str, Any]], None]:
+    return lambda kind, fields: here.print_json({"event": kind, **fields})
+
+
+class Announcer:
+    """Prints a server's events for a person. ``is_embedded``: no model was asked for, so the embedded one answers."""
+
+    def __init__(self, is_embedded: bool) -> None:
+        self._is_embedded = is_embedded
+
+    def __call__(self, kind: str, fields: dict[str, Any]) -> None:
+        match kind:
+            case "starting":
+                note = f" ({fields['note']})" if fields.get("note") else ""
+                print(f"Starting {fields['model']}{note}; the state folder is {fields['state']}", flush=True)
+            case "ready":
+                self._print_ready(fields)
+            case "stopping":
+                print("Stopping; unfinished rows go on with the next start", flush=True)
+            case "stopped":
+                print("Stopped", flush=True)
+            case "warning":
+                print(f"warning: {fields['message']}", file=sys.stderr, flush=True)
+            case _:
+                print(f"{kind}: {fields}", flush=True)
+
+    def _print_ready(self, fields: dict[str, Any]) -> None:
+        print(f"Ready after {fields['seconds']:.0f} s: {fields['url']} answers chat and takes jobs, with model {fields['model']}")
+        if self._is_embedded:
+            print("This is the small embedded model; for a real one: harvester serve --model Qwen/Qwen3-8B")
+        print("Next:")
+        print("  harvester submit docs.parquet --task summarize --watch")
+        print('  harvester chat "Say hello"')
+        print("""  harvester sql "select * from results('latest') limit 5\"""", flush=True)

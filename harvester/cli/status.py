@@ -1,0 +1,186 @@
+"""Commands on jobs that exist: how they stand, and changes of their state."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+from pydantic import ValidationError
+
+from harvester.cli.invocation import Invocation, command
+from harvester.cli.jobtext import job_lines, job_table
+from harvester.cli.progress import failure, follow, updates
+from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
+from jobs.folder import StateFolder
+from jobs.ledgerfile import read_ledger
+from jobs.spec import JobView
+
+app = typer.Typer()
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or latest.", show_default=False)]
+SomeJobArgument = Annotated[str, typer.Argument(metavar="[JOB]", help="Id of a job; the latest where none is given.", show_default=False)]
+
+
+@command(app)
+def jobs(
+    here: Invocation,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Most jobs to print.")] = 20,
+) -> None:
+    """List jobs, newest first. Works without a server too.
+
+    \b
+    Example:
+        harvester jobs
+    """
+    views = _all_views(here)
+    if here.json:
+        here.print_json({"jobs": [view.model_dump(mode="json") for view in views[:limit]]})
+        return
+    if not views:
+        print("No jobs yet; make one with: harvester submit docs.parquet --task summarize")
+        return
+    print(*job_table(views[:limit]), sep="", end="")
+    if len(views) > limit:
+        print(f"... and {len(views) - limit} older; --limit shows more")
+
+
+@command(app)
+def show(here: Invocation, job: SomeJobArgument = "latest") -> None:
+    """Show how a job stands. Works without a server too.
+
+    \b
+    Example:
+        harvester show docs-7f3a
+    """
+    reached = here.try_reach()
+    if reached is None:
+        view = _pick(_all_views(here), job)
+    else:
+        with reached[0] as client:
+            view = client.job(job)
+    _print_view(here, view)
+
+
+@command(app)
+def watch(here: Invocation, job: SomeJobArgument = "latest") -> None:
+    """Watch a job until it has ended. Exits with 1 if it failed.
+
+    With --json a line is printed each time something changed.
+
+    \b
+    Example:
+        harvester watch docs-7f3a
+    """
+    client, _ = here.reach()
+    with client:
+        if here.json:
+            for view in updates(client, job):
+                here.print_json(view.model_dump(mode="json"))
+        else:
+            view = follow(client, job)
+            print(*job_lines(view), sep="\n")
+    fault = failure(view)
+    if fault:
+        raise HarvesterError(fault)
+
+
+@command(app)
+def cancel(here: Invocation, job: JobArgument) -> None:
+    """Cancel a job. Rows that are done stay in its results; resume takes up the others.
+
+    \b
+    Example:
+        harvester cancel docs-7f3a
+    """
+    _change(here, job, "cancel")
+
+
+@command(app)
+def pause(here: Invocation, job: JobArgument) -> None:
+    """Pause a job: its running rows are given back, nothing done is lost.
+
+    \b
+    Example:
+        harvester pause docs-7f3a
+    """
+    _change(here, job, "pause")
+
+
+@command(app)
+def resume(here: Invocation, job: JobArgument) -> None:
+    """Go on with a job that was paused or cancelled, or that failed.
+
+    \b
+    Example:
+        harvester resume docs-7f3a
+    """
+    _change(here, job, "resume")
+
+
+@command(app)
+def retry(here: Invocation, job: JobArgument) -> None:
+    """Compute the rows of a job again that ended as errors, and only those.
+
+    \b
+    Example:
+        harvester retry docs-7f3a
+    """
+    _change(here, job, "retry")
+
+
+def _change(here: Invocation, job: str, verb: str) -> None:
+    client, _ = here.reach()
+    with client:
+        view = client.change(job, verb)
+    if here.json:
+        here.print_json(view.model_dump(mode="json"))
+    else:
+        print(f"job {view.id} is {view.state}")
+
+
+def _print_view(here: Invocation, view: JobView) -> None:
+    if here.json:
+        here.print_json(view.model_dump(mode="json"))
+    else:
+        print(*job_lines(view), sep="\n")
+
+
+def _all_views(here: Invocation) -> list[JobView]:
+    """Newest first: the server's word, else the ledger's file."""
+    try:
+        client, _ = here.reach()
+    except UnreachableError:
+        if here.url_given:
+            raise
+    else:
+        with client:
+            return client.jobs()
+    table = read_ledger(here.state_dir, "jobs")
+    views = [] if table is None else [_stored_view(here, line) for line in _newest_first(table)]
+    return views
+
+
+def _newest_first(table: pa.Table) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = table.to_pylist()
+    return sorted(lines, key=lambda line: (line["created_at_s"], line["id"]), reverse=True)
+
+
+def _stored_view(here: Invocation, line: dict[str, Any]) -> JobView:
+    """A line of the ledger as the server would tell it, but for what only a running server knows."""
+    known = {name: value for name, value in line.items() if name in JobView.model_fields and name != "notes"}
+    derived = {"rows_running": 0, "offline_tokens_per_s": None, "eta_s": None, "results": str(StateFolder(here.state_dir).results(line["id"]))}
+    try:
+        return JobView.model_validate(derived | known)
+    except ValidationError as error:
+        raise StorageError(f"the ledger in {here.state_dir} was written by another version: {error.errors()[0]['msg']}") from error
+
+
+def _pick(views: list[JobView], job: str) -> JobView:
+    if job == "latest" and views:
+        return views[0]
+    for view in views:
+        if view.id == job:
+            return view
+    known = ", ".join(view.id for view in views[:5]) or "none yet"
+    raise NotFoundError(f"there is no job {job}; the newest are: {known}")

@@ -1,0 +1,52 @@
+"""`harvester tasks`: what a job can be asked to do."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harvester.cli.invocation import Invocation, command
+from harvester.cli.table import render
+from jobs.tasks.load import list_tasks, load_task
+
+app = typer.Typer()
+
+
+@command(app)
+def tasks(
+    here: Invocation,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A built-in task, or the path of a task file.", show_default=False)] = None,
+) -> None:
+    """List the built-in tasks, or print one as a YAML file to copy and change.
+
+    \b
+    Example:
+        harvester tasks classify > my_task.yaml
+    """
+    if name is not None:
+        _print_task(here, name)
+        return
+    known = list_tasks()
+    if here.json:
+        here.print_json({"tasks": [task.model_dump(mode="json") for task in known]})
+        return
+    rows = [[task.name, ", ".join(_option(name, option.required) for name, option in task.options.items()), task.description] for task in known]
+    print(*render(("task", "options", "what it does"), rows), sep="", end="")
+
+
+def _print_task(here: Invocation, name: str) -> None:
+    task = load_task(name)
+    if here.json:
+        here.print_json(task.model_dump(mode="json"))
+        return
+    built_in = files("jobs.tasks").joinpath(f"{name}.yaml")
+    source = built_in if built_in.is_file() else Path(name).expanduser()
+    print(source.read_text(encoding="utf-8"), end="")
+
+
+def _option(name: str, is_required: bool) -> str:
+    flag = f"--{name}"
+    return flag if is_required else f"[{flag}]"

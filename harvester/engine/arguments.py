@@ -1,0 +1,65 @@
+"""vLLM's arguments: the user's, passed through as they are, over the few that harvester sets."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from harvester.config import ServeConfig
+from harvester.engine.scheduler import LIMITS_KEY
+from harvester.errors import ConfigError
+from harvester.policy.share import Limits
+
+CPU_DEFAULTS: dict[str, Any] = {
+    "enforce_eager": True,
+    "block_size": 32,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 2048,
+    "kv_cache_memory_bytes": 1 << 30,  # vLLM's own default is half the machine
+    "gpu_memory_utilization": 0.2,  # on CPU: the share of memory that must be free at start
+}
+EMBEDDED_DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
+
+
+def limits(config: ServeConfig) -> Limits:
+    share = config.share
+    return Limits(share.reserved_slots, share.reserved_kv, share.offline_step_tokens)
+
+
+def engine_arguments(config: ServeConfig, model: str, name: str, *, cpu: bool, embedded: bool) -> dict[str, Any]:
+    """All engine and front-end arguments by name. The user's win, except those that harvester's scheduler needs."""
+    values: dict[str, Any] = {"model": model, "served_model_name": [name], "enable_prefix_caching": True}
+    values |= CPU_DEFAULTS if cpu else {}
+    values |= EMBEDDED_DEFAULTS if embedded else {}
+    values |= config.engine
+    asynchronous = bool(values.get("async_scheduling", not cpu))
+    kind = "AsyncHarvestScheduler" if asynchronous else "HarvestScheduler"
+    values.setdefault("scheduler_cls", f"harvester.engine.scheduler.{kind}")
+    values |= {"scheduling_policy": "priority", "async_scheduling": asynchronous}
+    values["additional_config"] = {**values.get("additional_config", {}), LIMITS_KEY: asdict(limits(config))}
+    return values
+
+
+def namespace(values: Mapping[str, Any]) -> tuple[Namespace, Any]:
+    """vLLM's parsed command line and its engine arguments for ``values``. Raises `ConfigError` for a name vLLM does not have."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    defaults = vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
+    engine_names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for key in values:
+        if key not in defaults and key not in engine_names:
+            near = difflib.get_close_matches(key, [*defaults, *engine_names], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"engine: vLLM has no argument {key}{hint}")
+    try:
+        engine = AsyncEngineArgs(**{key: value for key, value in values.items() if key in engine_names})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"engine: vLLM refuses these arguments: {' '.join(str(error).split())}") from error
+    front = {key: value for key, value in values.items() if key not in engine_names}
+    return Namespace(**(defaults | front | vars(engine))), engine

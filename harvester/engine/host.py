@@ -1,0 +1,136 @@
+"""One vLLM engine in this process's charge: its OpenAI app for chat, and offline answers for the harvest loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.inputs import TokensPrompt
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from harvester.core import PRIORITY_OFFLINE
+from harvester.engine.arguments import namespace
+from harvester.errors import EngineError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+
+
+class EngineHost:
+    """Made by `start`. Used from one event loop; tokenization runs in a thread of its own so that it never delays a chat token."""
+
+    def __init__(self, llm: AsyncLLM, app: FastAPI, chat_template: str | None) -> None:
+        self.llm = llm
+        self.app = app
+        self._chat_template = chat_template
+        self._tokenizer = llm.get_tokenizer()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+
+    @classmethod
+    async def start(cls, values: dict[str, Any]) -> EngineHost:
+        """Start the engine for vLLM arguments ``values`` and wait until it answers. Raises `EngineError` with vLLM's own reason."""
+        args, engine_args = namespace(values)
+        try:
+            vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+            llm = AsyncLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
+        except Exception as error:
+            raise EngineError(f"vLLM did not start with model {values['model']}: {' '.join(str(error).split())[:600]}") from error
+        tasks = await llm.get_supported_tasks()
+        app = build_app(args, supported_tasks=tasks, model_config=llm.model_config)
+        await init_app_state(llm, app.state, args, tasks)
+        app.state.server = type("NoServer", (), {"should_exit": False})()  # vLLM's handler of a dead engine sets it
+        return cls(llm, app, args.chat_template)
+
+    @property
+    def context_tokens(self) -> int:
+        return int(self.llm.model_config.max_model_len)
+
+    @property
+    def max_seqs(self) -> int:
+        return int(self.llm.vllm_config.scheduler_config.max_num_seqs)
+
+    async def check(self) -> None:
+        """Raise `EngineError` when the engine is dead."""
+        try:
+            await self.llm.check_health()
+        except EngineDeadError as error:
+            raise EngineError("the vLLM engine died") from error
+
+    def close(self) -> None:
+        self.llm.shutdown()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def tokenize(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of the rendered chat prompt."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages))
+
+    def _render(self, messages: list[dict[str, str]]) -> list[int]:
+        ids = self._tokenizer.apply_chat_template(
+            messages, tokenize=True, add_generation_prompt=True, return_dict=False, chat_template=self._chat_template
+        )
+        return list(ids)
+
+    async def answer(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        choices: Sequence[str] | None = None,
+        json_schema: dict[str, Any] | None = None,
+    ) -> Answer:
+        """Answer one prompt as offline work; cancelling the task aborts it in the engine.
+
+        Raises `UsageError` for a prompt vLLM refuses and `EngineError` when the engine is dead.
+        """
+        guided = None
+        if choices is not None:
+            guided = StructuredOutputsParams(choice=list(choices))
+        elif json_schema is not None:
+            guided = StructuredOutputsParams(json=json_schema)
+        try:
+            params = SamplingParams(
+                max_tokens=max_tokens, temperature=temperature, structured_outputs=guided, output_kind=RequestOutputKind.FINAL_ONLY
+            )
+            stream = self.llm.generate(TokensPrompt(prompt_token_ids=token_ids), params, request_id, priority=PRIORITY_OFFLINE)
+            last: RequestOutput | None = None
+            async for output in stream:
+                last = output
+        except EngineDeadError as error:
+            raise EngineError("the vLLM engine died under the request") from error
+        except ValueError as error:
+            raise UsageError(" ".join(str(error).split())) from error
+        if last is None:
+            raise EngineError("vLLM ended the request without an answer")
+        return _answer(last)
+
+
+def _answer(output: RequestOutput) -> Answer:
+    best = output.outputs[0]
+    metrics = output.metrics
+    return Answer(
+        text=best.text,
+        finish_reason=str(best.finish_reason or "stop"),
+        prompt_tokens=len(output.prompt_token_ids or ()),
+        cached_tokens=int(output.num_cached_tokens or 0),
+        output_tokens=len(best.token_ids),
+        preemptions=int(getattr(metrics, "num_preemptions", 0) or 0),
+    )

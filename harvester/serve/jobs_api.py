@@ -1,0 +1,125 @@
+"""The jobs application: submit, list, change and read jobs over HTTP. Knows the ledger as a Protocol, so tests run it without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import pyarrow as pa
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+import connectors
+from harvester.config import HarvestConfig
+from harvester.core import __version__
+from harvester.errors import HarvesterError, TaskError, UsageError
+from jobs.folder import StateFolder
+from jobs.plan import plan_job
+from jobs.spec import JobPlan, JobRequest, JobView
+
+
+class JobsLedger(Protocol):
+    async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]: ...
+    async def jobs(self) -> list[JobView]: ...
+    async def show(self, job_id: str) -> JobView: ...
+    async def change(self, job_id: str, verb: str) -> JobView: ...
+    async def table(self, name: str) -> pa.Table: ...
+
+
+class Submitted(BaseModel):
+    job: JobView
+    created: bool
+
+
+class Jobs(BaseModel):
+    jobs: list[JobView]
+
+
+class Planner:
+    """Turns a request into a plan; opening and cutting a source reads files, so it works in a thread."""
+
+    def __init__(self, folder: StateFolder, harvest: HarvestConfig, model: str) -> None:
+        self._folder = folder
+        self._harvest = harvest
+        self._model = model
+
+    def plan(self, request: JobRequest, context_tokens: int) -> JobPlan:
+        """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine."""
+        if request.model not in (None, self._model):
+            raise UsageError(f"this server runs {self._model}, not {request.model}; leave --model out, or serve {request.model}")
+        spec, token = request.source, secrets.token_hex(2)
+        staging = self._folder.jobs / f".staging-{secrets.token_hex(6)}"
+        try:
+            with connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
+                plan = plan_job(request, source, model=self._model, harvest=self._harvest, now_s=time.time(), token=token)
+            if plan.spec.task.max_tokens >= context_tokens:
+                raise TaskError(
+                    f"max_tokens {plan.spec.task.max_tokens} leaves no room for a prompt in the {context_tokens} tokens "
+                    f"that {self._model} takes; lower it with --max-tokens"
+                )
+            if staging.exists():  # a snapshot was taken: the job reads that from now on
+                staging.rename(self._folder.jobs / plan.spec.id)
+            return plan
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def forget(self, plan: JobPlan) -> None:
+        """Remove what `plan` left for a job that was not made."""
+        shutil.rmtree(self._folder.jobs / plan.spec.id, ignore_errors=True)
+
+
+def jobs_api(ledger: JobsLedger, planner: Planner, server_info: Callable[[], Awaitable[dict[str, Any]]]) -> FastAPI:
+    """The application, below its prefix ``/api``."""
+    app = FastAPI(title="harvester jobs", version=__version__)
+
+    @app.exception_handler(HarvesterError)
+    async def _refuse(request: Request, error: HarvesterError) -> JSONResponse:
+        return JSONResponse(error.to_json(), status_code=error.http_status)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return JSONResponse(UsageError(f"{where or 'request'}: {first['msg']}").to_json(), status_code=400)
+
+    @app.get("/server")
+    async def server() -> dict[str, Any]:
+        return await server_info()
+
+    @app.post("/jobs", response_model=Submitted, status_code=201)
+    async def submit(request: JobRequest, response: Response) -> Submitted:
+        context_tokens = int((await server_info())["context_tokens"])
+        plan = await asyncio.to_thread(planner.plan, request, context_tokens)
+        view, created = await ledger.submit(plan, new=request.new)
+        if not created:
+            await asyncio.to_thread(planner.forget, plan)
+            response.status_code = 200
+        return Submitted(job=view, created=created)
+
+    @app.get("/jobs")
+    async def jobs() -> Jobs:
+        return Jobs(jobs=await ledger.jobs())
+
+    @app.get("/jobs/{job_id}")
+    async def show(job_id: str) -> JobView:
+        return await ledger.show(job_id)
+
+    @app.post("/jobs/{job_id}/{verb}")
+    async def change(job_id: str, verb: str) -> JobView:
+        return await ledger.change(job_id, verb)
+
+    @app.get("/ledger/{name}")
+    async def table(name: str) -> Response:
+        found = await ledger.table(name)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, found.schema) as writer:
+            writer.write_table(found)
+        return Response(sink.getvalue().to_pybytes(), media_type="application/vnd.apache.arrow.stream")
+
+    return app

@@ -1,0 +1,67 @@
+"""The jobs application as a Serve deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from harvester.config import ServeConfig
+from harvester.core import __version__
+from harvester.engine.models import ModelChoice
+from harvester.errors import EngineError
+from harvester.serve.actor import LedgerActor
+from harvester.serve.jobs_api import Planner, jobs_api
+from jobs.folder import StateFolder
+
+CHAT_APP = "chat"
+INFO_WAIT_S = 20.0
+
+
+class JobsApp:
+    """Holds no state: what it says comes from the ledger and the replicas."""
+
+    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int) -> None:
+        self._fixed = {
+            "version": __version__,
+            "model": choice.name,
+            "model_note": choice.note,
+            "state": state,
+            "url": url,
+            "pid": pid,
+            "replicas": config.replicas,
+            "started_at_s": time.time(),
+        }
+        self._context_tokens: int | None = None
+        folder = StateFolder(Path(state))
+        self._app = jobs_api(LedgerActor(ledger), Planner(folder, config.harvest, choice.name), self._info)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._app
+
+    async def _info(self) -> dict[str, Any]:
+        if self._context_tokens is None:
+            handle = serve.get_app_handle(CHAT_APP)
+            try:
+                info = await asyncio.wait_for(handle.info.remote(), INFO_WAIT_S)
+            except TimeoutError as error:
+                raise EngineError("no replica answers yet; try again in a moment") from error
+            self._context_tokens = int(info["context_tokens"])
+        return {**self._fixed, "context_tokens": self._context_tokens}
+
+
+def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int) -> serve.Application:
+    deployment = serve.deployment(
+        serve.ingress()(JobsApp),
+        name="jobs",
+        max_ongoing_requests=1000,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=1.0,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=1.0,
+    )
+    return deployment.bind(config, choice, str(state), ledger, url, pid)

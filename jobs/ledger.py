@@ -1,0 +1,287 @@
+"""The ledger: which jobs there are, which slices are free, leased or done. One owner, one DuckDB file.
+
+It handles slices, never rows: a job of 20 million rows is 80,000 short lines here. Every change is one transaction; a process that dies between
+two calls leaves the last whole one. Leases are renewed in memory, so a heartbeat costs no write; a ledger that is opened again gives every
+lease of the same server one more full term, and frees them all at once when the server itself is new.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from harvester.errors import NotFoundError, StateError
+from jobs.entry import Entry
+from jobs.spec import JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec
+from jobs.states import ACTIVE, ENDED, JobState, SliceState, check_transition
+from jobs.store import Store
+
+COUNTS = ("rows_ok", "rows_error", "rows_truncated", "rows_recomputed", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions")
+RECOMPUTED = COUNTS.index("rows_recomputed")
+
+
+@dataclass(slots=True)
+class Term:
+    """A lease in force."""
+
+    job_id: str
+    slice_id: int
+    holder: str
+    expires_at_s: float
+    rows_done: int = 0
+    tokens_done: int = 0
+
+
+class Ledger:
+    """All methods are synchronous, take the clock as ``now_s`` and are called from one thread."""
+
+    def __init__(self, path: Path, results_root: Path, *, lease_s: float, now_s: float, new_server: bool) -> None:
+        self._results_root = results_root
+        self._lease_s = lease_s
+        self._terms: dict[str, Term] = {}
+        self._store = Store(path)
+        self._run = self._store.run
+        if new_server:
+            self._run("free_all")
+        self._jobs = {line["id"]: Entry.of(line) for line in self._store.lines("job_rows")}
+        for job_id, slice_id, lease_id, holder in self._run("leased_slices"):
+            self._terms[lease_id] = Term(job_id, slice_id, holder, now_s + lease_s)
+        for entry in self._jobs.values():
+            self._settle(entry, now_s)
+
+    def close(self) -> None:
+        self._store.close()
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------------------
+
+    def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
+        """Enter a job; or return the one with the same key (cancelled and failed ones apart), with False, unless ``new``."""
+        if not new:
+            same = self._run("find_key", [plan.spec.key])
+            if same:
+                return self.show(same[0][0]), False
+        spec = plan.spec
+        if spec.id in self._jobs:
+            raise StateError(f"job id {spec.id} is taken; submit again")
+        columns = ("slice_id", "group_index", "offset", "row_start", "row_count")
+        table = pa.table({name: pa.array([getattr(s, name) for s in plan.slices], pa.int64()) for name in columns})
+        new_slices = table.rename_columns(["slice_id", "group_index", "group_offset", "row_start", "row_count"])
+        with self._store.transaction():
+            values = [spec.id, spec.key, spec.task.name, spec.source.uri, spec.model, spec.rows_total, spec.created_at_s]
+            self._run("insert_job", [*values, json.dumps(plan.notes), spec.model_dump_json()])
+            self._store.insert("insert_slices", "new_slices", new_slices, [spec.id])
+        self._reload(spec.id)
+        return self.show(spec.id), True
+
+    def jobs(self) -> list[JobView]:
+        """Newest first."""
+        entries = sorted(self._jobs.values(), key=lambda e: (e.line["created_at_s"], e.line["id"]), reverse=True)
+        return [self._view(entry) for entry in entries]
+
+    def show(self, job_id: str) -> JobView:
+        return self._view(self._entry(job_id))
+
+    def spec(self, job_id: str) -> JobSpec:
+        return self._entry(job_id).spec
+
+    def cancel(self, job_id: str, now_s: float) -> JobView:
+        entry = self._entry(job_id)
+        held = any(term.job_id == entry.spec.id for term in self._terms.values())
+        target = JobState.CANCELLING if entry.state is JobState.RUNNING and held else JobState.CANCELLED
+        return self._change(entry, target, now_s, None)
+
+    def pause(self, job_id: str, now_s: float) -> JobView:
+        return self._change(self._entry(job_id), JobState.PAUSED, now_s, None)
+
+    def resume(self, job_id: str, now_s: float) -> JobView:
+        """Take up what is left of a paused, cancelled, failed or expired job."""
+        entry = self._entry(job_id)
+        if entry.state is JobState.COMPLETED:
+            raise StateError(f"job {entry.spec.id} is completed: nothing is left to do; retry its failed rows with: harvester retry")
+        self._change(entry, JobState.QUEUED, now_s, None)
+        self._settle(entry, now_s)
+        return self._view(entry)
+
+    def retry(self, job_id: str, now_s: float) -> JobView:
+        """Compute the failed rows of an ended job again, as a new generation of their slices."""
+        entry = self._entry(job_id)
+        if entry.state not in ENDED:
+            raise StateError(f"job {entry.spec.id} is {entry.state}; failed rows can be retried once it has ended")
+        if entry.line["rows_error"] == 0:
+            raise StateError(f"job {entry.spec.id} has no failed rows to retry")
+        generation = entry.line["generation"] + 1
+        with self._store.transaction():
+            self._run("retry_slices", [generation, entry.spec.id])
+            self._run("set_generation", [generation, entry.spec.id])
+            self._write_state(entry, JobState.QUEUED, now_s, None)
+        self._reload(entry.spec.id)
+        return self._view(entry)
+
+    def fail(self, job_id: str, message: str, now_s: float) -> None:
+        """End a job that cannot go on. Its committed parts stay."""
+        entry = self._entry(job_id)
+        if entry.state not in ENDED:
+            self._change(entry, JobState.FAILED, now_s, message)
+
+    def say(self, job_id: str, message: str | None) -> None:
+        """Note why a job waits (a full disk, say); None takes the note back."""
+        entry = self._entry(job_id)
+        if entry.line["message"] != message:
+            self._run("set_message", [message, entry.spec.id])
+            entry.line["message"] = message
+
+    # -- leases -------------------------------------------------------------------------------------------------------------------
+
+    def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
+        """The next free slice of the job that waited longest for one, for a replica of ``model``; None when there is none."""
+        self.expire(now_s)
+        waiting = [e for e in self._jobs.values() if e.state in ACTIVE and e.spec.model == model]
+        for entry in sorted(waiting, key=lambda e: (e.leased_at_s, e.line["created_at_s"])):
+            free = self._run("pending_slice", [entry.spec.id])
+            if free:
+                return self._grant(entry, free[0], holder, now_s)
+        return None
+
+    def _grant(self, entry: Entry, free: Sequence[int], holder: str, now_s: float) -> Lease:
+        slice_id, group_index, offset, row_start, row_count, generation, attempt = free
+        lease_id, expires_at_s = uuid.uuid4().hex[:16], now_s + self._lease_s
+        with self._store.transaction():
+            self._run("lease_slice", [lease_id, holder, expires_at_s, entry.spec.id, slice_id])
+            if entry.state is JobState.QUEUED:
+                self._write_state(entry, JobState.RUNNING, now_s, entry.line["message"])
+        self._reload(entry.spec.id)
+        self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s)
+        entry.leased_at_s = now_s
+        part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
+        return Lease(lease_id=lease_id, job=entry.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)
+
+    def heartbeat(self, holder: str, progress: Sequence[LeaseProgress], now_s: float) -> list[str]:
+        """Renew ``holder``'s leases. Returns those it must drop at once: lost, or of a job that may not run."""
+        drop: list[str] = []
+        for item in progress:
+            term = self._terms.get(item.lease_id)
+            if term is None or term.holder != holder or self._jobs[term.job_id].state not in ACTIVE:
+                drop.append(item.lease_id)
+                continue
+            term.expires_at_s = now_s + self._lease_s
+            term.rows_done, term.tokens_done = item.rows_done, item.tokens_done
+            self._sample(self._jobs[term.job_id], now_s)
+        self.expire(now_s)
+        return drop
+
+    def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
+        """A part has been published. False when the lease had been lost meanwhile.
+
+        A lost lease's part may still be the one that lies there (the last rename wins, and every edition holds the same rows), so its counts are
+        taken over where the slice is done in the same generation.
+        """
+        entry = self._entry(job_id)
+        term = self._terms.pop(lease_id, None)
+        ((state, generation, *old),) = self._run("slice_stats", [entry.spec.id, slice_id])
+        if term is None and not (state == SliceState.DONE and generation == stats.generation):
+            return False
+        new = [getattr(stats, name) for name in COUNTS]
+        new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
+        with self._store.transaction():
+            self._run("finish_slice", [*new, entry.spec.id, slice_id])
+            self._run("add_counts", [*(n - o for n, o in zip(new, old, strict=True)), entry.spec.id])
+        self._reload(entry.spec.id)
+        self._sample(entry, now_s)
+        self._settle(entry, now_s)
+        return term is not None
+
+    def release(self, lease_id: str, now_s: float) -> None:
+        """Give a lease back undone. Unknown ones are ignored: they were lost before."""
+        term = self._terms.pop(lease_id, None)
+        if term is not None:
+            self._run("free_slice", [term.job_id, term.slice_id])
+            self._settle(self._jobs[term.job_id], now_s)
+
+    def release_holder(self, holder: str, now_s: float) -> None:
+        """Give back every lease of a replica that is gone."""
+        for lease_id in [lease_id for lease_id, term in self._terms.items() if term.holder == holder]:
+            self.release(lease_id, now_s)
+
+    def expire(self, now_s: float) -> int:
+        """Free the leases whose term is over. Returns how many."""
+        over = [lease_id for lease_id, term in self._terms.items() if term.expires_at_s <= now_s]
+        for lease_id in over:
+            self.release(lease_id, now_s)
+        return len(over)
+
+    # -- tables -------------------------------------------------------------------------------------------------------------------
+
+    def table(self, name: str) -> pa.Table:
+        """``jobs`` or ``leases`` as Arrow, with the leases' terms as they are now."""
+        if name not in ("jobs", "leases"):
+            raise NotFoundError(f"no ledger table {name!r}; there are jobs and leases")
+        table = self._store.arrow(name)
+        if name == "leases":
+            ends = {lease_id: term.expires_at_s for lease_id, term in self._terms.items()}
+            column = pa.array([ends.get(lease_id) for lease_id in table.column("lease_id").to_pylist()], pa.float64())
+            table = table.set_column(table.column_names.index("expires_at_s"), "expires_at_s", column)
+        return table
+
+    def check(self) -> None:
+        """Invariants, for tests: counts add up, terms and leased slices are the same set, states fit."""
+        for entry in self._jobs.values():
+            (sums,) = self._run("slice_sums", [entry.spec.id])
+            assert list(sums) == [entry.line[name] for name in COUNTS], (sums, entry.line)
+            ((open_slices,),) = self._run("open_slices", [entry.spec.id])
+            if entry.state is JobState.COMPLETED:
+                assert open_slices == 0
+                assert entry.line["rows_ok"] + entry.line["rows_error"] == entry.spec.rows_total
+        leased = {(job_id, slice_id, lease_id) for job_id, slice_id, lease_id, _ in self._run("leased_slices")}
+        assert leased == {(term.job_id, term.slice_id, lease_id) for lease_id, term in self._terms.items()}
+
+    # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _reload(self, job_id: str) -> None:
+        (line,) = self._store.lines("job_row", [job_id])
+        if job_id in self._jobs:
+            self._jobs[job_id].line = line
+        else:
+            self._jobs[job_id] = Entry.of(line)
+
+    def _entry(self, job_id: str) -> Entry:
+        if job_id == "latest" and self._jobs:
+            job_id = self._run("newest_ids")[0][0]
+        if job_id not in self._jobs:
+            newest = ", ".join(row[0] for row in self._run("newest_ids"))
+            raise NotFoundError(f"no job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
+        return self._jobs[job_id]
+
+    def _view(self, entry: Entry) -> JobView:
+        rows = sum(term.rows_done for term in self._terms.values() if term.job_id == entry.spec.id)
+        return entry.view(rows, str(self._results_root / entry.spec.id / "results"))
+
+    def _sample(self, entry: Entry, now_s: float) -> None:
+        terms = [term for term in self._terms.values() if term.job_id == entry.spec.id]
+        rows = entry.rows_done + sum(term.rows_done for term in terms)
+        entry.rate.add(now_s, rows, entry.tokens_done + sum(term.tokens_done for term in terms))
+
+    def _change(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> JobView:
+        if entry.state is not target:
+            self._write_state(entry, target, now_s, message)
+        return self._view(entry)
+
+    def _write_state(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> None:
+        check_transition(entry.spec.id, entry.state, target)
+        started_at_s = entry.line["started_at_s"] or (now_s if target is JobState.RUNNING else None)
+        ended_at_s = now_s if target in ENDED else None
+        self._run("set_state", [target, started_at_s, ended_at_s, message, entry.spec.id])
+        entry.line |= {"state": str(target), "started_at_s": started_at_s, "ended_at_s": ended_at_s, "message": message}
+        if target not in ACTIVE:
+            entry.rate.clear()
+
+    def _settle(self, entry: Entry, now_s: float) -> None:
+        """Move a job on that has nothing left to wait for."""
+        if entry.state is JobState.CANCELLING and not any(t.job_id == entry.spec.id for t in self._terms.values()):
+            self._write_state(entry, JobState.CANCELLED, now_s, None)
+        if entry.state in (*ACTIVE, JobState.PAUSED) and self._run("open_slices", [entry.spec.id])[0][0] == 0:
+            self._write_state(entry, JobState.COMPLETED, now_s, None)

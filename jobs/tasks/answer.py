@@ -1,0 +1,102 @@
+"""Answers: which columns a task gives, and an answer's text as their values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jsonschema
+import pyarrow as pa
+
+from jobs.engine import RowError
+from jobs.tasks.shape import Shape, shape_of, storable
+from jobs.tasks.spec import AnswerKind, Task
+
+OUTPUT = "output"
+
+
+def result_fields(task: Task) -> list[pa.Field]:
+    """Columns of the answers: ``output`` for text and choice, one for each property of the schema for json, in its order."""
+    if task.answer is not AnswerKind.JSON:
+        return [pa.field(OUTPUT, pa.string())]
+    return [pa.field(name, shape.arrow()) for name, shape in _reader(task).shapes]
+
+
+def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]:
+    """Values of `result_fields` by name.
+
+    Raises `RowError` with code ``not_a_label``, ``bad_json``, ``schema_mismatch``, or ``cut_off`` where ``finish_reason`` is "length"
+    and what is there is no whole answer. A text that was cut off is still a text.
+    """
+    if task.answer is AnswerKind.TEXT:
+        return {OUTPUT: storable(text)}
+    if task.answer is AnswerKind.CHOICE:
+        return {OUTPUT: _choice(task, text.strip(), finish_reason)}
+    value = _json(task, text, finish_reason)
+    reader = _reader(task)
+    reader.check(value)
+    try:
+        return {name: shape.cell(value.get(name)) for name, shape in reader.shapes}
+    except OverflowError as error:
+        raise RowError("schema_mismatch", f"the answer holds a number that no column can: {_excerpt(str(error))}") from error
+
+
+def _choice(task: Task, answer: str, finish_reason: str) -> str:
+    labels = task.labels or ()
+    if answer in labels:
+        return answer
+    if finish_reason == "length":
+        _cut_off(task, answer)
+    raise RowError("not_a_label", f"the answer is {_excerpt(answer)!r}, not one of: {_excerpt(', '.join(labels))}")
+
+
+def _json(task: Task, text: str, finish_reason: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        if finish_reason == "length":
+            _cut_off(task, text)
+        raise RowError("bad_json", f"the answer is not JSON ({_excerpt(str(error))}): {_excerpt(text)}") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _cut_off(task: Task, text: str) -> NoReturn:
+    raise RowError("cut_off", f"the answer was cut off at max_tokens={task.max_tokens}; raise it: ...{_excerpt(text[-80:])}")
+
+
+def _excerpt(text: str) -> str:
+    line = storable(" ".join(text.split()))
+    return line if len(line) <= 120 else f"{line[:117]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What a schema makes of an answer; built once for each schema, not for each row."""
+
+    validator: jsonschema.Draft202012Validator
+    shapes: tuple[tuple[str, Shape], ...]
+
+    def check(self, value: object) -> None:
+        error = jsonschema.exceptions.best_match(self.validator.iter_errors(value))
+        if error is not None:
+            where = ".".join(str(part) for part in error.absolute_path)
+            raise RowError(
+                "schema_mismatch", f"the answer does not follow the schema{f' at {where}' if where else ''}: {_excerpt(error.message)}"
+            )
+
+
+def _reader(task: Task) -> _Reader:
+    # Keys stay in their order: it is the order of the columns.
+    return _read_by(json.dumps(task.json_schema))
+
+
+@lru_cache(maxsize=64)
+def _read_by(schema_text: str) -> _Reader:
+    schema = json.loads(schema_text)
+    shapes = tuple((name, shape_of(value, schema)) for name, value in schema["properties"].items())
+    return _Reader(jsonschema.Draft202012Validator(schema), shapes)

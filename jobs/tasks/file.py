@@ -1,0 +1,84 @@
+"""Task files: a task as a person writes it, with options left open, and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harvester.errors import TaskError
+from jobs.nearest import did_you_mean
+from jobs.tasks.spec import AnswerKind
+from jobs.tasks.template import parse, places
+
+TEXT_PLACE = "text"  # stands for the job's text column, so no option may have its name
+
+
+class TaskOption(BaseModel):
+    """What a user gives with a job. An option that is neither required nor has a default is null where it is not given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    description: str = ""
+    required: bool = False
+    default: Any = None
+
+
+class TaskFile(BaseModel):
+    """Content of a task file: a `jobs.tasks.spec.Task` whose fields may hold ``{option}`` places."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str = ""
+    system: str | None = None
+    prompt: str = Field(min_length=1)
+    answer: AnswerKind = AnswerKind.TEXT
+    labels: Any = Field(default=None, description='A list, or "{option}".')
+    json_schema: Any = Field(default=None, description='A JSON schema, or "{option}".')
+    max_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    options: dict[str, TaskOption] = Field(default_factory=dict)
+
+    def inline(self) -> dict[str, Any]:
+        """As a `jobs.spec.JobRequest` carries it in ``task_inline``."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def parse_task(values: Mapping[str, Any], origin: str) -> TaskFile:
+    """Check a task file's content. Raises `TaskError` naming ``origin``, the key, and the nearest valid one."""
+    try:
+        task = TaskFile.model_validate(dict(values))
+    except ValidationError as error:
+        raise TaskError(_explain(error, origin)) from error
+    used: set[str] = set()
+    for key, template in (("prompt", task.prompt), ("system", task.system)):
+        if template is not None:
+            parse(template, f"{origin}: {key}")
+            used |= set(places(template))
+    used |= {field[1:-1] for field in (task.labels, task.json_schema) if isinstance(field, str)}
+    for name, option in task.options.items():
+        _check_option(name, option, used, origin)
+    return task
+
+
+def _check_option(name: str, option: TaskOption, used: set[str], origin: str) -> None:
+    if name == TEXT_PLACE:
+        raise TaskError(f"{origin}: an option cannot be named {TEXT_PLACE}, which stands for the job's text column; rename it")
+    if name not in used:
+        raise TaskError(f"{origin}: option {name} is used nowhere; write {{{name}}} where it belongs, or drop it")
+    if option.required and option.default is not None:
+        raise TaskError(f"{origin}: option {name} is required and has default {option.default!r}; drop one of the two")
+
+
+def _explain(error: ValidationError, origin: str) -> str:
+    # A misspelt key is unknown and missing at once; the unknown one says more.
+    first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        keys = TaskOption.model_fields if first["loc"][0] == "options" else TaskFile.model_fields
+        return f"{origin}: unknown key {where}{did_you_mean(str(first['loc'][-1]), keys, 'known keys')}"
+    if first["type"] == "missing":
+        return f"{origin}: key {where} is missing; a task needs at least a prompt"
+    return f"{origin}: {where}: {first['msg']} (given {str(first['input'])[:80]!r})"

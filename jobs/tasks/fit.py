@@ -1,0 +1,137 @@
+"""Texts too long for the model's context, cut so that the whole prompt fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from jobs.engine import RowError
+
+# A full stop ends a sentence where white space follows (not in 3.14), the full-width ones end it anywhere; closing marks belong to it.
+_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[\"'”’」』）]*|(?=[\r\n])")
+_WINDOW_CHARS = 2048  # searched from the cut backwards before the whole text is
+_HEAD_CHARS_PER_TOKEN = 16  # a text longer than this times the budget is measured by its head first
+_REFINEMENTS = 4
+_SLACK = 0.05  # of the room for the text: this much may stay free
+
+Count = Callable[[str], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """``tokens`` is of the whole rendered prompt with ``text`` in it."""
+
+    text: str
+    truncated: bool
+    tokens: int
+
+
+def cut_at_sentence(text: str, max_chars: int) -> str:
+    """A head of ``text``, at most ``max_chars`` long.
+
+    It ends at the last sentence end or line break that fits, else before the last white space that fits, else anywhere.
+    """
+    if len(text) <= max_chars:
+        return text
+    if max_chars <= 0:
+        return ""
+    end = _last_sentence_end(text, max_chars) or _last_space(text, max_chars) or max_chars
+    return text[:end]
+
+
+def _last_sentence_end(text: str, max_chars: int) -> int | None:
+    for start in (max(0, max_chars - _WINDOW_CHARS), 0):
+        # One character past the cut is looked at, to see whether a full stop at the cut ends a sentence.
+        ends = [match.end() for match in _SENTENCE_END.finditer(text, start, max_chars + 1) if match.end() <= max_chars]
+        end = next((end for end in reversed(ends) if text[:end].strip()), None)
+        if end is not None:
+            return len(text[:end].rstrip())
+    return None
+
+
+def _last_space(text: str, max_chars: int) -> int | None:
+    words = re.compile(r"\S(?=\s)")
+    for start in (max(0, max_chars - _WINDOW_CHARS), 0):
+        ends = [match.end() for match in words.finditer(text, start, max_chars + 1) if match.end() <= max_chars]
+        if ends:
+            return ends[-1]
+    return None
+
+
+@dataclass(slots=True)
+class _Bracket:
+    """The longest head known to fit, and the shortest length known to be too long."""
+
+    text: str
+    fits: str
+    fits_tokens: int
+    over_chars: int
+    over_tokens: int
+    budget_tokens: int
+    empty_tokens: int
+
+    def close_enough(self) -> bool:
+        return self.budget_tokens - self.fits_tokens <= _SLACK * (self.budget_tokens - self.empty_tokens)
+
+    def guess_chars(self) -> int:
+        """Where the budget would end if tokens were spread evenly between the two."""
+        share = (self.budget_tokens - self.fits_tokens) / max(1, self.over_tokens - self.fits_tokens)
+        return len(self.fits) + int((self.over_chars - len(self.fits)) * min(share, 1.0) * 0.99)
+
+    async def try_head(self, head: str, count: Count) -> None:
+        tokens = await count(head)
+        if tokens <= self.budget_tokens:
+            self.fits, self.fits_tokens = head, tokens
+        else:
+            self.over_chars, self.over_tokens = len(head), tokens
+
+
+async def fit(text: str, count: Count, budget_tokens: int) -> FitResult:
+    """The text where the prompt fits ``budget_tokens``, else the longest head found with few counts that does.
+
+    ``count`` gives the tokens of the whole rendered prompt for a text. It is called about six times for a text that is too long, and
+    never with more than a head of a text that is very much too long. A cut text ends as `cut_at_sentence` says, at a sentence end where
+    the first sentence fits. Raises `RowError` (``prompt_too_long``) where even the empty text is above the budget.
+    """
+    head = text[: _HEAD_CHARS_PER_TOKEN * max(1, budget_tokens)]
+    tokens = await count(head)
+    if tokens <= budget_tokens and len(head) < len(text):
+        head, tokens = text, await count(text)
+    if tokens <= budget_tokens:
+        return FitResult(head, False, tokens)
+    empty_tokens = await count("")
+    if empty_tokens > budget_tokens:
+        raise RowError(
+            "prompt_too_long",
+            f"the prompt has {empty_tokens} tokens without its text, and there is room for {budget_tokens}; shorten it or lower max_tokens",
+        )
+    bracket = _Bracket(text, "", empty_tokens, len(head), tokens, budget_tokens, empty_tokens)
+    await _narrow(bracket, count)
+    return FitResult(bracket.fits, True, bracket.fits_tokens)
+
+
+async def _narrow(bracket: _Bracket, count: Count) -> None:
+    text = bracket.text
+    for _ in range(_REFINEMENTS):
+        head = cut_at_sentence(text, bracket.guess_chars())
+        if len(head) <= len(bracket.fits) or bracket.close_enough():
+            break
+        await bracket.try_head(head, count)
+    # Tokens crowded at the start of a text defeat the even spread: halve until something fits.
+    while not bracket.fits and bracket.over_chars > 1:
+        await bracket.try_head(cut_at_sentence(text, bracket.over_chars // 2), count)
+    if not _ends_sentence(text, bracket.fits):
+        # The guess stopped short of the first sentence's end.
+        first = _first_sentence_end(text, len(bracket.fits), bracket.over_chars)
+        if first is not None:
+            await bracket.try_head(text[:first], count)
+
+
+def _first_sentence_end(text: str, min_chars: int, over_chars: int) -> int | None:
+    ends = (match.end() for match in _SENTENCE_END.finditer(text, min_chars, over_chars + 1))
+    return next((end for end in ends if min_chars < end < over_chars and text[:end].strip()), None)
+
+
+def _ends_sentence(text: str, head: str) -> bool:
+    return bool(head) and _last_sentence_end(text, len(head)) == len(head)

@@ -1,0 +1,131 @@
+"""Tasks by name or path, and tasks resolved: every option filled in, every field checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harvester.errors import TaskError
+from jobs.nearest import did_you_mean
+from jobs.result import RESULT_NAMES
+from jobs.tasks.file import TaskFile, parse_task
+from jobs.tasks.labels import parse_labels
+from jobs.tasks.schema import check_schema
+from jobs.tasks.spec import AnswerKind, Task
+from jobs.tasks.template import fill, parse, places
+
+_BUILT_IN = Path(__file__).parent
+
+
+def list_tasks() -> list[TaskFile]:
+    """The built-in tasks, by name."""
+    return [_read(path) for path in sorted(_BUILT_IN.glob("*.yaml"))]
+
+
+def load_task(name_or_path: str | Path) -> TaskFile:
+    """A built-in task by name, or a task file by path: what holds a ``/`` or ends in .yaml or .yml. Raises `TaskError`."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or "/" in str(name_or_path):
+        return _read(path.expanduser())
+    known = sorted(file.stem for file in _BUILT_IN.glob("*.yaml"))
+    if str(name_or_path) not in known:
+        near = did_you_mean(str(name_or_path), known, "built-in tasks")
+        raise TaskError(f"no task is named {str(name_or_path)!r} (a task file is given by its path, like ./mine.yaml){near}")
+    return _read(_BUILT_IN / f"{name_or_path}.yaml")
+
+
+def _read(path: Path) -> TaskFile:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TaskError(f"cannot read task file {path}: {error.strerror}; give the path of a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise TaskError(f"task file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise TaskError(f"task file {path} holds a {type(values).__name__}; it must be a mapping of keys to values, with a prompt")
+    return parse_task({"name": path.stem, **values}, str(path))
+
+
+def resolve_task(
+    name: str,
+    *,
+    inline: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+) -> Task:
+    """The task that a job runs: ``inline`` (a task file's content, named ``name`` unless it names itself) or the one named.
+
+    An option given as None counts as not given. ``max_tokens`` and ``temperature`` lay themselves over the file's.
+    Raises `TaskError` for an unknown task or option, a missing option, and labels, schemas and templates that are none.
+    """
+    file = load_task(name) if inline is None else parse_task({"name": name, **inline}, f"task {name}")
+    values = _option_values(file, options or {})
+    labels = _labels(file, _whole(file.labels, values))
+    if labels is not None and file.labels != _whole(file.labels, values):
+        values[file.labels[1:-1]] = labels  # "a,b" and ["a", "b"] make the same prompt
+    fields = {
+        "system": _fill(file, "system", values),
+        "prompt": _fill(file, "prompt", values),
+        "labels": labels,
+        "json_schema": _schema(file, _whole(file.json_schema, values)),
+    }
+    if not any(places(template) for template in (fields["prompt"], fields["system"] or "")):
+        raise TaskError(
+            f"task {file.name}: the prompt names no column, so every row would ask the same; put {{text}} where the text belongs"
+        )
+    fields |= {"max_tokens": max_tokens or file.max_tokens, "temperature": file.temperature if temperature is None else temperature}
+    return Task(name=file.name, description=file.description, answer=file.answer, **fields)
+
+
+def _option_values(file: TaskFile, given: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: value for name, value in given.items() if value is not None}
+    for name in options:
+        if name not in file.options:
+            raise TaskError(f"task {file.name} has no option {name}{did_you_mean(name, file.options, 'its options')}")
+    for name, option in file.options.items():
+        if option.required and options.get(name) in (None, "", [], {}):
+            raise TaskError(f"task {file.name} needs option {name}: {option.description or 'it has no default'}")
+    return {name: options.get(name, option.default) for name, option in file.options.items()}
+
+
+def _whole(field: Any, values: Mapping[str, Any]) -> Any:
+    """The option's value, as it is, where a field is nothing but one option's place; else the field."""
+    if isinstance(field, str) and field[:1] == "{" and field[1:-1] in values and field[-1:] == "}":
+        return values[field[1:-1]]
+    return field
+
+
+def _fill(file: TaskFile, key: str, values: Mapping[str, Any]) -> Any:
+    template = getattr(file, key)
+    whole = _whole(template, values)
+    if whole is not template:
+        if not isinstance(whole, str | None) or (key == "prompt" and not whole):
+            raise TaskError(f"task {file.name}: {key} must be text, given {str(whole)[:80]!r}")
+        parse(whole or "", f"task {file.name}: {key}")
+        return whole
+    return None if template is None else fill(template, {name: _in_text(value) for name, value in values.items()})
+
+
+def _in_text(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return ", ".join(str(entry) for entry in value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
+def _labels(file: TaskFile, given: Any) -> tuple[str, ...] | None:
+    if (given is not None) != (file.answer is AnswerKind.CHOICE):
+        verb = "has" if given is not None else "lacks"
+        raise TaskError(f"task {file.name} {verb} labels and answers with {file.answer}; labels belong to answer: choice, and only there")
+    return None if given is None else parse_labels(given, f"task {file.name}")
+
+
+def _schema(file: TaskFile, given: Any) -> dict[str, Any] | None:
+    if (given is not None) != (file.answer is AnswerKind.JSON):
+        verb = "has" if given is not None else "lacks"
+        raise TaskError(f"task {file.name} {verb} a JSON schema and answers with {file.answer}; json_schema belongs to answer: json")
+    return None if given is None else check_schema(given, f"task {file.name}: schema", RESULT_NAMES)

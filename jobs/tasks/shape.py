@@ -1,0 +1,122 @@
+"""Typed columns of a JSON schema: which Arrow type each property gets, and its answers as values of that type."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from jobs.tasks.schema import follow
+
+
+class Kind(StrEnum):
+    STRING = "string"
+    INTEGER = "integer"
+    NUMBER = "number"
+    BOOLEAN = "boolean"
+    LIST = "list"
+    STRUCT = "struct"
+    JSON = "json"  # no one type fits: kept as JSON text
+
+
+_SCALARS = {Kind.STRING: pa.string(), Kind.INTEGER: pa.int64(), Kind.NUMBER: pa.float64(), Kind.BOOLEAN: pa.bool_(), Kind.JSON: pa.string()}
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    kind: Kind
+    item: Shape | None = None  # of a list
+    fields: tuple[tuple[str, Shape], ...] = ()  # of a struct
+
+    def arrow(self) -> pa.DataType:
+        if self.kind is Kind.LIST:
+            assert self.item is not None
+            return pa.list_(self.item.arrow())
+        if self.kind is Kind.STRUCT:
+            return pa.struct([pa.field(name, shape.arrow()) for name, shape in self.fields])
+        return _SCALARS[self.kind]
+
+    def cell(self, value: Any) -> object:
+        """A value that the schema allows, as one that the column takes. Properties the schema does not name are left out.
+
+        Raises `OverflowError` for a number outside int64 or float64.
+        """
+        if self.kind is Kind.JSON:
+            return None if value is None else storable(json.dumps(value, ensure_ascii=False))
+        if value is None:
+            return None
+        if self.kind is Kind.LIST:
+            assert self.item is not None
+            return [self.item.cell(entry) for entry in value]
+        if self.kind is Kind.STRUCT:
+            return {name: shape.cell(value.get(name)) for name, shape in self.fields}
+        return self._scalar(value)
+
+    def _scalar(self, value: Any) -> object:
+        if self.kind is Kind.STRING:
+            return storable(value)
+        if self.kind is Kind.NUMBER:
+            return float(value)
+        if self.kind is Kind.INTEGER:
+            whole = int(value)  # JSON schema takes 3.0 for an integer
+            if whole not in _INT64:
+                raise OverflowError(f"{whole} is outside the range of int64")
+            return whole
+        return bool(value)
+
+
+def storable(text: str) -> str:
+    """Text that UTF-8 can hold: half a surrogate pair, which JSON escapes can spell, becomes U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def shape_of(schema: object, root: dict[str, Any], followed: frozenset[str] = frozenset()) -> Shape:
+    """Shape of one property. ``followed`` holds the references on the way here: a schema that holds itself ends as JSON text."""
+    if not isinstance(schema, dict):
+        return Shape(Kind.JSON)
+    if "$ref" in schema:
+        reference = schema["$ref"]
+        return Shape(Kind.JSON) if reference in followed else shape_of(follow(root, reference), root, followed | {reference})
+    for union in ("anyOf", "oneOf", "allOf"):
+        if union in schema and "type" not in schema:
+            return _union(schema[union], root, followed)
+    if "enum" in schema or "const" in schema:
+        return _of_values(schema.get("enum", [schema.get("const")]))
+    return _typed(schema, root, followed)
+
+
+def _union(members: list[Any], root: dict[str, Any], followed: frozenset[str]) -> Shape:
+    shapes = {shape_of(member, root, followed) for member in members if member != {"type": "null"}}
+    if shapes == {Shape(Kind.INTEGER), Shape(Kind.NUMBER)}:
+        return Shape(Kind.NUMBER)
+    return shapes.pop() if len(shapes) == 1 else Shape(Kind.JSON)
+
+
+def _of_values(values: list[Any]) -> Shape:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        return Shape(Kind.NUMBER)
+    by_type = {str: Kind.STRING, bool: Kind.BOOLEAN, int: Kind.INTEGER, float: Kind.NUMBER}
+    return Shape(by_type.get(kinds.pop(), Kind.JSON) if len(kinds) == 1 else Kind.JSON)
+
+
+def _typed(schema: dict[str, Any], root: dict[str, Any], followed: frozenset[str]) -> Shape:
+    named = schema.get("type")
+    types = set(named if isinstance(named, list) else [named]) - {"null"}
+    if types == {"integer", "number"}:
+        return Shape(Kind.NUMBER)
+    kind = types.pop() if len(types) == 1 else None
+    if kind == "array" and isinstance(schema.get("items"), dict) and "prefixItems" not in schema:
+        return Shape(Kind.LIST, item=shape_of(schema["items"], root, followed))
+    if kind == "object" and schema.get("properties"):
+        fields = tuple((name, shape_of(value, root, followed)) for name, value in schema["properties"].items())
+        return Shape(Kind.STRUCT, fields=fields)
+    return Shape(Kind(kind)) if kind in ("string", "integer", "number", "boolean") else Shape(Kind.JSON)

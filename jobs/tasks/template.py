@@ -1,0 +1,120 @@
+"""Prompt templates: text with ``{column}`` places, ``{{`` and ``}}`` for braces, and nothing else to learn.
+
+A place holds a name: letters, digits, ``_``, and within it spaces and ``-``; not digits alone. No attribute, index, conversion or format
+(``{a.b}``, ``{a[0]}``, ``{a!r}``, ``{a:>9}``) is read, so a template can reach nothing but the values it is given.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import NamedTuple
+
+from harvester.errors import ColumnError, TaskError
+
+_TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
+_NAME = re.compile(r"(?!\d+\Z)\w(?:[\w \-]*\w)?")
+
+
+class Part(NamedTuple):
+    """Literal text, then a place (None after the last literal)."""
+
+    literal: str
+    place: str | None
+
+
+@lru_cache(maxsize=256)
+def parse(template: str, origin: str = "template") -> tuple[Part, ...]:
+    """Split a template. Raises `TaskError` naming ``origin``, line, character and what is wrong there."""
+    parts: list[Part] = []
+    literal = ""
+    end = 0
+    for match in _TOKEN.finditer(template):
+        literal += template[end : match.start()]
+        end = match.end()
+        token = match.group()
+        if token in ("{{", "}}"):
+            literal += token[0]
+        elif _NAME.fullmatch(token[1:-1]):
+            parts.append(Part(literal, token[1:-1]))
+            literal = ""
+        else:
+            raise TaskError(f"{origin}, {_where(template, match.start())}: {_fault(token)}")
+    return (*parts, Part(literal + template[end:], None))
+
+
+def _where(template: str, offset: int) -> str:
+    line_start = template.rfind("\n", 0, offset) + 1
+    return f"line {template.count(chr(10), 0, offset) + 1}, character {offset - line_start + 1}"
+
+
+def _fault(token: str) -> str:
+    if token == "{":
+        return "a { is not closed; write {column} for a column or {{ for a brace"
+    if token == "}":
+        return "a } closes nothing; write }} for a brace"
+    if token == "{}":
+        return "{} names no column; write {text} for the job's text column"
+    shown = " ".join(token.split())
+    shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+    return f"{shown} is not a column place: a name of letters, digits, _, - and spaces is; write {{{{ and }}}} for braces"
+
+
+def places(template: str) -> tuple[str, ...]:
+    """Names in the order they first appear, each once. Raises `TaskError` for a bad template."""
+    return tuple(dict.fromkeys(part.place for part in parse(template) if part.place is not None))
+
+
+def render(template: str, values: Mapping[str, object]) -> str:
+    """Write each place's value out, literally: braces in a value stay braces.
+
+    Raises `ColumnError` where ``values`` lacks a place, `TaskError` for a bad template.
+    """
+    pieces: list[str] = []
+    for literal, place in parse(template):
+        pieces.append(literal)
+        if place is not None:
+            if place not in values:
+                raise ColumnError(f"the prompt names column {place}, which the row does not have; it has: {', '.join(values)}")
+            pieces.append(plain_text(values[place]))
+    return "".join(pieces)
+
+
+def fill(template: str, values: Mapping[str, object]) -> str:
+    """A template again, with the places in ``values`` written out and the others left. No value can add a place."""
+    pieces: list[str] = []
+    for literal, place in parse(template):
+        pieces.append(escape(literal))
+        if place is not None:
+            pieces.append(escape(plain_text(values[place])) if place in values else f"{{{place}}}")
+    return "".join(pieces)
+
+
+def escape(text: str) -> str:
+    """Text as a template that renders to it."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def plain_text(value: object) -> str:
+    """A value as it stands in a prompt: null is empty, dates are ISO, lists and structs are JSON."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case Decimal():
+            return format(value, "f")
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case bytes():
+            return value.decode("utf-8", "replace")
+        case list() | tuple() | dict():
+            return json.dumps(value, ensure_ascii=False, default=plain_text)
+        case _:
+            return str(value)

@@ -1,0 +1,159 @@
+"""Answers: columns of a task, and texts as their values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs.engine import RowError
+from jobs.tasks.answer import parse_answer, result_fields
+from jobs.tasks.load import resolve_task
+from jobs.tasks.spec import Task
+
+TEXT = resolve_task("summarize")
+CHOICE = resolve_task("classify", options={"labels": "good,so so"})
+
+
+def json_task(properties: dict[str, Any], **rest: Any) -> Task:
+    return resolve_task("extract", options={"schema": {"type": "object", "properties": properties, **rest}})
+
+
+def column(schema: dict[str, Any], **rest: Any) -> pa.DataType:
+    return result_fields(json_task({"a": schema}, **rest))[0].type
+
+
+def test_text_and_choice_give_one_output_column() -> None:
+    assert result_fields(TEXT) == result_fields(CHOICE) == [pa.field("output", pa.string())]
+
+
+def test_json_gives_a_column_for_each_property_in_order() -> None:
+    task = json_task({"z": {"type": "string"}, "a": {"type": "integer"}})
+    assert result_fields(task) == [pa.field("z", pa.string()), pa.field("a", pa.int64())]
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        pytest.param({"type": "string"}, pa.string(), id="string"),
+        pytest.param({"type": "integer"}, pa.int64(), id="integer"),
+        pytest.param({"type": "number"}, pa.float64(), id="number"),
+        pytest.param({"type": "boolean"}, pa.bool_(), id="boolean"),
+        pytest.param({"type": ["integer", "null"]}, pa.int64(), id="nullable"),
+        pytest.param({"type": ["integer", "number"]}, pa.float64(), id="any-number"),
+        pytest.param({"type": ["string", "integer"]}, pa.string(), id="union-is-json"),
+        pytest.param({"anyOf": [{"type": "integer"}, {"type": "null"}]}, pa.int64(), id="anyof-nullable"),
+        pytest.param({"oneOf": [{"type": "integer"}, {"type": "number"}]}, pa.float64(), id="oneof-numbers"),
+        pytest.param({"allOf": [{"type": "boolean"}]}, pa.bool_(), id="allof-one"),
+        pytest.param({"enum": ["a", "b"]}, pa.string(), id="enum-strings"),
+        pytest.param({"enum": [1, 2, None]}, pa.int64(), id="enum-integers"),
+        pytest.param({"enum": [1, 2.5]}, pa.float64(), id="enum-numbers"),
+        pytest.param({"enum": [1, "a"]}, pa.string(), id="enum-mixed-is-json"),
+        pytest.param({"const": True}, pa.bool_(), id="const"),
+        pytest.param({"type": "array", "items": {"type": "number"}}, pa.list_(pa.float64()), id="list"),
+        pytest.param({"type": "array"}, pa.string(), id="list-of-anything-is-json"),
+        pytest.param(
+            {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+            pa.list_(pa.struct([("n", pa.int64())])),
+            id="list-of-objects",
+        ),
+        pytest.param(
+            {"type": "object", "properties": {"x": {"type": "array", "items": {"type": "string"}}}},
+            pa.struct([("x", pa.list_(pa.string()))]),
+            id="object",
+        ),
+        pytest.param({"type": "object"}, pa.string(), id="open-object-is-json"),
+        pytest.param({}, pa.string(), id="anything-is-json"),
+    ],
+)
+def test_a_schema_type_has_an_arrow_type(schema: dict[str, Any], kind: pa.DataType) -> None:
+    assert column(schema) == kind
+
+
+def test_a_reference_has_the_type_it_leads_to() -> None:
+    item = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    assert column({"type": "array", "items": {"$ref": "#/$defs/item"}}, **{"$defs": {"item": item}}) == pa.list_(
+        pa.struct([("n", pa.int64())])
+    )
+
+
+def test_a_schema_that_holds_itself_ends_as_json() -> None:
+    node = {"type": "object", "properties": {"name": {"type": "string"}, "child": {"$ref": "#/$defs/node"}}}
+    task = json_task({"a": {"$ref": "#/$defs/node"}}, **{"$defs": {"node": node}})
+    assert result_fields(task)[0].type == pa.struct([("name", pa.string()), ("child", pa.string())])
+    value = parse_answer(task, '{"a": {"name": "x", "child": {"name": "y"}}}', "stop")
+    assert value == {"a": {"name": "x", "child": '{"name": "y"}'}}
+
+
+def test_a_text_is_kept_as_it_came_even_where_it_was_cut_off() -> None:
+    assert parse_answer(TEXT, " A summary.\n", "length") == {"output": " A summary.\n"}
+
+
+def test_white_space_around_a_label_is_no_part_of_it() -> None:
+    assert parse_answer(CHOICE, " so so\n", "stop") == {"output": "so so"}
+
+
+def test_every_answer_fits_its_columns() -> None:
+    task = json_task(
+        {
+            "name": {"type": "string"},
+            "count": {"type": "integer"},
+            "share": {"type": "number"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "at": {"type": "object", "properties": {"line": {"type": ["integer", "null"]}}},
+            "any": {},
+            "missing": {"type": "boolean"},
+        }
+    )
+    text = '{"name": "é", "count": 3.0, "share": 1, "tags": ["a"], "at": {"line": null, "more": 1}, "any": {"k": [1]}, "extra": 0}'
+    values = parse_answer(task, text, "stop")
+    expected = {"name": "é", "count": 3, "share": 1.0, "tags": ["a"], "at": {"line": None}, "any": '{"k": [1]}', "missing": None}
+    assert values == expected
+    assert type(values["count"]) is int
+    assert type(values["share"]) is float
+    assert pa.Table.from_pylist([values], schema=pa.schema(result_fields(task))).to_pylist() == [expected]
+
+
+@pytest.mark.parametrize("kind", [{"type": "string"}, {}, {"type": "array", "items": {"type": "string"}}], ids=["string", "json", "list"])
+def test_half_a_surrogate_pair_does_not_break_the_part(kind: dict[str, Any]) -> None:
+    task = json_task({"a": kind})
+    value = ["x\ud800"] if kind.get("type") == "array" else "x\ud800"
+    values = parse_answer(task, json.dumps({"a": value}), "stop")
+    assert "x\ufffd" in pa.Table.from_pylist([values], schema=pa.schema(result_fields(task)))["a"].to_pylist()[0].__str__()
+
+
+PRICE = json_task({"price": {"type": "integer", "minimum": 0}, "size": {"type": "number"}}, required=["price"])
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "finish_reason", "code", "message"),
+    [
+        pytest.param(CHOICE, "bad", "stop", "not_a_label", "'bad', not one of: good, so so", id="not-a-label"),
+        pytest.param(CHOICE, "so", "length", "cut_off", "max_tokens=32; raise it", id="cut-label"),
+        pytest.param(PRICE, "price: 3", "stop", "bad_json", "not JSON", id="bad-json"),
+        pytest.param(PRICE, '{"price": 3', "stop", "bad_json", "not JSON", id="open-json"),
+        pytest.param(PRICE, '{"price": NaN}', "stop", "bad_json", "NaN is not a JSON value", id="nan"),
+        pytest.param(PRICE, '{"price": 3' + "0" * 5000 + "}", "stop", "bad_json", "not JSON", id="endless-number"),
+        pytest.param(PRICE, "[" * 100_000, "length", "cut_off", "cut off", id="deep"),
+        pytest.param(PRICE, '{"price": 3, "no', "length", "cut_off", "max_tokens=512", id="cut-json"),
+        pytest.param(PRICE, '{"price": -3}', "stop", "schema_mismatch", "at price: -3 is less than", id="mismatch"),
+        pytest.param(PRICE, '{"price": -3}', "length", "schema_mismatch", "at price", id="whole-mismatch"),
+        pytest.param(PRICE, "{}", "stop", "schema_mismatch", "'price' is a required property", id="missing"),
+        pytest.param(PRICE, "[]", "stop", "schema_mismatch", "is not of type 'object'", id="list"),
+        pytest.param(PRICE, '{"price": 9223372036854775808}', "stop", "schema_mismatch", "outside the range of int64", id="int64"),
+        pytest.param(PRICE, f'{{"price": 1, "size": 1{"0" * 400}}}', "stop", "schema_mismatch", "number", id="float64"),
+    ],
+)
+def test_a_wrong_answer_is_a_row_error(task: Task, text: str, finish_reason: str, code: str, message: str) -> None:
+    with pytest.raises(RowError) as caught:
+        parse_answer(task, text, finish_reason)
+    assert caught.value.code == code
+    assert message in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+def test_a_whole_answer_that_ends_at_the_last_token_is_an_answer() -> None:
+    assert parse_answer(PRICE, '{"price": 3}', "length") == {"price": 3, "size": None}
+    assert parse_answer(CHOICE, "good", "length") == {"output": "good"}

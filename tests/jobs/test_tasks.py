@@ -1,0 +1,210 @@
+"""Tasks by name, by path and inline; options, labels and schemas checked when a task is resolved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harvester.errors import TaskError
+from jobs.tasks.load import list_tasks, load_task, resolve_task
+from jobs.tasks.spec import AnswerKind
+from jobs.tasks.template import places, render
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"vendor": {"type": "string"}, "total": {"type": "number"}}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "summarize": {},
+    "classify": {"labels": "good,bad"},
+    "extract": {"schema": SCHEMA},
+    "translate": {"to": "German"},
+    "ask": {"prompt": "Who wrote {text}?"},
+}
+
+
+def test_the_built_in_tasks_are_listed_with_descriptions() -> None:
+    tasks = list_tasks()
+    assert [task.name for task in tasks] == ["ask", "classify", "extract", "summarize", "translate"]
+    assert all(task.description for task in tasks)
+    assert all(option.description for task in tasks for option in task.options.values())
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_built_in_task_resolves_to_a_prompt_over_the_text(name: str) -> None:
+    task = resolve_task(name, options=OPTIONS[name])
+    assert places((task.system or "") + task.prompt) == ("text",)
+    assert render(task.prompt, {"text": "THE-TEXT"}).count("THE-TEXT") == 1
+    assert task.temperature == 0.0
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_built_in_file_starts_with_a_comment_for_who_copies_it(name: str) -> None:
+    path = Path(load_task.__code__.co_filename).parent / f"{name}.yaml"
+    head = path.read_text(encoding="utf-8").split("\nname:")[0].splitlines()
+    assert len(head) >= 4
+    assert all(line.startswith("#") for line in head)
+    assert f"--task {name}" in "\n".join(head)
+
+
+def test_summarize_asks_for_a_short_answer() -> None:
+    task = resolve_task("summarize")
+    assert "one or two sentences" in task.prompt
+    assert task.max_tokens == 96
+
+
+def test_the_answer_of_classify_is_a_choice_of_the_labels() -> None:
+    task = resolve_task("classify", options={"labels": "good, bad , so {so}"})
+    assert (task.answer, task.labels) == (AnswerKind.CHOICE, ("good", "bad", "so {so}"))
+    assert "Labels: good, bad, so {so}\n" in render(task.prompt, {"text": ""})
+
+
+def test_labels_may_be_a_list() -> None:
+    task = resolve_task("classify", options={"labels": ["a", "b", 3]})
+    assert task.labels == ("a", "b", "3")
+    assert task == resolve_task("classify", options={"labels": " a,b ,3"})
+
+
+def test_the_answer_of_extract_is_json_of_the_schema() -> None:
+    task = resolve_task("extract", options={"schema": SCHEMA})
+    assert (task.answer, task.json_schema) == (AnswerKind.JSON, SCHEMA)
+    assert '"vendor": {"type": "string"}' in render(task.prompt, {"text": ""})
+
+
+def test_an_option_within_text_is_no_template() -> None:
+    task = resolve_task("translate", options={"to": "{text} and {other}"})
+    assert places(task.prompt) == ("text",)
+    assert "into {text} and {other}." in render(task.prompt, {"text": "x"})
+
+
+def test_the_prompt_of_ask_is_a_template() -> None:
+    task = resolve_task("ask", options={"prompt": "{title}: {body} {{}}"})
+    assert task.prompt == "{title}: {body} {{}}"
+
+
+def test_values_of_the_request_lie_over_the_files() -> None:
+    task = resolve_task("summarize", max_tokens=7, temperature=0.7)
+    assert (task.max_tokens, task.temperature) == (7, 0.7)
+
+
+def test_an_option_given_as_null_is_not_given() -> None:
+    assert resolve_task("summarize", options={"labels": None}) == resolve_task("summarize")
+
+
+def test_a_task_file_is_loaded_by_path_and_named_by_it(tmp_path: Path) -> None:
+    path = tmp_path / "headline.yaml"
+    path.write_text("prompt: 'Headline in {lang} for {text}'\noptions: {lang: {description: l, default: English}}\n")
+    assert load_task(path).name == "headline"
+    assert resolve_task(str(path)).prompt == "Headline in English for {text}"
+    assert resolve_task(str(path), options={"lang": "Latin"}).prompt == "Headline in Latin for {text}"
+
+
+def test_a_loaded_file_travels_inline_and_resolves_to_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "mood.yaml"
+    path.write_text("prompt: 'Mood of {text}?'\nanswer: choice\nlabels: [up, down]\nmax_tokens: 4\n")
+    inline = load_task(path).inline()
+    assert resolve_task("mood", inline=inline) == resolve_task(str(path))
+    assert "options" not in inline
+
+
+def test_an_option_neither_required_nor_given_is_null() -> None:
+    inline = {"prompt": "{text}", "system": "{tone}", "options": {"tone": {"description": "System message."}}}
+    assert resolve_task("t", inline=inline).system is None
+    assert resolve_task("t", inline=inline, options={"tone": "Be kind to {author}."}).system == "Be kind to {author}."
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        pytest.param("sumarize", {}, "did you mean summarize?", id="near-name"),
+        pytest.param("zzz", {}, "built-in tasks: ask, classify, extract, summarize, translate", id="far-name"),
+        pytest.param("translate", {"too": "x"}, "no option too; did you mean to?", id="near-option"),
+        pytest.param("summarize", {"zzz": 1}, "no option zzz; its options: none", id="no-options"),
+        pytest.param("translate", {}, "needs option to: The language", id="missing-option"),
+        pytest.param("translate", {"to": ""}, "needs option to: ", id="empty-option"),
+        pytest.param("classify", {"labels": "one"}, "two labels or more are needed, given 'one'", id="one-label"),
+        pytest.param("classify", {"labels": "a,b,a"}, "label 'a' is given twice", id="double-label"),
+        pytest.param("classify", {"labels": "a,,b"}, "label 2 is empty", id="empty-label"),
+        pytest.param("classify", {"labels": [True, "b"]}, "label True is not text; put it in quotes", id="bool-label"),
+        pytest.param("classify", {"labels": 7}, "labels must be a list, given '7'", id="number-labels"),
+        pytest.param("ask", {"prompt": "What?"}, "the prompt names no column", id="no-place"),
+        pytest.param("ask", {"prompt": "Why {text"}, "task ask: prompt, line 1, character 5: a { is not closed", id="bad-prompt"),
+        pytest.param("ask", {"prompt": 7}, "prompt must be text", id="prompt-type"),
+        pytest.param("extract", {"schema": "x.json"}, "a JSON schema is an object, given str", id="schema-text"),
+    ],
+)
+def test_a_wrong_request_says_what_to_do(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        resolve_task(name, options=options)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        pytest.param({"type": "array"}, "must have type object and at least one property", id="no-object"),
+        pytest.param({"type": "object", "properties": {}}, "at least one property", id="no-property"),
+        pytest.param({"type": "object", "properties": {"a": {"type": "text"}}}, "not a JSON schema at properties/a/type: ", id="bad-type"),
+        pytest.param(
+            {"type": "object", "properties": {"a": {"pattern": "("}}}, "not a JSON schema at properties/a/pattern", id="bad-regex"
+        ),
+        pytest.param({"type": "object", "properties": {"Status": {}}}, "property Status has the name of a result column", id="reserved"),
+        pytest.param({"type": "object", "properties": {"a": {}, "A": {}}}, "properties a and A would be one column", id="same-in-sql"),
+        pytest.param({"type": "object", "properties": {" ": {}}}, "empty name", id="empty-name"),
+        pytest.param({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "$ref #/$defs/b leads nowhere", id="dead-ref"),
+        pytest.param({"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}, "$ref http://x/y leads nowhere", id="remote-ref"),
+    ],
+)
+def test_a_schema_that_is_none_says_why(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        resolve_task("extract", options={"schema": schema})
+    assert caught.value.message.startswith("task extract: schema: ")
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param("promt: x", "unknown key promt; did you mean prompt?", id="near-key"),
+        pytest.param("name: x", "key prompt is missing", id="no-prompt"),
+        pytest.param("prompt: '{a.b}'", "prompt, line 1, character 1: {a.b} is not a column place", id="bad-template"),
+        pytest.param("prompt: '{text}'\nsystem: '{'", "system, line 1, character 1: a { is not closed", id="bad-system"),
+        pytest.param(
+            "prompt: '{text}'\nanswer: yaml", "answer: Input should be 'text', 'choice' or 'json' (given 'yaml')", id="bad-answer"
+        ),
+        pytest.param("prompt: '{text}'\nmax_tokens: 0", "max_tokens: ", id="bad-bound"),
+        pytest.param("prompt: '{text} {to}'\noptions: {to: {requird: true}}", "did you mean required?", id="option-key"),
+        pytest.param("prompt: '{text}'\noptions: {to: {required: true}}", "option to is used nowhere", id="unused-option"),
+        pytest.param("prompt: '{text}'\noptions: {text: {}}", "an option cannot be named text", id="option-text"),
+        pytest.param("prompt: '{to}'\noptions: {to: {required: true, default: a}}", "is required and has default 'a'", id="both"),
+        pytest.param("- prompt", "holds a list; it must be a mapping", id="no-mapping"),
+        pytest.param("a: [", "is not YAML", id="no-yaml"),
+    ],
+)
+def test_a_wrong_task_file_names_the_file(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(TaskError) as caught:
+        load_task(path)
+    assert str(path) in caught.value.message
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("inline", "message"),
+    [
+        pytest.param({"prompt": "{text}", "labels": ["a", "b"]}, "task t has labels and answers with text", id="labels-text"),
+        pytest.param({"prompt": "{text}", "answer": "choice"}, "task t lacks labels and answers with choice", id="choice-alone"),
+        pytest.param({"prompt": "{text}", "answer": "json"}, "task t lacks a JSON schema", id="json-alone"),
+        pytest.param({"prompt": "{text}", "json_schema": SCHEMA}, "task t has a JSON schema and answers with text", id="schema-text"),
+    ],
+)
+def test_the_answer_and_its_shape_must_fit(inline: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        resolve_task("t", inline=inline)
+
+
+def test_a_missing_task_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"cannot read task file .*none.yaml: No such file or directory"):
+        load_task(tmp_path / "none.yaml")

@@ -1,0 +1,96 @@
+"""What holds of the repository as a whole: it names no machine, its configs load, its files stay small."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harvester.config import load_config
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+MAX_LINES = 300
+# Written in pieces, or this file would find itself.
+MACHINE_PATHS = ["/" + "work/", "/" + "root/", "/" + "opt/wheels", "/" + "opt/pypi"]
+REGISTRY_HOSTS = ["py" + "pi.org", "python" + "hosted.org", "download." + "pytorch.org", "registry." + "npmjs.org", "deb." + "debian.org"]
+PLACES = re.compile("|".join(re.escape(place) for place in MACHINE_PATHS + REGISTRY_HOSTS))
+
+
+def repository_files() -> list[Path]:
+    """Every file that is committed or would be, as Git sees it; without Git, every file outside hidden folders."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode == 0:
+        paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        paths = [path for path in ROOT.rglob("*") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+    return sorted(path for path in paths if path.is_file())
+
+
+def text_of(path: Path) -> str:
+    """The file's text, or nothing for a binary one."""
+    data = path.read_bytes()
+    return "" if b"\0" in data else data.decode("utf-8")
+
+
+def named_places(text: str) -> list[str]:
+    return sorted(set(PLACES.findall(text)))
+
+
+@pytest.mark.parametrize("place", MACHINE_PATHS + REGISTRY_HOSTS)
+def test_a_machine_path_or_registry_host_in_a_text_is_found(place: str) -> None:
+    assert named_places(f"see {place} for more") == [place]
+
+
+def test_no_file_names_a_machine_path_or_a_registry_host() -> None:
+    files = repository_files()
+    assert len(files) > 20, f"only {len(files)} files were looked at in {ROOT}"
+    found = {str(path.relative_to(ROOT)): places for path in files if (places := named_places(text_of(path)))}
+    assert found == {}
+
+
+def test_the_license_is_the_one_that_the_project_file_names() -> None:
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_loads_and_says_what_it_is_for(path: Path) -> None:
+    load_config(path)
+    header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert any(line.startswith("# Machine: ") for line in header), f"{path.name} does not name its machine"
+    assert any(line.startswith("# Purpose: ") for line in header), f"{path.name} does not name its purpose"
+
+
+def test_there_are_configs_for_a_laptop_a_gpu_and_several_replicas() -> None:
+    devices = [load_config(path) for path in CONFIGS]
+    assert {config.device for config in devices} == {"cpu", "cuda"}
+    assert max(config.replicas for config in devices) > 1
+
+
+@pytest.mark.parametrize("package", ["harvester", "jobs", "connectors"])
+def test_no_module_is_longer_than_one_reading(package: str) -> None:
+    modules = sorted((ROOT / package).rglob("*.py"))
+    assert modules, f"no modules under {package}"
+    lines = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in modules}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_locked_package_is_pinned_and_hashed(device: str) -> None:
+    text = (ROOT / "requirements" / f"{device}.lock").read_text(encoding="utf-8")
+    entries = re.split(r"\n(?=\S)", text.strip())
+    unpinned = [entry.split()[0] for entry in entries if "==" not in entry.split()[0] or "--hash=sha256:" not in entry]
+    assert unpinned == []
+
+
+def test_the_cpu_lock_holds_the_cpu_build_of_torch_and_none_of_what_breaks_beside_it() -> None:
+    text = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
+    names = dict(re.findall(r"^([\w.-]+)==(\S+)", text, flags=re.MULTILINE))
+    assert names["torch"].endswith("+cpu")
+    assert set(names) & {"torchvision", "torchaudio", "torchcodec", "triton"} == set()
+    assert not [name for name in names if name.startswith("nvidia-")]

