@@ -1,8 +1,8 @@
 """The ledger: which jobs there are, which slices are free, leased or done. One owner, one DuckDB file.
 
-It handles slices, never rows: a job of 20 million rows is 80,000 short lines here. Every change is one transaction; a process that dies between
-two calls leaves the last whole one. Leases are renewed in memory, so a heartbeat costs no write; a ledger that is opened again gives every
-lease of the same server one more full term, and frees them all at once when the server itself is new.
+It handles slices, never rows: a job of 20 million rows is 80,000 short lines here. Every change is one transaction; a process
+that dies between two calls leaves the last whole one. Leases are renewed in memory, so a heartbeat costs no write; a ledger that is
+opened again gives every lease of the same server one more full term, and frees them all at once when the server itself is new.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class Ledger:
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
         """A part has been published. False when the lease had been lost meanwhile.
 
-        A lost lease's part may still be the one that lies there (the last rename wins, and every edition holds the same rows), so its counts are
-        taken over where the slice is done in the same generation.
+        A lost lease's part may still be the one that lies there (the last rename wins, and every edition holds the same rows), so its
+        counts are taken over where the slice is done in the same generation.
         """
         entry = self._entry(job_id)
         term = self._terms.pop(lease_id, None)

@@ -134,7 +134,7 @@ def _write_empty(connection: duckdb.DuckDBPyConnection, job: str, path: Path) ->
 
 def newest_jobs(connection: duckdb.DuckDBPyConnection, state_dir: Path) -> list[str]:
     """Ids of all jobs, newest first: the ledger's, then folders that only the disk knows."""
-    folders = [path for path in StateFolder(state_dir).jobs.glob("*") if path.is_dir()]
+    folders = [path for path in StateFolder(state_dir).jobs.glob("[!.]*") if path.is_dir()]
     folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     listed: list[str] = []
     if connection.execute("SELECT getvariable('ledger_error')").fetchall() == [(None,)]:

@@ -1,7 +1,7 @@
 """Rows of a leased slice as they finish: appended to a file, so that whoever takes the slice over does not compute them again.
 
-A line says that a row was begun or gives its result. The file survives the death of the process at any byte: a torn last line is ignored. It is
-not fsynced: after a power loss rows are computed again, never lost.
+A line says that a row was begun or gives its result. The file survives the death of the process at any byte: a torn last line is
+ignored. It is not fsynced: after a power loss rows are computed again, never lost.
 """
 
 from __future__ import annotations

@@ -33,13 +33,15 @@ class Answer:
 @command(app)
 def chat(
     here: Invocation,
-    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to ask; none starts a conversation.", show_default=False)] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="What to ask; none starts a conversation.", show_default=False)
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", metavar="S", help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer.")] = None,
 ) -> None:
-    """Chat with the served model; the time to the first token goes to standard error.
+    """Chat with the served model.
 
-    Where no server answers, one is started for this command and stopped at its end.
+    The time to the first token goes to standard error. Where no server answers, one is started for this command and stopped at its end.
 
     \b
     Example:
@@ -102,7 +104,7 @@ def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
     last: dict[str, Any] = {}
     with client.stream("/v1/chat/completions", body) as lines:
         for event in events(lines):
-            choice = next(iter(event.get("choices") or []), {})
+            choice: dict[str, Any] = next(iter(event.get("choices") or []), {})
             last |= {name: value for name, value in (("finish", choice.get("finish_reason")), ("usage", event.get("usage"))) if value}
             delta = choice.get("delta") or {}
             piece = delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content") or ""

@@ -116,7 +116,7 @@ class Client:
         except ValidationError as error:
             first = error.errors()[0]
             raise HarvesterError(
-                f"the server at {self.url} speaks of jobs otherwise ({first['loc'][-1]}: {first['msg']}); use the same version on both sides"
+                f"the server at {self.url} is of another version ({first['loc'][-1]}: {first['msg']}); use the same on both sides"
             ) from error
 
     @contextmanager
@@ -130,7 +130,9 @@ class Client:
         except httpx.UnsupportedProtocol as error:
             raise UsageError(f"{self.url!r} is not a URL of a server; give one as http://127.0.0.1:8000") from error
         except httpx.TransportError as error:
-            raise UnreachableError(f"the connection to {self.url} broke: {error or type(error).__name__}; is the server running?") from error
+            raise UnreachableError(
+                f"the connection to {self.url} broke: {error or type(error).__name__}; is the server running?"
+            ) from error
 
 
 def _is_loopback(url: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import socket
@@ -18,8 +19,8 @@ import typer
 from harvester.cli.client import ServerInfo
 from harvester.cli.invocation import Invocation, command
 from harvester.core import __version__
-from harvester.errors import HarvesterError, StorageError, UnreachableError
-from jobs.folder import STATE_VERSION, read_version
+from harvester.errors import HarvesterError, UnreachableError
+from jobs.folder import STATE_VERSION
 
 app = typer.Typer()
 
@@ -43,7 +44,9 @@ class Check:
 
 @command(app)
 def doctor(here: Invocation) -> None:
-    """Check this machine: Python, engine, Ray, disk, state folder, port, server. Exits with 1 if something is broken.
+    """Check what a server needs on this machine.
+
+    That is Python, engine, Ray, disk, state folder, port and server. Exits with 1 if something is broken.
 
     \b
     Example:
@@ -99,7 +102,9 @@ def _engine() -> Check:
     if len(found) > 1:
         return Check("engine", Verdict.BROKEN, f"{shown}: both hold the module vllm; uninstall one")
     if torch is None:
-        return Check("engine", Verdict.BROKEN, f"{shown} without torch; install again with pip install 'harvester[cpu]' or 'harvester[cuda]'")
+        return Check(
+            "engine", Verdict.BROKEN, f"{shown} without torch; install again with pip install 'harvester[cpu]' or 'harvester[cuda]'"
+        )
     if not next(iter(found.values())).startswith(f"{VLLM_VERSION}."):
         return Check("engine", Verdict.BROKEN, f"{shown}; this harvester works with {VLLM_VERSION}")
     return Check("engine", Verdict.OK, f"{shown}, torch {torch}")
@@ -134,3 +139,38 @@ def _existing(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
+
+
+def _state_version(state_dir: Path) -> Check:
+    marker = state_dir / "VERSION"
+    if not marker.exists():
+        return Check("state version", Verdict.OK, "none yet")
+    try:
+        found = json.loads(marker.read_text(encoding="utf-8"))["version"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return Check("state version", Verdict.BROKEN, f"{marker} cannot be read; it should hold {json.dumps({'version': STATE_VERSION})}")
+    if found != STATE_VERSION:
+        return Check("state version", Verdict.BROKEN, f"{found}, this harvester writes {STATE_VERSION}; give a new folder with --state")
+    return Check("state version", Verdict.OK, str(found))
+
+
+def _port(url: str) -> Check:
+    """Whether a server could listen there; asked only while none of ours answers."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or 80
+    if host not in ("127.0.0.1", "localhost"):
+        return Check("port", Verdict.NOTE, f"{host} is another machine; its port {port} is not checked")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return Check("port", Verdict.BROKEN, f"{port} is taken ({error.strerror}); serve on another one with --port")
+    return Check("port", Verdict.OK, f"{port} is free")
+
+
+def _server(info: ServerInfo) -> Check:
+    shown = f"{info.url} answers: harvester {info.version}, model {info.model}, {info.replicas} replica(s), state {info.state}"
+    if info.version != __version__:
+        return Check("server", Verdict.NOTE, f"{shown}; this client is {__version__}")
+    return Check("server", Verdict.OK, shown)

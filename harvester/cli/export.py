@@ -151,7 +151,14 @@ def _flat(column: pa.Array) -> pa.Array:
 
 
 def _fits_csv(kind: pa.DataType) -> bool:
-    is_plain = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string, pa.types.is_date)
+    is_plain = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_boolean,
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_date,
+    )
     return any(check(kind) for check in is_plain)
 
 

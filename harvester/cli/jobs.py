@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +24,12 @@ app = typer.Typer()
 @command(app)
 def submit(
     here: Invocation,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Parquet, JSONL or CSV: file, glob or folder; or a .duckdb file.", show_default=False)],
-    task: Annotated[str | None, typer.Option("--task", "-t", metavar="T", help="Built-in task (harvester tasks) or FILE.yaml; summarize.")] = None,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Parquet, JSONL or CSV: file, glob or folder; or a .duckdb file.", show_default=False)
+    ],
+    task: Annotated[
+        str | None, typer.Option("--task", "-t", metavar="T", help="Built-in task (harvester tasks) or FILE.yaml; summarize.")
+    ] = None,
     labels: Annotated[str | None, typer.Option("--labels", metavar="A,B", help="Labels to choose from; implies --task classify.")] = None,
     schema: Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="JSON schema to extract; implies --task extract.")] = None,
     to: Annotated[str | None, typer.Option("--to", metavar="LANG", help="Language to translate into; implies --task translate.")] = None,
@@ -38,13 +40,17 @@ def submit(
     table: Annotated[str | None, typer.Option("--table", metavar="T", help="Table of a .duckdb file.")] = None,
     query: Annotated[str | None, typer.Option("--query", metavar="SQL", help="Query over a .duckdb file.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="Model it must run on; the server's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer; the task's.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer; the task's.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", min=0.0, max=2.0, help="The task's.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Make a new job even where the same one exists.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch it to its end; exit with 1 if it failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print rows, tokens and time it would take; make nothing.")] = False,
 ) -> None:
-    """Make a job of a table: one prompt a row, computed while the server has nothing better to do.
+    """Make a job of a table.
+
+    It asks one prompt a row, while the server has nothing better to do.
 
     The same request again finds the same job. Where no server answers, one is started for this job and stopped at its end.
 
@@ -140,10 +146,10 @@ def _print_estimate(here: Invocation, request: JobRequest) -> None:
         return
     seconds = found["estimated_s"]
     print(f"rows           {found['rows']:,} in {found['slices']:,} slices")
-    print(f"task           {found['task']}{f', over column {found["column"]}' if found['column'] else ''}")
+    print(f"task           {found['task']}" + (f", over column {found['column']}" if found["column"] else ""))
     print(f"prompt tokens  about {found['estimated_prompt_tokens']:,} (an estimate: characters / 4 of {found['sampled_rows']:,} rows)")
     print(f"output tokens  at most {found['most_output_tokens']:,}")
-    print(f"time           {'unknown: no server with a job to measure' if seconds is None else f'at most about {duration(seconds)}'}")
+    print("time           " + ("unknown: no server has measured a job yet" if seconds is None else f"at most about {duration(seconds)}"))
     for note in found["notes"]:
         print(f"note           {note}")
 

@@ -32,12 +32,24 @@ class EmbeddedServer:
     """
 
     def __init__(
-        self, state_dir: Path, model: str | None = None, command: Sequence[str] | None = None, poll_s: float = 0.25, start_s: float = START_S
+        self,
+        state_dir: Path,
+        model: str | None = None,
+        command: Sequence[str] | None = None,
+        poll_s: float = 0.25,
+        start_s: float = START_S,
     ) -> None:
         self.log = server_log(state_dir)
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._command = [*(command or (sys.executable, "-m", "harvester", "serve")), "--state", str(state_dir), "--port", str(port), "--json"]
+        self._command = [
+            *(command or (sys.executable, "-m", "harvester", "serve")),
+            "--state",
+            str(state_dir),
+            "--port",
+            str(port),
+            "--json",
+        ]
         self._command += ["--model", model] if model else []
         self._poll_s = poll_s
         self._start_s = start_s
@@ -51,7 +63,9 @@ class EmbeddedServer:
                     self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
                 )
         except OSError as error:
-            raise StorageError(f"cannot start a server with its log in {self.log}: {error.strerror}; choose a folder with --state") from error
+            raise StorageError(
+                f"cannot start a server with its log in {self.log}: {error.strerror}; choose a folder with --state"
+            ) from error
         try:
             self._wait(self._process)
         except BaseException:

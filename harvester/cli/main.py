@@ -47,7 +47,11 @@ def _fail(ctx: Any, line: str) -> None:
 
 
 app = typer.Typer(
-    cls=Program, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Program,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

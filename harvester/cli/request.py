@@ -52,11 +52,16 @@ def find_source(source: str) -> str:
     if path.exists():
         return str(path)
     if _GLOB.search(source):
-        if next(glob.iglob(str(path), recursive=True), None) is not None:
+        # An absolute pattern, which Path.glob does not take.
+        if next(glob.iglob(str(path), recursive=True), None) is not None:  # noqa: PTH207
             return str(path)
         raise SourceError(f"no file matches {source}; the pattern is read from {Path.cwd()}")
     near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1) if path.parent.is_dir() else []
-    hint = f"did you mean {Path(source).with_name(near[0])}?" if near else "give a Parquet, JSONL or CSV file, a glob, a folder or a .duckdb file"
+    hint = (
+        f"did you mean {Path(source).with_name(near[0])}?"
+        if near
+        else "give a Parquet, JSONL or CSV file, a glob, a folder or a .duckdb file"
+    )
     raise SourceError(f"there is no {source}; {hint}")
 
 

@@ -23,7 +23,8 @@ from jobs.query import batches, connect, run
 app = typer.Typer()
 
 OutOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write: .parquet, .csv, .jsonl, .json or .md.", show_default=False)
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="File to write: .parquet, .csv, .jsonl, .json or .md.", show_default=False),
 ]
 
 
@@ -32,10 +33,14 @@ def results(
     here: Invocation,
     job: SomeJobArgument = "latest",
     output: OutOption = None,
-    shape: Annotated[Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else jsonl.", show_default=False)] = None,
+    shape: Annotated[
+        Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else jsonl.", show_default=False)
+    ] = None,
     errors: Annotated[bool, typer.Option("--errors", help="Only rows that ended as errors.")] = False,
 ) -> None:
-    """Print a job's results so far as JSON lines, or write them to a file.
+    """Print a job's results, or write them to a file.
+
+    Without -o they are printed as JSON lines. A job that runs has the rows that are done.
 
     \b
     Example:
@@ -51,14 +56,18 @@ def results(
 @command(app)
 def sql(
     here: Invocation,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="One statement that reads; - takes it from standard input.", show_default=False)],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="One statement that reads; - takes it from standard input.", show_default=False)
+    ],
     output: OutOption = None,
-    shape: Annotated[Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else table.", show_default=False)] = None,
+    shape: Annotated[
+        Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else table.", show_default=False)
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most rows of a table on the screen.")] = 40,
 ) -> None:
-    """Ask SQL of jobs, leases, results('JOB') and any file. Nothing of harvester's own can be changed by it.
+    """Ask SQL of jobs, results and files.
 
-    --json prints one JSON array. Parquet, CSV, JSON and DuckDB files are named in quotes: select * from 'docs.parquet'.
+    There are views jobs and leases, results('JOB'), and any file. SQL reads harvester's state and cannot change it. --json prints one JSON array. Parquet, CSV, JSON and DuckDB files are named in quotes: select * from 'docs.parquet'.
 
     \b
     Example:

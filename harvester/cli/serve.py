@@ -32,7 +32,7 @@ def serve(
     replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Engines to run (1).")] = None,
     address: Annotated[str | None, typer.Option("--address", metavar="RAY", help="Ray cluster to join; none starts one here.")] = None,
 ) -> None:
-    """Serve chat and batch jobs on shared replicas, until Ctrl-C.
+    """Serve chat and batch jobs, until Ctrl-C.
 
     Without --model a small embedded model answers: enough to try things out, on any machine. With --json each event is one line.
 
@@ -65,7 +65,9 @@ def stop(here: Invocation) -> None:
     except psutil.NoSuchProcess:
         pass  # it went by itself
     except psutil.TimeoutExpired as error:
-        raise HarvesterError(f"the server (process {process.pid}) still runs after {STOP_S:.0f} s; end it with: kill -9 {process.pid}") from error
+        raise HarvesterError(
+            f"the server (process {process.pid}) still runs after {STOP_S:.0f} s; end it with: kill -9 {process.pid}"
+        ) from error
     except psutil.AccessDenied as error:
         raise HarvesterError(f"the server (process {process.pid}) belongs to another user; only they can stop it") from error
     _say(here, f"stopped the server (process {process.pid}) on {here.state_dir}", stopped=True, pid=process.pid)

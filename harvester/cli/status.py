@@ -19,7 +19,7 @@ from jobs.spec import JobView
 app = typer.Typer()
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or latest.", show_default=False)]
-SomeJobArgument = Annotated[str, typer.Argument(metavar="[JOB]", help="Id of a job; the latest where none is given.", show_default=False)]
+SomeJobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job; the latest where none is given.", show_default=False)]
 
 
 @command(app)
@@ -98,7 +98,9 @@ def cancel(here: Invocation, job: JobArgument) -> None:
 
 @command(app)
 def pause(here: Invocation, job: JobArgument) -> None:
-    """Pause a job: its running rows are given back, nothing done is lost.
+    """Pause a job.
+
+    Its running rows are given back; nothing done is lost.
 
     \b
     Example:
@@ -109,7 +111,9 @@ def pause(here: Invocation, job: JobArgument) -> None:
 
 @command(app)
 def resume(here: Invocation, job: JobArgument) -> None:
-    """Go on with a job that was paused or cancelled, or that failed.
+    """Go on with a job that stopped.
+
+    It may have been paused or cancelled, or have failed: the cause should be gone then.
 
     \b
     Example:
@@ -120,7 +124,9 @@ def resume(here: Invocation, job: JobArgument) -> None:
 
 @command(app)
 def retry(here: Invocation, job: JobArgument) -> None:
-    """Compute the rows of a job again that ended as errors, and only those.
+    """Compute the failed rows of a job again.
+
+    Rows that ended well stay as they are.
 
     \b
     Example:
@@ -157,8 +163,7 @@ def _all_views(here: Invocation) -> list[JobView]:
         with client:
             return client.jobs()
     table = read_ledger(here.state_dir, "jobs")
-    views = [] if table is None else [_stored_view(here, line) for line in _newest_first(table)]
-    return views
+    return [] if table is None else [_stored_view(here, line) for line in _newest_first(table)]
 
 
 def _newest_first(table: pa.Table) -> list[dict[str, Any]]:
@@ -169,7 +174,12 @@ def _newest_first(table: pa.Table) -> list[dict[str, Any]]:
 def _stored_view(here: Invocation, line: dict[str, Any]) -> JobView:
     """A line of the ledger as the server would tell it, but for what only a running server knows."""
     known = {name: value for name, value in line.items() if name in JobView.model_fields and name != "notes"}
-    derived = {"rows_running": 0, "offline_tokens_per_s": None, "eta_s": None, "results": str(StateFolder(here.state_dir).results(line["id"]))}
+    derived = {
+        "rows_running": 0,
+        "offline_tokens_per_s": None,
+        "eta_s": None,
+        "results": str(StateFolder(here.state_dir).results(line["id"])),
+    }
     try:
         return JobView.model_validate(derived | known)
     except ValidationError as error:

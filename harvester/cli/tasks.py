@@ -18,9 +18,13 @@ app = typer.Typer()
 @command(app)
 def tasks(
     here: Invocation,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A built-in task, or the path of a task file.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A built-in task, or the path of a task file.", show_default=False)
+    ] = None,
 ) -> None:
-    """List the built-in tasks, or print one as a YAML file to copy and change.
+    """List the built-in tasks, or print one.
+
+    What is printed is a YAML file, to copy and change.
 
     \b
     Example:
@@ -33,7 +37,9 @@ def tasks(
     if here.json:
         here.print_json({"tasks": [task.model_dump(mode="json") for task in known]})
         return
-    rows = [[task.name, ", ".join(_option(name, option.required) for name, option in task.options.items()), task.description] for task in known]
+    rows = [
+        [task.name, ", ".join(_option(name, option.required) for name, option in task.options.items()), task.description] for task in known
+    ]
     print(*render(("task", "options", "what it does"), rows), sep="", end="")
 
 

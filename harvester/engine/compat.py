@@ -11,7 +11,7 @@ from harvester.policy.share import Running, View
 
 def final_blocks(request: Request, block_tokens: int) -> int:
     """KV blocks the request holds when it has made its last allowed token."""
-    return -(-(request.num_prompt_tokens + request.max_tokens) // block_tokens)
+    return int(-(-(request.num_prompt_tokens + request.max_tokens) // block_tokens))
 
 
 def running(request: Request, block_tokens: int) -> Running:

@@ -13,8 +13,8 @@ from harvester.core import WorkClass, work_class
 class TwoLaneQueue(RequestQueue):  # type: ignore[misc]
     """Both lanes order by vLLM's ``priority``, then arrival.
 
-    `__len__` and iteration see everything, `__bool__`, `peek_request` and `pop_request` only what may be admitted now. ``blocks_of`` gives the KV
-    blocks a request will hold when it ends.
+    `__len__` and iteration see everything, `__bool__`, `peek_request` and `pop_request` only what may be admitted now. ``blocks_of``
+    gives the KV blocks a request will hold when it ends.
     """
 
     def __init__(self, blocks_of: Callable[[Request], int]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 
 from harvester.engine import compat
 from harvester.engine.queue import TwoLaneQueue
@@ -21,11 +22,16 @@ LIMITS_KEY = "harvester_share"
 class HarvestScheduling:
     """Mixed into a vLLM scheduler, which owns every attribute used here."""
 
+    running: list[Request]
+    max_num_scheduled_tokens: int
+    max_num_active_reqs: int
+    block_size: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         given = self.vllm_config.additional_config  # type: ignore[attr-defined]
         self._limits = Limits(**given[LIMITS_KEY])
-        self.waiting = TwoLaneQueue(lambda request: compat.final_blocks(request, self.block_size))  # type: ignore[attr-defined]
+        self.waiting = TwoLaneQueue(lambda request: compat.final_blocks(request, self.block_size))
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         view = compat.view(self, list(self.waiting.online))

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,24 +23,31 @@ from harvester.errors import EngineError
 from harvester.serve.actor import NAMESPACE, start_ledger
 from harvester.serve.jobs_app import CHAT_APP, jobs_app
 from harvester.serve.processes import mark_of
-from harvester.serve.replica import replica_app
 from jobs.folder import StateFolder
 
 JOBS_APP = "jobs"
+ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
 class Cluster:
-    def __init__(self, config: ServeConfig, folder: StateFolder, choice: ModelChoice, url: str, *, cpu: bool) -> None:
+    """``chat_app`` makes the application that answers chat and harvests, given the ledger's name."""
+
+    def __init__(self, config: ServeConfig, folder: StateFolder, choice: ModelChoice, url: str, chat_app: ChatApp) -> None:
         self._config = config
         self._folder = folder
         self._choice = choice
         self._url = url
-        self._cpu = cpu
+        self._chat_app = chat_app
         self._ledger = f"ledger-{mark_of(folder.root)}"
 
     def __enter__(self) -> Self:
-        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+        options: dict[str, Any] = {
+            "namespace": NAMESPACE,
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "configure_logging": False,
+        }
         if self._config.address is None:
             needed = max(os.cpu_count() or 1, self._config.replicas)
             options |= {"address": "local", "num_cpus": needed, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
@@ -70,7 +78,7 @@ class Cluster:
         quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
         apps = [
             serve.RunTarget(
-                replica_app(self._config, self._choice, self._folder.root, self._ledger, cpu=self._cpu),
+                self._chat_app(self._config, self._choice, self._folder.root, self._ledger),
                 name=CHAT_APP,
                 route_prefix="/",
                 logging_config=quiet,
@@ -125,5 +133,5 @@ def _reason(app: Any) -> str:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         for line in reversed(lines):
             if "EngineError" in line or "ConfigError" in line or "Error:" in line:
-                return line.split("Error: ", 1)[-1]
-    return texts[-1].splitlines()[-1] if texts and texts[-1] else "a replica did not start"
+                return str(line.split("Error: ", 1)[-1])
+    return str(texts[-1].splitlines()[-1]) if texts and texts[-1] else "a replica did not start"

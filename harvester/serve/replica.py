@@ -25,7 +25,9 @@ from jobs.runner import Runner
 class Replica:
     """Serve makes it, asks its health every second, and makes a new one when it raises or dies."""
 
-    async def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
+        self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
+    ) -> None:
         from harvester.engine.arguments import engine_arguments
         from harvester.engine.host import EngineHost
         from harvester.serve.offline import OfflineEngine

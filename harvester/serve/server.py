@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from harvester.config import ServeConfig
-from harvester.errors import ConfigError, EngineError, HarvesterError, StateError
+from harvester.errors import ConfigError, HarvesterError, StateError
 from harvester.serve.environment import prepare_environment
 from harvester.serve.processes import mark_of, stop_marked
 from jobs.folder import StateFolder
@@ -23,11 +24,12 @@ from jobs.folder import StateFolder
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
-def run(config: ServeConfig, state_dir: Path, on_event: OnEvent) -> None:
+def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
     """Serve until SIGINT or SIGTERM.
 
-    Reports ``starting``, ``ready``, ``stopping`` and ``stopped`` (and ``warning``) through ``on_event``. Raises `HarvesterError` where the server cannot
-    start; nothing it started is left behind then.
+    Reports ``starting``, ``ready``, ``stopping`` and ``stopped`` (and ``warning``) through ``on_event``. ``chat_app`` takes the place of
+    vLLM's replicas (`cluster.ChatApp`), for measuring everything around them. Raises `HarvesterError` where the server cannot start;
+    nothing it started is left behind then.
     """
     began_s = time.monotonic()
     folder = StateFolder(state_dir.absolute())
@@ -39,7 +41,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent) -> None:
         if left:
             on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
         check_port(config.host, config.port)
-        choice_device = _device(config)
+        cpu = _device(config) == "cpu"
         from harvester.engine.models import choose_model
 
         choice = choose_model(config.model, config.served_model_name, folder.models)
@@ -48,8 +50,9 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent) -> None:
         prepare_environment(config, folder, mark)
         try:
             from harvester.serve.cluster import Cluster
+            from harvester.serve.replica import replica_app
 
-            with Cluster(config, folder, choice, url, cpu=choice_device == "cpu") as cluster:
+            with Cluster(config, folder, choice, url, chat_app or partial(replica_app, cpu=cpu)) as cluster:
                 cluster.deploy(stop)
                 if not stop.is_set():
                     _write_server_file(folder, url, choice.name)
@@ -104,7 +107,9 @@ def _lock(folder: StateFolder) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise StateError(f"a server is running on state folder {folder.root} already; stop it with: harvester stop --state {folder.root}") from error
+        raise StateError(
+            f"a server is running on state folder {folder.root} already; stop it with: harvester stop --state {folder.root}"
+        ) from error
     try:
         yield
     finally:

@@ -145,7 +145,7 @@ def test_the_groups_together_are_the_table(source: Source, kind: Kind) -> None:
     assert pa.concat_tables(parts).equals(expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_slices_in_any_order_with_any_columns_equal_the_tables(source: Source, kind: Kind, data: st.DataObject) -> None:
     expected = kind.expect(make_table())

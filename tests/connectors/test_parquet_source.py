@@ -1,0 +1,151 @@
+"""What is particular to Parquet: schemas that must agree, files that change, memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from connectors import open_source, texts
+from connectors.cursor import BATCH_BYTES
+from harvester.errors import SourceError
+
+
+def write(path: Path, **columns: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"id": [1]}, r"b.parquet has no column 'text', which .*a.parquet has;"),
+        ({"id": [1], "text": ["b"], "more": [1]}, r"b.parquet has a column 'more', which .*a.parquet has not;"),
+        ({"id": ["1"], "text": ["b"]}, r"b.parquet: column 'id' is string, in .*a.parquet it is int64;"),
+    ],
+    ids=["missing", "new", "type"],
+)
+def test_files_whose_columns_differ_are_refused_with_file_and_column(tmp_path: Path, other: dict[str, object], message: str) -> None:
+    write(tmp_path / "a.parquet", id=[1], text=["a"])
+    write(tmp_path / "b.parquet", **other)
+    with pytest.raises(SourceError, match=message):
+        open_source(str(tmp_path))
+
+
+def test_columns_are_matched_by_name_not_by_place(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", id=[1], text=["a"])
+    write(tmp_path / "b.parquet", text=["b"], id=[2])
+    with open_source(str(tmp_path)) as source:
+        assert [source.read(group, 0, 1).to_pylist()[0] for group in source.row_groups()] == [
+            {"id": 1, "text": "a"},
+            {"id": 2, "text": "b"},
+        ]
+
+
+@pytest.mark.parametrize("nulls_first", [True, False])
+def test_a_column_that_is_all_null_in_one_file_takes_the_type_of_the_others(tmp_path: Path, nulls_first: bool) -> None:
+    write(tmp_path / "a.parquet", text=pa.nulls(1) if nulls_first else ["b"])
+    write(tmp_path / "b.parquet", text=["b"] if nulls_first else pa.nulls(1))
+    with open_source(str(tmp_path)) as source:
+        assert source.schema.field("text").type == pa.string()
+        parts = [source.read(group, 0, 1) for group in source.row_groups()]
+        assert pa.concat_tables(parts)["text"].to_pylist() == ([None, "b"] if nulls_first else ["b", None])
+
+
+def test_files_come_in_sorted_path_order(tmp_path: Path) -> None:
+    for name in ("c.parquet", "b/z.parquet", "a.parquet", "b/y.parquet"):
+        write(tmp_path / name, name=[name])
+    with open_source(str(tmp_path)) as source:
+        found = [source.read(group, 0, 1)["name"][0].as_py() for group in source.row_groups()]
+    assert found == ["a.parquet", "b/y.parquet", "b/z.parquet", "c.parquet"]
+
+
+def test_partition_columns_that_differ_between_files_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "year=1" / "a.parquet", id=[1])
+    write(tmp_path / "b.parquet", id=[1])
+    with pytest.raises(SourceError, match="differ in the partition column 'year'"):
+        open_source(str(tmp_path))
+
+
+def test_a_column_in_the_file_wins_over_the_name_of_its_folder(tmp_path: Path) -> None:
+    write(tmp_path / "id=7" / "a.parquet", id=[1])
+    with open_source(str(tmp_path)) as source:
+        assert source.read(source.row_groups()[0], 0, 1).to_pylist() == [{"id": 1}]
+
+
+@pytest.mark.parametrize("glob", ["year=*/x.parquet", "year=*", "*/*.parquet"])
+def test_partition_columns_come_along_with_a_glob(tmp_path: Path, glob: str) -> None:
+    for year in (2023, 2024):
+        write(tmp_path / f"year={year}" / "x.parquet", id=[1])
+    with open_source(str(tmp_path / glob)) as source:
+        assert [source.read(group, 0, 1, ["year"]).to_pylist() for group in source.row_groups()] == [[{"year": 2023}], [{"year": 2024}]]
+
+
+def test_a_column_name_with_a_dot_is_one_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a.b": ["x"], "a": [{"b": 1, "c": 2}]}), tmp_path / "x.parquet")
+    with open_source(str(tmp_path / "x.parquet")) as source:
+        assert source.read(source.row_groups()[0], 0, 1, ["a"]).to_pylist() == [{"a": {"b": 1, "c": 2}}]
+        assert source.read(source.row_groups()[0], 0, 1, ["a.b"]).to_pylist() == [{"a.b": "x"}]
+
+
+def test_invalid_utf8_is_read_as_it_is_stored(tmp_path: Path) -> None:
+    bytes_ = pa.array([b"ok", b"\xff\xfe"], pa.binary())
+    write(tmp_path / "x.parquet", text=pa.StringArray.from_buffers(2, *bytes_.buffers()[1:]))
+    with open_source(str(tmp_path / "x.parquet")) as source:
+        first, second = texts(source.read(source.row_groups()[0], 0, 2)["text"])
+    assert first == "ok"
+    assert getattr(second, "code", None) == "not_utf8"
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed"])
+def test_a_file_that_changes_under_the_reader_is_noticed_when_it_is_opened_again(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "x.parquet"
+    write(path, id=list(range(100)))
+    with open_source(str(path)) as source:
+        group = source.row_groups()[0]
+        source.read(group, 50, 1)
+        if how == "replaced":
+            write(path, id=list(range(100, 200)))
+            os.utime(path, ns=(1, 1))
+        else:
+            path.unlink()
+        assert source.read(group, 51, 1)["id"].to_pylist() == [51], "the open file is still the old one"
+        with pytest.raises(SourceError, match=r"changed while it was read|is not there any more"):
+            source.read(group, 0, 1)
+
+
+def test_a_damaged_page_is_an_error_of_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write(path, text=[f"text {i}" * 50 for i in range(2000)])
+    stat, content = path.stat(), bytearray(path.read_bytes())
+    content[4:2000] = os.urandom(1996)
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with open_source(str(path)) as source, pytest.raises(SourceError, match=r"x.parquet"):
+        source.read(source.row_groups()[0], 0, 2000)
+
+
+def test_a_long_row_group_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    """48 MB of text in one row group; what Arrow holds at once stays below a quarter of it."""
+    path = tmp_path / "x.parquet"
+    rows, text_bytes = 24_000, 2_000
+    random = os.urandom(rows * text_bytes // 2).hex()
+    text = [random[i * text_bytes : (i + 1) * text_bytes] for i in range(rows)]
+    pq.write_table(pa.table({"text": text}), path, row_group_size=rows, compression="none", use_dictionary=False)
+    del text
+    pool = pa.system_memory_pool()
+    default = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        with open_source(str(path)) as source:
+            group = source.row_groups()[0]
+            before, peak = pool.bytes_allocated(), 0
+            for offset in range(0, rows, 250):
+                assert source.read(group, offset, 250).num_rows == 250
+                peak = max(peak, pool.bytes_allocated() - before)
+    finally:
+        pa.set_memory_pool(default)
+    assert peak < 3 * BATCH_BYTES

@@ -1,0 +1,75 @@
+"""Parquet on S3, against a server on this machine that speaks S3."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from connectors import open_source
+from harvester.errors import SourceError
+
+moto = pytest.importorskip("moto.server")
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[str]:
+    """The end of an address that leads to the server."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    patch = pytest.MonkeyPatch()
+    for name, value in (("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any"), ("EC2_METADATA_DISABLED", "true")):
+        patch.setenv(f"AWS_{name}", value)
+    host, port = server.get_host_and_port()
+    yield f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+    patch.undo()
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(options: str) -> str:
+    """A bucket with `docs/year=.../part 0.parquet`, a row group every 40 rows."""
+    files, _ = fs.FileSystem.from_uri(f"s3://shop{options}&allow_bucket_creation=true")
+    files.create_dir("shop")
+    for year in (2023, 2024):
+        with files.open_output_stream(f"shop/docs/year={year}/part 0.parquet") as file:
+            pq.write_table(pa.table({"id": list(range(100))}), file, row_group_size=40)
+    return "s3://shop"
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [("/docs", 200), ("/docs/", 200), ("/docs/year=2024/part 0.parquet", 100), ("/docs/*/part ?.parquet", 200), ("", 200)],
+    ids=["folder", "slash", "file", "glob", "bucket"],
+)
+def test_parquet_on_s3_is_read_by_row_group(bucket: str, options: str, path: str, rows: int) -> None:
+    with open_source(f"{bucket}{path}{options}") as source:
+        assert source.row_count == rows
+        group = source.row_groups()[1]
+        assert (group.row_start, group.row_count) == (40, 40)
+        assert source.read(group, 30, 10, ["id"])["id"].to_pylist() == list(range(70, 80))
+        assert source.read(group, 0, 2, ["id"])["id"].to_pylist() == [40, 41]
+
+
+def test_the_fingerprint_on_s3_is_stable_and_changes_with_the_content(bucket: str, options: str) -> None:
+    uri = f"{bucket}/fresh/x.parquet{options}"
+    files, _ = fs.FileSystem.from_uri(f"{bucket}{options}")
+    found = []
+    for values in ([1], [1, 2]):
+        with files.open_output_stream("shop/fresh/x.parquet") as file:
+            pq.write_table(pa.table({"id": values}), file)
+        with open_source(uri) as source, open_source(uri) as again:
+            assert source.fingerprint() == again.fingerprint()
+            found.append(source.fingerprint())
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("path", ["/gone/x.parquet", "/gone/*.parquet", "-other/x.parquet"], ids=["key", "glob", "bucket"])
+def test_what_is_not_on_s3_is_one_clear_error(bucket: str, options: str, path: str) -> None:
+    with pytest.raises(SourceError, match=r"does not exist|matches no Parquet file"):
+        open_source(f"{bucket}{path}{options}")
