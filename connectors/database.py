@@ -17,9 +17,9 @@ from harvester.errors import SourceError
 
 BATCH_ROWS = 2048  # DuckDB's own vector length
 
-# The file is the only thing a query may touch: no other file, no network, no variable of this program. DuckDB wants one configuration
-# of all who open a file in one process, so this one is fixed.
-_CONFIG = {"enable_external_access": "false", "python_enable_replacements": "false", "memory_limit": "4GB"}
+# The file is all that a query may touch: no other file, no network, no variable of this program. DuckDB wants one configuration
+# of all who open a file in one process, so this one is fixed. Past the memory limit a sort or join goes to disk.
+_CONFIG = {"enable_external_access": "false", "memory_limit": "2GB"}
 _TABLES = """
     select schema_name, table_name from duckdb_tables() where not internal and database_name = current_database()
     union all
@@ -52,7 +52,7 @@ class Database:
 
     def tables(self) -> list[str]:
         """Tables and views, those outside the schema ``main`` as ``schema.table``."""
-        return [_shown(schema, table) for schema, table in self._connection.sql(_TABLES).fetchall()]
+        return [_shown(schema, table) for schema, table in self._found()]
 
     def rows(self, table: str | None, query: str | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Columns and rows of a table or of a query, as a stream. Raises `SourceError`, while the rows are drawn too."""
@@ -70,8 +70,14 @@ class Database:
                 return
             yield batch
 
+    def _found(self) -> list[tuple[str, str]]:
+        try:
+            return [(str(schema), str(table)) for schema, table in self._connection.sql(_TABLES).fetchall()]
+        except duckdb.Error as error:
+            raise _cannot_open(self._path, error) from error
+
     def _select_all(self, table: str) -> str:
-        for schema, name in self._connection.sql(_TABLES).fetchall():
+        for schema, name in self._found():
             if table.casefold() in (_shown(schema, name).casefold(), f"{schema}.{name}".casefold()):
                 return f"select * from {_quoted(schema)}.{_quoted(name)}"
         raise SourceError(f"{self._path} has no table {table!r}; its tables: {self._listed()}")
@@ -93,7 +99,7 @@ class Database:
     def _listed(self) -> str:
         try:
             return listed(self.tables()) or "none"
-        except duckdb.Error:
+        except SourceError:
             return "not known after this failure"
 
 

@@ -43,6 +43,8 @@ class Client:
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise UsageError(f"{url!r} is not a URL; give one as http://127.0.0.1:8000")
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -127,8 +129,6 @@ class Client:
             raise UnreachableError(f"no server answers at {self.url}; start one with: harvester serve") from error
         except httpx.TimeoutException as error:
             raise UnreachableError(f"the server at {self.url} did not answer in time; it may be busy: try again") from error
-        except httpx.UnsupportedProtocol as error:
-            raise UsageError(f"{self.url!r} is not a URL of a server; give one as http://127.0.0.1:8000") from error
         except httpx.TransportError as error:
             raise UnreachableError(
                 f"the connection to {self.url} broke: {error or type(error).__name__}; is the server running?"

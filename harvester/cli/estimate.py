@@ -15,7 +15,7 @@ from jobs.prompt import build_messages
 from jobs.spec import JobRequest, JobSpec
 
 SAMPLE_GROUPS = 4  # row groups, spread over the source
-SAMPLE_ROWS = 50  # of each, from its start: reading further in would cost a scan
+SAMPLE_ROWS = 250  # of each, from its start: reading further in would cost a scan
 CHARS_PER_TOKEN = 4  # of English text with common tokenizers
 
 

@@ -87,7 +87,8 @@ def _server_process(state_dir: Path) -> psutil.Process | None:
         return None
     try:
         process = psutil.Process(pid)
-        is_ours = process.status() != psutil.STATUS_ZOMBIE and any("harvester" in word for word in process.cmdline())
+        words = process.cmdline()
+        is_ours = process.status() != psutil.STATUS_ZOMBIE and "serve" in words and any(Path(word).name == "harvester" for word in words)
     except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
         return None
     return process if is_ours else None

@@ -18,7 +18,7 @@ CPU_DEFAULTS: dict[str, Any] = {
     "enforce_eager": True,
     "block_size": 32,
     "max_num_seqs": 16,
-    "max_num_batched_tokens": 2048,
+    "max_num_batched_tokens": 512,  # bounds how long an arrival waits for the step before it
     "kv_cache_memory_bytes": 1 << 30,  # vLLM's own default is half the machine
     "gpu_memory_utilization": 0.2,  # on CPU: the share of memory that must be free at start
 }
@@ -35,6 +35,7 @@ def engine_arguments(config: ServeConfig, model: str, name: str, *, cpu: bool, e
     values: dict[str, Any] = {"model": model, "served_model_name": [name], "enable_prefix_caching": True}
     values |= CPU_DEFAULTS if cpu else {}
     values |= EMBEDDED_DEFAULTS if embedded else {}
+    values |= {"worker_cls": "harvester.engine.cpu_worker.HarvestCpuWorker"} if cpu else {}
     values |= config.engine
     asynchronous = bool(values.get("async_scheduling", not cpu))
     kind = "AsyncHarvestScheduler" if asynchronous else "HarvestScheduler"

@@ -35,7 +35,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
     folder = StateFolder(state_dir.absolute())
     folder.prepare()
     stop = threading.Event()
-    with _lock(folder), _signals(stop):
+    with _lock(folder), _signals(stop) as listen:
         mark = mark_of(folder.root)
         left = stop_marked(mark)
         if left:
@@ -53,6 +53,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             from harvester.serve.replica import replica_app
 
             with Cluster(config, folder, choice, url, chat_app or partial(replica_app, cpu=cpu)) as cluster:
+                listen()  # Ray has put its own handlers in
                 cluster.deploy(stop)
                 if not stop.is_set():
                     _write_server_file(folder, url, choice.name)
@@ -117,17 +118,23 @@ def _lock(folder: StateFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set ``stop``; a second SIGINT interrupts whatever is going on."""
+def _signals(stop: threading.Event) -> Iterator[Callable[[], None]]:
+    """SIGINT and SIGTERM set ``stop``; a second SIGINT interrupts whatever is going on. Yields what puts the handlers in again."""
 
     def on_signal(number: int, frame: object) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+
+    def listen() -> None:
+        for number in numbers:
+            signal.signal(number, on_signal)
+
     try:
-        yield
+        yield listen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -192,9 +193,8 @@ def test_a_file_that_this_process_writes_is_refused(path: Path) -> None:
         open_source(str(path), table="docs")
 
 
-def test_a_query_sees_no_variable_of_the_program(path: Path) -> None:
-    variable = [1]
-    assert variable
+def test_a_query_sees_no_variable_of_the_program(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.database.variable", pa.table({"a": [1]}), raising=False)
     with pytest.raises(SourceError, match="Table with name variable does not exist"):
         open_source(str(path), query="from variable")
 

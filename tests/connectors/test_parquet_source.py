@@ -8,9 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from connectors import open_source, texts
 from connectors.cursor import BATCH_BYTES
+from connectors.files import DataFile
 from harvester.errors import SourceError
 
 
@@ -135,17 +137,19 @@ def test_a_long_row_group_is_read_in_bounded_memory(tmp_path: Path) -> None:
     random = os.urandom(rows * text_bytes // 2).hex()
     text = [random[i * text_bytes : (i + 1) * text_bytes] for i in range(rows)]
     pq.write_table(pa.table({"text": text}), path, row_group_size=rows, compression="none", use_dictionary=False)
-    del text
-    pool = pa.system_memory_pool()
-    default = pa.default_memory_pool()
-    pa.set_memory_pool(pool)
-    try:
-        with open_source(str(path)) as source:
-            group = source.row_groups()[0]
-            before, peak = pool.bytes_allocated(), 0
-            for offset in range(0, rows, 250):
-                assert source.read(group, offset, 250).num_rows == 250
-                peak = max(peak, pool.bytes_allocated() - before)
-    finally:
-        pa.set_memory_pool(default)
+    pool = pa.default_memory_pool()
+    before, peak = pool.bytes_allocated(), 0
+    with open_source(str(path)) as source:
+        group = source.row_groups()[0]
+        for offset in range(0, rows, 250):
+            assert source.read(group, offset, 250).num_rows == 250
+            peak = max(peak, pool.bytes_allocated() - before)
     assert peak < 3 * BATCH_BYTES
+
+
+def test_an_object_store_may_give_a_files_time_in_seconds_or_finer() -> None:
+    store = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
+    listed = fs.FileInfo("a/x.parquet", fs.FileType.File, size=9, mtime_ns=5_400_000_000)
+    asked = fs.FileInfo("a/x.parquet", fs.FileType.File, size=9, mtime_ns=5_000_000_000)
+    later = fs.FileInfo("a/x.parquet", fs.FileType.File, size=9, mtime_ns=6_000_000_000)
+    assert DataFile.of(store, listed, "x.parquet") == DataFile.of(store, asked, "x.parquet") != DataFile.of(store, later, "x.parquet")

@@ -20,6 +20,7 @@ from harvester.errors import StorageError
 
 TABLE = pa.table({"row_id": pa.array([0, 1], pa.int64()), "output": ["a", None]})
 OTHER = TABLE.slice(1)
+NO_PROCESS = 2**22 + 1  # above the largest process id of Linux
 SINKS: dict[str, Callable[[Path], Sink]] = {"memory": lambda _: MemorySink(), "parts": PartsSink}
 
 
@@ -143,8 +144,8 @@ def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(parts: PartsSi
 def test_sweep_takes_a_file_of_another_machine_only_when_it_is_old(parts: PartsSink, tmp_path: Path) -> None:
     folder = tmp_path / "results"
     folder.mkdir()
-    young = folder / ".part-000000.parquet.tmp-1-0000000000000000"
-    old = folder / ".part-000001.parquet.tmp-1-0000000000000000"
+    young = folder / f".part-000000.parquet.tmp-{NO_PROCESS}-0000000000000000"
+    old = folder / f".part-000001.parquet.tmp-{NO_PROCESS}-0000000000000000"
     for path in (young, old):
         path.write_text("")
     past = time.time() - LEFTOVER_AFTER_S - 1

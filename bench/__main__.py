@@ -1,0 +1,64 @@
+"""``python -m bench SCENARIO``: run one scenario and write its result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from bench.record import outcome
+from bench.scenario import SCENARIOS, Options
+from harvester.errors import HarvesterError
+
+
+def _parser() -> argparse.ArgumentParser:
+    known = "\n".join(f"  {name:<12} {scenario.summary}" for name, scenario in SCENARIOS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure harvester beside its peers, on this machine.",
+        epilog=f"scenarios:\n{known}\n\nexample:\n  python -m bench jobs --quick --json bench/results/jobs-quick.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="one of those below")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here; without it, it is printed")
+    parser.add_argument("--seconds", type=float, metavar="N", help="about how long one timed run of an engine takes")
+    parser.add_argument("--model", metavar="PATH", help="model folder; without it, the embedded model")
+    parser.add_argument("--quick", action="store_true", help="the short form, for a first look")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (0)")
+    return parser
+
+
+def main(words: list[str] | None = None) -> int:
+    given = _parser().parse_args(words)
+    if given.scenario not in SCENARIOS:
+        print(f"error: no scenario {given.scenario!r}; there are: {', '.join(SCENARIOS)}", file=sys.stderr)
+        return 2
+    if given.json is not None and not given.json.absolute().parent.is_dir():
+        print(f"error: the folder of {given.json} does not exist; make it first", file=sys.stderr)
+        return 2
+    options = Options(model=given.model, seconds=given.seconds, quick=given.quick, seed=given.seed)
+    started_at_s = time.time()
+    try:
+        measured = SCENARIOS[given.scenario].load()(options)
+    except HarvesterError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    result = outcome(given.scenario, options, started_at_s, measured)
+    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+    if given.json is None:
+        print(text, end="")
+    else:
+        draft = given.json.with_name(f".{given.json.name}.{os.getpid()}")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(given.json)
+        print(f"wrote {given.json} after {result['seconds']:.0f} s", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

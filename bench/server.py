@@ -1,0 +1,115 @@
+"""A harvester server as a process of its own: started, waited for, stopped or killed, and its memory watched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from harvester.cli.client import Client
+from harvester.errors import EngineError, UnreachableError
+from harvester.serve.processes import mark_of, marked, stop_marked
+
+READY_S = 300.0
+STOP_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """``arguments`` follow the interpreter; ``--state`` and ``--port`` are added. Entered, it answers; left, it is gone, whole."""
+
+    def __init__(self, arguments: Sequence[str], state: Path) -> None:
+        self.state = state
+        self.mark = mark_of(state)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = state.with_name(f"{state.name}.log")
+        self.ready_s: float | None = None  # seconds from the start until it answered
+        self._command = [sys.executable, *arguments, "--state", str(state), "--port", str(self.port)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        began_s = time.monotonic()
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            self._wait(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_s = time.monotonic() - began_s
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        end_s = time.monotonic() + READY_S
+        with Client(self.url) as client:
+            while time.monotonic() < end_s:
+                if process.poll() is not None:
+                    raise EngineError(f"the server did not start: {self._last_line()}")
+                try:
+                    client.server()
+                except UnreachableError:
+                    time.sleep(0.1)
+                else:
+                    return
+        raise EngineError(f"the server was not ready after {READY_S:.0f} s: {self._last_line()}")
+
+    def _last_line(self) -> str:
+        lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        return lines[-1][:400] if lines else "it said nothing"
+
+    def processes(self) -> list[psutil.Process]:
+        """All living processes of the server; the first one started, if it lives, comes first."""
+        first = [psutil.Process(self.pid)] if self._process is not None and self._process.poll() is None else []
+        return [*first, *(process for process in marked(self.mark) if process not in first)]
+
+    def kill(self) -> int:
+        """SIGKILL for every process at once, as a machine's memory killer or a power cut would. Returns how many there were."""
+        found = self.processes()
+        for process in found:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        psutil.wait_procs(found, timeout=10.0)
+        return len(found)
+
+    def stop(self) -> None:
+        """Ask it to end, and after `STOP_S` end its process group and whatever carries its mark."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        stop_marked(self.mark)

@@ -1,0 +1,33 @@
+"""vLLM's CPU worker, with seeded sampling that survives a chunked prefill.
+
+vLLM 0.32 takes back the random draw of an unfinished prompt chunk with ``set_offset(get_offset() - 4)``, which PyTorch's CPU generators
+do not have: the engine would die of one chat request with a ``seed`` and a long prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class RewindingGenerator(torch.Generator):
+    """A CPU generator whose draw can be taken back before the first token: it starts again from its seed.
+
+    A request that is preempted after some tokens and prefilled again in chunks draws from the start of its stream again.
+    """
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        self.manual_seed(self.initial_seed())
+
+
+class HarvestCpuWorker(CPUWorker):  # type: ignore[misc]
+    """Imported by name in the worker process (``worker_cls``)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        torch.Generator = RewindingGenerator  # type: ignore[misc]
+        super().__init__(*args, **kwargs)

@@ -1,0 +1,153 @@
+"""Fakes for tests and benches of the job engine: a scripted engine, a ledger reached by plain calls, a clock moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import ceil
+
+import pyarrow as pa
+
+from harvester.errors import NotFoundError
+from jobs.engine import Completion, EngineGone, Message, Prompt
+from jobs.ledger import Ledger
+from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats
+
+VERBS = ("cancel", "pause", "resume", "retry")
+
+
+def last_line(prompt: Prompt) -> str:
+    """The default script: the last line of the user's message."""
+    return prompt.messages[-1]["content"].rstrip("\n").rpartition("\n")[2]
+
+
+class ScriptedEngine:
+    """Implements `jobs.engine.Engine`: ``answer`` gives each prompt's text at once, or raises what `Engine.complete` may raise.
+
+    A text of more than ``max_tokens`` tokens is cut there and ends with "length". Each completion takes ``delay_s`` and, after `hold`,
+    until `go_on`; `die` ends it with `EngineGone`, and every later one too. Used from one event loop.
+    """
+
+    def __init__(
+        self,
+        model: str = "scripted",
+        context_tokens: int = 8192,
+        concurrency: int = 32,
+        answer: Callable[[Prompt], str] = last_line,
+        delay_s: float = 0.0,
+        tokens_per_char: float = 0.25,
+    ) -> None:
+        self.model = model
+        self.context_tokens = context_tokens
+        self.concurrency = concurrency
+        self.answer = answer
+        self.delay_s = delay_s
+        self.tokens_per_char = tokens_per_char
+        self.calls = 0  # completions asked for
+        self.running = 0  # of them in work now
+        self.aborted = 0  # of them cancelled by the caller
+        self._dead = False
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def hold(self) -> None:
+        """Keep every completion in work until `go_on`."""
+        self._open.clear()
+
+    def go_on(self) -> None:
+        self._open.set()
+
+    def die(self) -> None:
+        """Lose the engine: completions in work and later ones raise `EngineGone`."""
+        self._dead = True
+        self._open.set()
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return self._tokens("".join(message["content"] for message in messages))
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        self.calls += 1
+        self.running += 1
+        try:
+            text = self.answer(prompt)
+            await asyncio.sleep(self.delay_s)
+            await self._open.wait()
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+        if self._dead:
+            raise EngineGone("the scripted engine was told to die")
+        return await self._completion(prompt, text)
+
+    async def _completion(self, prompt: Prompt, text: str) -> Completion:
+        most_chars = int(prompt.max_tokens / self.tokens_per_char)
+        return Completion(
+            text=text[:most_chars],
+            finish_reason="stop" if len(text) <= most_chars else "length",
+            prompt_tokens=await self.count_tokens(prompt.messages),
+            cached_tokens=0,
+            output_tokens=self._tokens(text[:most_chars]),
+        )
+
+    def _tokens(self, text: str) -> int:
+        return max(1, ceil(len(text) * self.tokens_per_char))
+
+
+class ManualClock:
+    """A wall clock that moves only when told; call it for the time in seconds."""
+
+    def __init__(self, now_s: float = 1_000_000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class DirectLedger:
+    """A `Ledger` in this process behind the calls that a replica and the jobs application make. ``now_s`` is the wall clock."""
+
+    def __init__(self, ledger: Ledger, now_s: Callable[[], float]) -> None:
+        self.ledger = ledger
+        self._now_s = now_s
+
+    async def lease(self, holder: str, model: str) -> Lease | None:
+        return self.ledger.lease(holder, model, self._now_s())
+
+    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
+        return self.ledger.heartbeat(holder, progress, self._now_s())
+
+    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
+        return self.ledger.commit(lease_id, job_id, slice_id, stats, self._now_s())
+
+    async def release(self, lease_id: str) -> None:
+        self.ledger.release(lease_id, self._now_s())
+
+    async def fail(self, job_id: str, message: str) -> None:
+        self.ledger.fail(job_id, message, self._now_s())
+
+    async def say(self, job_id: str, message: str | None) -> None:
+        self.ledger.say(job_id, message)
+
+    async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
+        return self.ledger.submit(plan, new=new)
+
+    async def jobs(self) -> list[JobView]:
+        return self.ledger.jobs()
+
+    async def show(self, job_id: str) -> JobView:
+        return self.ledger.show(job_id)
+
+    async def change(self, job_id: str, verb: str) -> JobView:
+        """``verb``: cancel, pause, resume or retry."""
+        if verb not in VERBS:
+            raise NotFoundError(f"no such change {verb!r}; there are cancel, pause, resume and retry")
+        view: JobView = getattr(self.ledger, verb)(job_id, self._now_s())
+        return view
+
+    async def table(self, name: str) -> pa.Table:
+        return self.ledger.table(name)

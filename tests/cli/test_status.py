@@ -1,0 +1,131 @@
+"""Listing, showing and changing jobs, with a server and without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import pytest
+from fake_server import job_view
+
+from harvester.cli.client import Client
+from harvester.cli.jobtext import duration, share_done
+from harvester.cli.progress import updates
+from harvester.errors import UnreachableError
+from jobs.statements import statements
+
+
+@pytest.fixture
+def ledger(state: Path) -> Path:
+    state.mkdir()
+    with duckdb.connect(str(state / "ledger.duckdb")) as file:
+        file.execute(statements()["schema"])
+        for number, name in enumerate(["old-1111", "new-2222"]):
+            file.execute(
+                "INSERT INTO jobs (id, key, state, task, source, model, rows_total, rows_ok, created_at_s, notes, spec) "
+                "VALUES ($1, 'k', 'paused', 'ask', '/d.parquet', 'tiny', 10, 4, $2, '[]', '{}')",
+                [name, float(number)],
+            )
+    return state
+
+
+def test_jobs_are_listed_newest_first_from_the_ledger_file_without_a_server(cli, ledger):
+    listed = json.loads(cli("jobs", "--json").stdout)["jobs"]
+    assert [job["id"] for job in listed] == ["new-2222", "old-1111"]
+
+
+@pytest.mark.parametrize(("asked", "found"), [("latest", "new-2222"), ("old-1111", "old-1111")], ids=["latest", "by id"])
+def test_show_works_from_the_ledger_file_without_a_server(cli, ledger, asked, found):
+    view = json.loads(cli("show", asked, "--json").stdout)
+    assert (view["id"], view["state"], view["rows_ok"], view["offline_tokens_per_s"]) == (found, "paused", 4, None)
+    assert view["results"] == str(ledger / "jobs" / found / "results")
+
+
+def test_show_of_an_unknown_job_names_the_newest(cli, ledger):
+    assert "the newest are: new-2222, old-1111" in cli("show", "nope").stderr
+
+
+def test_show_json_has_what_programs_rely_on(cli, server):
+    view = json.loads(cli("show", "--json").stdout)
+    assert {"id", "state", "rows_total", "rows_ok", "rows_error", "rows_recomputed", "offline_tokens_per_s", "eta_s"} <= set(view)
+
+
+def test_jobs_prints_a_table_a_person_can_read(cli, server):
+    server.views = [job_view(state="running", rows_total=12000, rows_ok=3000, rows_error=7, eta_s=7500.0, offline_tokens_per_s=4040.2)]
+    header, _, line = cli("jobs").stdout.splitlines()
+    assert header.split("  ")[0] == "job"
+    assert line.split() == ["docs-7f3a", "running", "12,000", "25%", "7", "4,040", "2", "h", "05", "min", "summarize", "/docs.parquet"]
+
+
+def test_no_jobs_at_all_is_no_error(cli):
+    result = cli("jobs")
+    assert result.exit_code == 0
+    assert "No jobs yet" in result.stdout
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume", "retry"])
+def test_a_change_is_posted_and_the_new_state_printed(cli, server, verb):
+    server.views = [job_view(state="queued")]
+    assert cli(verb, "docs-7f3a").stdout == "job docs-7f3a is queued\n"
+    assert ("POST", f"/api/jobs/docs-7f3a/{verb}", None) in server.asked
+    assert json.loads(cli(verb, "docs-7f3a", "--json").stdout)["state"] == "queued"
+
+
+def test_watch_json_prints_a_line_only_when_something_changed(cli, server):
+    one, two = job_view(state="running", rows_ok=1), job_view(state="running", rows_ok=2)
+    server.views = [one, one, one, two, two, job_view()]
+    lines = [json.loads(line) for line in cli("watch", "--json").stdout.splitlines()]
+    assert [line["rows_ok"] for line in lines] == [1, 2, 4]
+
+
+class Away:
+    """A client whose server is away for a while."""
+
+    def __init__(self, away: int) -> None:
+        self.away = away
+
+    def job(self, job_id: str):
+        self.away -= 1
+        if self.away < 0:
+            return job_view()
+        if job_id == "latest":
+            return job_view(state="running", rows_ok=1)
+        raise UnreachableError("gone")
+
+
+def test_a_server_that_comes_back_is_waited_for():
+    assert [view.rows_ok for view in updates(Away(5), "latest", sleep=lambda seconds: None)] == [1, 4]
+
+
+def test_a_server_that_stays_away_ends_the_watch(monkeypatch):
+    monkeypatch.setattr("harvester.cli.progress.POLL_S", 0.5)
+    client = Away(1000)
+    with pytest.raises(UnreachableError):
+        list(updates(client, "latest", sleep=lambda seconds: None))
+    assert client.away == 1000 - 62
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (119, "119 s"), (125, "2 min"), (7199, "2 h 00 min"), (7500, "2 h 05 min"), (200_000, "2 d 7 h")],
+)
+def test_durations_read_well(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_a_share_is_never_rounded_up_to_all():
+    assert share_done(job_view(rows_total=1000, rows_ok=999)) == 0.99
+
+
+def test_a_client_needs_a_url(cli):
+    result = cli("show", "--url", "nonsense")
+    assert result.exit_code == 2
+    assert "is not a URL" in result.stderr
+
+
+def test_a_remote_server_is_asked_through_the_proxy_of_the_environment_and_a_local_one_is_not(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    for url, is_trusted in (("http://example.invalid:8000", True), ("http://127.0.0.1:8000", False), ("http://localhost:1", False)):
+        with Client(url) as client:
+            assert client._http.trust_env is is_trusted

@@ -1,0 +1,208 @@
+"""What `harvester submit` sends, prints and starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fake_server import job_view
+
+from harvester.cli import local
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    path = tmp_path / "docs.parquet"
+    pq.write_table(pa.table({"title": [f"t{number}" for number in range(8)], "text": ["word " * 20] * 8}), path)
+    return path
+
+
+def sent(server) -> dict:
+    return next(body for method, path, body in server.asked if (method, path) == ("POST", "/api/jobs"))
+
+
+def test_json_prints_one_line_with_the_id(cli, server, docs):
+    result = cli("submit", docs, "--json")
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 1
+    line = json.loads(result.stdout)
+    assert (line["id"], line["created"], line["state"], line["rows_total"]) == ("docs-7f3a", True, "completed", 4)
+
+
+def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatch):
+    monkeypatch.chdir(docs.parent)
+    cli(
+        "submit", "docs.parquet", "--task", "classify", "--labels", "a,b", "--column", "text", "--keep", "title,text", "--id-column",
+        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--new",
+    )  # fmt: skip
+    assert sent(server) == {
+        "source": {"uri": str(docs), "table": None, "query": None},
+        "task": "classify",
+        "task_inline": None,
+        "options": {"labels": ["a", "b"]},
+        "column": "text",
+        "keep": ["title", "text"],
+        "id_column": "title",
+        "model": "tiny",
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "new": True,
+    }
+
+
+IMPLIED = {
+    "nothing": ((), "summarize"),
+    "prompt": (("--prompt", "Say {text}"), "ask"),
+    "labels": (("--labels", "a,b"), "classify"),
+    "to": (("--to", "German"), "translate"),
+    "a task given wins": (("--task", "translate", "--prompt", "x"), "translate"),
+}
+
+
+@pytest.mark.parametrize(("options", "task"), IMPLIED.values(), ids=IMPLIED.keys())
+def test_an_option_of_one_task_says_which_is_meant(cli, server, docs, options, task):
+    cli("submit", docs, *options)
+    assert sent(server)["task"] == task
+
+
+def test_keep_none_keeps_no_input_column(cli, server, docs):
+    cli("submit", docs, "--keep", "none")
+    assert sent(server)["keep"] == []
+
+
+def test_a_task_file_is_sent_by_its_content(cli, server, docs, tmp_path):
+    (tmp_path / "mood.yaml").write_text("prompt: 'Mood of {text}?'\nmax_tokens: 3\n")
+    cli("submit", docs, "--task", tmp_path / "mood.yaml")
+    assert sent(server)["task"] == "mood"
+    assert sent(server)["task_inline"] == {"name": "mood", "prompt": "Mood of {text}?", "max_tokens": 3}
+
+
+def test_a_schema_file_is_sent_by_its_content(cli, server, docs, tmp_path):
+    (tmp_path / "s.json").write_text('{"type": "object"}')
+    cli("submit", docs, "--schema", tmp_path / "s.json")
+    assert sent(server)["options"] == {"schema": {"type": "object"}}
+    assert sent(server)["task"] == "extract"
+
+
+BAD = {
+    "schema that is no object": (("--schema", "{dir}/list.json"), "holds a list"),
+    "schema that is no JSON": (("--schema", "{dir}/docs.parquet"), "schema"),
+    "task file too large": (("--task", "{dir}/large.yaml"), "at most 1,048,576 are read"),
+    "table and query": (("--table", "t", "--query", "select 1"), "--table and --query"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD.keys())
+def test_what_is_wrong_here_is_said_before_any_server_is_asked(cli, server, docs, options, message):
+    (docs.parent / "list.json").write_text("[]")
+    (docs.parent / "large.yaml").write_text("#" * (1 << 20) + "\nprompt: x")
+    result = cli("submit", docs, *(option.format(dir=docs.parent) for option in options))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert server.asked == []
+
+
+def test_a_misspelt_source_is_answered_with_the_nearest_file(cli, docs):
+    result = cli("submit", docs.with_name("dcos.parquet"))
+    assert result.exit_code == 2
+    assert f"did you mean {docs}?" in result.stderr
+
+
+def test_a_glob_must_match_something(cli, server, docs):
+    assert cli("submit", docs.parent / "*.parquet").exit_code == 0
+    assert sent(server)["source"]["uri"] == str(docs.parent / "*.parquet")
+    assert "no file matches" in cli("submit", docs.parent / "*.csv").stderr
+
+
+def test_an_address_is_sent_as_it_is(cli, server):
+    cli("submit", "s3://bucket/docs.parquet")
+    assert sent(server)["source"]["uri"] == "s3://bucket/docs.parquet"
+
+
+def test_a_job_found_is_said_to_be_the_same(cli, server, docs):
+    server.created = False
+    shown = cli("submit", docs).stdout
+    assert "is this same job" in shown
+    assert "--new makes another" in shown
+
+
+def test_notes_and_next_commands_are_printed(cli, server, docs):
+    server.views = [job_view(notes=("The text is in column text.",), state="queued")]
+    shown = cli("submit", docs).stdout
+    assert "Note: The text is in column text." in shown
+    assert "harvester watch docs-7f3a" in shown
+
+
+def test_watch_follows_the_job_and_prints_how_it_ended(cli, server, docs):
+    running = job_view(state="running", rows_ok=1, eta_s=9.0)
+    server.views = [running, running, job_view(state="running", rows_ok=2), job_view()]
+    result = cli("submit", docs, "--watch", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["rows_ok"] == 4
+    assert result.stderr.splitlines() == [
+        "docs-7f3a running, 1/4 rows (25%), 50 tokens/s, 9 s left",
+        "docs-7f3a running, 2/4 rows (50%), 50 tokens/s",
+        "docs-7f3a completed, 4/4 rows (100%), 50 tokens/s",
+    ]
+
+
+def test_watch_exits_with_1_where_the_job_fails(cli, server, docs):
+    server.views = [job_view(state="queued"), job_view(state="failed", message="the source changed")]
+    result = cli("submit", docs, "--watch", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["state"] == "failed"
+
+
+def test_without_a_server_an_embedded_one_runs_the_job_to_its_end_and_is_stopped(cli, silent_server, docs, monkeypatch, state):
+    told = []
+
+    class Embedded:
+        def __init__(self, state_dir, model):
+            told.append(("made", state_dir, model))
+            self.url = silent_server.url
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            told.append("stopped")
+
+    monkeypatch.setattr(local, "EmbeddedServer", Embedded)
+    silent_server.views = [job_view(state="queued"), job_view()]
+    result = cli("submit", docs, "--model", "big", "--json")
+    assert result.exit_code == 0
+    assert told == [("made", state, "big"), "stopped"]
+    assert json.loads(result.stdout)["state"] == "completed"
+    assert "starting an embedded one for this command" in result.stderr
+
+
+def test_a_dry_run_counts_without_a_server_and_makes_nothing(cli, docs, state):
+    result = cli("submit", docs, "--dry-run", "--json", "--max-tokens", "10")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert (found["rows"], found["column"], found["most_output_tokens"], found["estimated_s"]) == (8, "text", 80, None)
+    assert 8 * 25 < found["estimated_prompt_tokens"] < 8 * 125
+    assert not state.exists()
+
+
+def test_a_dry_run_says_that_its_tokens_are_an_estimate_and_its_time_unknown(cli, docs):
+    shown = cli("submit", docs, "--dry-run").stdout
+    assert "an estimate: characters / 4 of 8 rows" in shown
+    assert "unknown" in shown
+
+
+def test_a_dry_run_takes_the_rate_of_a_server_that_has_one(cli, server, docs):
+    found = json.loads(cli("submit", docs, "--dry-run", "--json").stdout)
+    assert found["tokens_per_s"] == 50.0
+    assert found["estimated_s"] == round((found["estimated_prompt_tokens"] + found["most_output_tokens"]) / 50.0, 1)
+    assert not any(method == "POST" for method, _, _ in server.asked)
+
+
+def test_a_dry_run_of_a_source_without_text_is_wrong_use(cli, tmp_path):
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "numbers.parquet")
+    result = cli("submit", tmp_path / "numbers.parquet", "--dry-run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
