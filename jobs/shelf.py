@@ -34,7 +34,9 @@ class Shelf:
 
     def _source(self, job: JobSpec) -> Source:
         spec = job.source
-        source = connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=self._folder.snapshot(job.id))
+        source = connectors.open_source(
+            spec.uri, table=spec.table, query=spec.query, snapshot_dir=self._folder.snapshot(job.id), fingerprint=job.fingerprint
+        )
         if source.fingerprint() != job.fingerprint:
             source.close()
             raise SourceError(

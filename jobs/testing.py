@@ -11,7 +11,8 @@ import pyarrow as pa
 from harvester.errors import NotFoundError
 from jobs.engine import Completion, EngineGone, Message, Prompt
 from jobs.ledger import Ledger
-from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats
+from jobs.spec import JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
+from jobs.tasks.spec import Task
 
 VERBS = ("cancel", "pause", "resume", "retry")
 
@@ -106,6 +107,28 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+def scripted_plan(
+    job_id: str, rows_total: int = 10, slice_rows: int = 4, *, key: str | None = None, model: str = "scripted", created_at_s: float = 0.0
+) -> JobPlan:
+    """A plan for the ledger, over one row group of a source that is not there. ``key`` is the id unless given."""
+    spec = JobSpec(
+        id=job_id,
+        key=job_id if key is None else key,
+        source=SourceSpec(uri=f"/nowhere/{job_id}.parquet"),
+        fingerprint="none",
+        task=Task(name="echo", prompt="{text}"),
+        column="text",
+        keep=(),
+        model=model,
+        rows_total=rows_total,
+        created_at_s=created_at_s,
+    )
+    starts = range(0, rows_total, slice_rows)
+    cuts = [(start, min(slice_rows, rows_total - start)) for start in starts]
+    slices = [SliceSpec(slice_id=i, group_index=0, offset=at, row_start=at, row_count=count) for i, (at, count) in enumerate(cuts)]
+    return JobPlan(spec=spec, slices=tuple(slices))
 
 
 class DirectLedger:

@@ -17,6 +17,7 @@ from harvester.cli.progress import failure, follow
 from harvester.cli.request import build_request, read_schema
 from harvester.errors import HarvesterError
 from jobs.spec import JobRequest, JobView
+from jobs.states import ENDED
 
 app = typer.Typer()
 
@@ -129,7 +130,8 @@ def _print_submitted(view: JobView, created: bool) -> None:
 
 def _print_next(view: JobView) -> None:
     print("Next:")
-    print(f"  harvester watch {view.id}")
+    if view.state not in ENDED:
+        print(f"  harvester watch {view.id}")
     print(f"  harvester results {view.id} -o {view.id}.parquet")
     print(f"""  harvester sql "select * from results('{view.id}') limit 5\"""", flush=True)
 

@@ -46,7 +46,7 @@ def job_lines(view: JobView) -> Iterator[str]:
 def progress_line(view: JobView) -> str:
     parts = [f"{view.id} {view.state}", f"{rows_done(view):,}/{view.rows_total:,} rows ({share_done(view):.0%})"]
     if view.rows_error:
-        parts.append(f"{view.rows_error:,} errors")
+        parts.append(f"{view.rows_error:,} error{'' if view.rows_error == 1 else 's'}")
     if view.offline_tokens_per_s:
         parts.append(f"{rate(view.offline_tokens_per_s)} tokens/s")
     if view.eta_s and view.state is JobState.RUNNING:

@@ -60,7 +60,7 @@ def failure(view: JobView) -> str | None:
 
 
 def _bar(views: Iterator[JobView]) -> JobView:
-    columns = (BarColumn(bar_width=None), TextColumn("{task.description}"))
+    columns = (BarColumn(bar_width=None), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None)
         for view in views:

@@ -1,0 +1,41 @@
+"""``python -m bench.scripted_server``: `harvester serve` with `bench.scripted_replica` in place of vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harvester.config import parse_config
+from harvester.errors import HarvesterError
+from harvester.serve import server
+
+if TYPE_CHECKING:
+    from ray import serve
+
+
+def _chat_app(*given: Any) -> serve.Application:
+    from bench.scripted_replica import scripted_app  # after the environment that Ray reads has been set
+
+    return scripted_app(*given)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--harvest", type=json.loads, default={}, help="section `harvest` of the config, as JSON")
+    given = parser.parse_args()
+    try:
+        config = parse_config({"port": given.port, "harvest": given.harvest}, "command line")
+        server.run(config, given.state, lambda kind, fields: print(json.dumps({"event": kind, **fields}), flush=True), _chat_app)
+    except HarvesterError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

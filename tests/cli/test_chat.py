@@ -1,0 +1,70 @@
+"""`harvester chat` over a stream of server-sent events."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harvester.cli.chat import events
+from harvester.errors import EngineError, HarvesterError, UsageError
+
+
+def test_the_answer_is_printed_and_its_times_go_to_stderr(cli, server):
+    result = cli("chat", "hi", "--system", "be brief", "--max-tokens", "5")
+    assert result.exit_code == 0
+    assert result.stdout == "Hello\n"
+    assert "first token after" in result.stderr
+    body = next(body for _, path, body in server.asked if path == "/v1/chat/completions")
+    assert body["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("tiny", 5, True)
+
+
+def test_json_prints_one_object(cli, server):
+    answer = json.loads(cli("chat", "hi", "--json").stdout)
+    assert (answer["text"], answer["model"], answer["finish_reason"]) == ("Hello", "tiny", "stop")
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 2}
+    assert 0 <= answer["ttft_ms"] <= answer["total_ms"]
+
+
+def test_the_prompt_may_come_from_a_pipe(cli, server):
+    assert cli("chat", input="hi there\n").stdout == "Hello\n"
+    assert server.asked[-1][2]["messages"] == [{"role": "user", "content": "hi there"}]
+
+
+def test_an_empty_pipe_asks_nothing(cli, server):
+    assert cli("chat", input="\n").exit_code == 0
+    assert server.asked == []
+
+
+def test_a_refusal_of_the_engine_is_one_line(cli, server):
+    server.answers["/v1/chat/completions"] = (400, {"error": {"message": "the prompt is too long", "type": "BadRequestError", "code": 400}})
+    result = cli("chat", "hi")
+    assert result.exit_code == 2
+    assert result.stderr == "error: the prompt is too long\n"
+
+
+def test_a_stream_that_breaks_off_fails(cli, server):
+    server.chat = server.chat[:2]
+    result = cli("chat", "hi", "--json")
+    assert result.exit_code == 1
+    assert "ended before it was complete" in result.stderr
+    assert result.stdout == ""
+
+
+LINES = {
+    "error event": (['data: {"error": {"message": "out of memory", "code": 500}}'], HarvesterError, "out of memory"),
+    "error of ours": (['data: {"error": {"message": "no", "code": "wrong_use"}}'], UsageError, "no"),
+    "no JSON": (["data: <html>"], HarvesterError, "not JSON"),
+    "nothing": ([], EngineError, "ended before"),
+}
+
+
+@pytest.mark.parametrize(("lines", "kind", "message"), LINES.values(), ids=LINES.keys())
+def test_a_bad_stream_is_an_error(lines, kind, message):
+    with pytest.raises(kind, match=message):
+        list(events(lines))
+
+
+def test_comments_and_other_fields_of_a_stream_are_skipped():
+    assert list(events([": ping", "event: x", "", 'data: {"a": 1}', "data: [DONE]", "data: {"])) == [{"a": 1}]

