@@ -16,7 +16,7 @@ class Entry:
     line: dict[str, Any]
     spec: JobSpec
     rate: Rate
-    leased_at_s: float = 0.0
+    turn: int = 0  # of the last lease it was given, counted over all jobs
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Self:

@@ -11,6 +11,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ class Ledger:
         self._results_root = results_root
         self._lease_s = lease_s
         self._terms: dict[str, Term] = {}
+        self._turns = count(1)
         self._store = Store(path)
         self._run = self._store.run
         if new_server:
@@ -141,7 +143,7 @@ class Ledger:
         """The next free slice of the job that waited longest for one, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
         waiting = [e for e in self._jobs.values() if e.state in ACTIVE and e.spec.model == model]
-        for entry in sorted(waiting, key=lambda e: (e.leased_at_s, e.line["created_at_s"])):
+        for entry in sorted(waiting, key=lambda e: (e.turn, e.line["created_at_s"])):
             free = self._run("pending_slice", [entry.spec.id])
             if free:
                 return self._grant(entry, free[0], holder, now_s)
@@ -156,7 +158,7 @@ class Ledger:
                 self._write_state(entry, JobState.RUNNING, now_s, entry.line["message"])
         self._reload(entry.spec.id)
         self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s)
-        entry.leased_at_s = now_s
+        entry.turn = next(self._turns)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=entry.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)
 
@@ -181,7 +183,7 @@ class Ledger:
         counts are taken over where the slice is done in the same generation.
         """
         entry = self._entry(job_id)
-        term = self._terms.pop(lease_id, None)
+        term = self._terms.get(lease_id)
         ((state, generation, *old),) = self._run("slice_stats", [entry.spec.id, slice_id])
         if term is None and not (state == SliceState.DONE and generation == stats.generation):
             return False
@@ -190,6 +192,9 @@ class Ledger:
         with self._store.transaction():
             self._run("finish_slice", [*new, entry.spec.id, slice_id])
             self._run("add_counts", [*(n - o for n, o in zip(new, old, strict=True)), entry.spec.id])
+            if entry.state in ACTIVE:
+                self._run("set_message", [None, entry.spec.id])  # whatever it waited for, it goes on
+        self._terms.pop(lease_id, None)
         self._reload(entry.spec.id)
         self._sample(entry, now_s)
         self._settle(entry, now_s)
@@ -197,9 +202,10 @@ class Ledger:
 
     def release(self, lease_id: str, now_s: float) -> None:
         """Give a lease back undone. Unknown ones are ignored: they were lost before."""
-        term = self._terms.pop(lease_id, None)
+        term = self._terms.get(lease_id)
         if term is not None:
             self._run("free_slice", [term.job_id, term.slice_id])
+            del self._terms[lease_id]
             self._settle(self._jobs[term.job_id], now_s)
 
     def release_holder(self, holder: str, now_s: float) -> None:

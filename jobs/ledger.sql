@@ -61,7 +61,7 @@ SELECT * EXCLUDE (key) FROM jobs ORDER BY created_at_s DESC, id DESC;
 SELECT * EXCLUDE (key) FROM jobs WHERE id = ?;
 
 -- name: find_key
-SELECT id FROM jobs WHERE key = ? AND state <> 'cancelled' AND state <> 'failed' ORDER BY created_at_s DESC LIMIT 1;
+SELECT id FROM jobs WHERE key = ? AND state NOT IN ('cancelling', 'cancelled', 'failed') ORDER BY created_at_s DESC LIMIT 1;
 
 -- name: newest_ids
 SELECT id FROM jobs ORDER BY created_at_s DESC, id DESC LIMIT 5;

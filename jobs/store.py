@@ -45,7 +45,7 @@ class Store:
             self._db.unregister(view)
 
     def arrow(self, table: str) -> pa.Table:
-        return self._db.execute(f"SELECT * FROM {table}").to_arrow_table()
+        return self._db.sql(f"SELECT * FROM {table}").to_arrow_table()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -41,7 +41,7 @@ class Replica:
             engine=OfflineEngine(self._host, choice.name, config.harvest.concurrency or 2 * slots),
             folder=folder,
             config=config.harvest,
-            open_sink=lambda folder, job_id: PartsSink(folder.results(job_id)),
+            open_sink=open_sink,
             now_s=time.time,
         )
         self._harvest = asyncio.create_task(self._runner.run())
@@ -62,6 +62,13 @@ class Replica:
         with suppress(asyncio.CancelledError, EngineGone):
             await self._harvest
         self._host.close()
+
+
+def open_sink(folder: StateFolder, job_id: str) -> PartsSink:
+    """Where a job's parts go, cleared of what dead writers left half written."""
+    sink = PartsSink(folder.results(job_id))
+    sink.sweep()
+    return sink
 
 
 def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, *, cpu: bool) -> serve.Application:

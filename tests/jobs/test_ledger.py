@@ -20,13 +20,14 @@ MODEL = "scripted"
 class Desk:
     """A ledger with its clock, and the few calls that most tests make."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file: Path) -> None:
         self.folder = folder
+        self.file = file
         self.clock = ManualClock()
         self.ledger = self._open(new_server=True)
 
     def _open(self, *, new_server: bool) -> Ledger:
-        return Ledger(self.folder / "ledger.duckdb", self.folder / "jobs", lease_s=LEASE_S, now_s=self.clock(), new_server=new_server)
+        return Ledger(self.file, self.folder / "jobs", lease_s=LEASE_S, now_s=self.clock(), new_server=new_server)
 
     def reopen(self, *, new_server: bool) -> None:
         self.ledger.close()
@@ -66,7 +67,17 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
+    """In memory, which no test can open again."""
+    desk = Desk(tmp_path, Path(":memory:"))
+    yield desk
+    desk.ledger.check()
+    desk.ledger.close()
+
+
+@pytest.fixture
+def kept_desk(tmp_path: Path) -> Iterator[Desk]:
+    """On disk."""
+    desk = Desk(tmp_path, tmp_path / "ledger.duckdb")
     yield desk
     desk.ledger.check()
     desk.ledger.close()
@@ -519,46 +530,46 @@ def test_a_lease_that_cannot_be_written_is_not_given(desk: Desk) -> None:
 # -- opening again ------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_server_finds_its_leases_with_a_full_term(desk: Desk) -> None:
-    desk.submit("docs-1", 8)
-    lease = desk.leased()
-    desk.clock.advance(LEASE_S - 1.0)
-    desk.reopen(new_server=False)
-    desk.clock.advance(LEASE_S - 1.0)
-    assert desk.beat(lease) == []
-    assert desk.commit(lease)
-    assert desk.ledger.show("docs-1").rows_ok == 4
+def test_the_same_server_finds_its_leases_with_a_full_term(kept_desk: Desk) -> None:
+    kept_desk.submit("docs-1", 8)
+    lease = kept_desk.leased()
+    kept_desk.clock.advance(LEASE_S - 1.0)
+    kept_desk.reopen(new_server=False)
+    kept_desk.clock.advance(LEASE_S - 1.0)
+    assert kept_desk.beat(lease) == []
+    assert kept_desk.commit(lease)
+    assert kept_desk.ledger.show("docs-1").rows_ok == 4
 
 
-def test_a_new_server_frees_the_leases_of_the_old_one(desk: Desk) -> None:
-    desk.submit("docs-1", 8)
-    lease = desk.leased()
-    desk.reopen(new_server=True)
-    assert desk.beat(lease) == [lease.lease_id]
-    assert not desk.commit(lease)
-    assert desk.leased("b").slice == lease.slice
+def test_a_new_server_frees_the_leases_of_the_old_one(kept_desk: Desk) -> None:
+    kept_desk.submit("docs-1", 8)
+    lease = kept_desk.leased()
+    kept_desk.reopen(new_server=True)
+    assert kept_desk.beat(lease) == [lease.lease_id]
+    assert not kept_desk.commit(lease)
+    assert kept_desk.leased("b").slice == lease.slice
 
 
-def test_a_new_server_ends_what_was_being_cancelled(desk: Desk) -> None:
-    desk.submit("docs-1")
-    _cancelling(desk)
-    desk.reopen(new_server=True)
-    assert desk.state() is JobState.CANCELLED
+def test_a_new_server_ends_what_was_being_cancelled(kept_desk: Desk) -> None:
+    kept_desk.submit("docs-1")
+    _cancelling(kept_desk)
+    kept_desk.reopen(new_server=True)
+    assert kept_desk.state() is JobState.CANCELLED
 
 
-def test_everything_a_job_says_survives_opening_again(desk: Desk) -> None:
-    desk.submit("docs-1", 8)
-    desk.commit(desk.leased(), errors=1, output_tokens=7)
-    desk.ledger.pause("docs-1", desk.clock())
-    desk.ledger.say("docs-1", "waits for disk space")
-    before = desk.ledger.show("docs-1")
-    spec = desk.ledger.spec("docs-1")
-    desk.reopen(new_server=True)
-    assert desk.ledger.show("docs-1") == before
-    assert desk.ledger.spec("docs-1") == spec
+def test_everything_a_job_says_survives_opening_again(kept_desk: Desk) -> None:
+    kept_desk.submit("docs-1", 8)
+    kept_desk.commit(kept_desk.leased(), errors=1, output_tokens=7)
+    kept_desk.ledger.pause("docs-1", kept_desk.clock())
+    kept_desk.ledger.say("docs-1", "waits for disk space")
+    before = kept_desk.ledger.show("docs-1")
+    spec = kept_desk.ledger.spec("docs-1")
+    kept_desk.reopen(new_server=True)
+    assert kept_desk.ledger.show("docs-1") == before
+    assert kept_desk.ledger.spec("docs-1") == spec
 
 
-def test_a_second_owner_of_the_file_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "not-a-ledger.duckdb"
     broken.write_bytes(b"nothing that DuckDB could read" * 100)
     with pytest.raises(StorageError, match="cannot open the ledger"):
