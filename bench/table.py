@@ -14,7 +14,7 @@ from connectors.durable import publish
 
 SPEECHES = ROOT / "examples" / "docs_speeches.parquet"
 GROUP_ROWS = 65_536
-_WORDS = "the of and to in we our people nation world peace work great shall government every country time must freedom".split()
+_WORDS = re.findall(r"\w+", "the of and to in we our people nation world peace work great shall government every country time must freedom")
 _SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 

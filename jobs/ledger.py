@@ -94,7 +94,8 @@ class Ledger:
     def cancel(self, job_id: str, now_s: float) -> JobView:
         entry = self._entry(job_id)
         held = any(term.job_id == entry.spec.id for term in self._terms.values())
-        target = JobState.CANCELLING if entry.state is JobState.RUNNING and held else JobState.CANCELLED
+        going = entry.state in (JobState.RUNNING, JobState.CANCELLING)
+        target = JobState.CANCELLING if going and held else JobState.CANCELLED
         return self._change(entry, target, now_s, None)
 
     def pause(self, job_id: str, now_s: float) -> JobView:
@@ -274,20 +275,21 @@ class Ledger:
     def _change(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> JobView:
         if entry.state is not target:
             self._write_state(entry, target, now_s, message)
+            self._reload(entry.spec.id)
         return self._view(entry)
 
     def _write_state(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> None:
+        """Write only: the caller takes the line over when its transaction is whole."""
         check_transition(entry.spec.id, entry.state, target)
         started_at_s = entry.line["started_at_s"] or (now_s if target is JobState.RUNNING else None)
         ended_at_s = now_s if target in ENDED else None
         self._run("set_state", [target, started_at_s, ended_at_s, message, entry.spec.id])
-        entry.line |= {"state": str(target), "started_at_s": started_at_s, "ended_at_s": ended_at_s, "message": message}
         if target not in ACTIVE:
             entry.rate.clear()
 
     def _settle(self, entry: Entry, now_s: float) -> None:
         """Move a job on that has nothing left to wait for."""
         if entry.state is JobState.CANCELLING and not any(t.job_id == entry.spec.id for t in self._terms.values()):
-            self._write_state(entry, JobState.CANCELLED, now_s, None)
+            self._change(entry, JobState.CANCELLED, now_s, None)
         if entry.state in (*ACTIVE, JobState.PAUSED) and self._run("open_slices", [entry.spec.id])[0][0] == 0:
-            self._write_state(entry, JobState.COMPLETED, now_s, None)
+            self._change(entry, JobState.COMPLETED, now_s, None)

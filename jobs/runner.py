@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -27,7 +27,10 @@ STORAGE_WAIT_S = 5.0
 
 
 class LedgerClient(Protocol):
-    """The ledger as a replica sees it. Calls wait while the ledger restarts; they are safe to repeat."""
+    """The ledger as a replica sees it. Calls wait while the ledger restarts; they are safe to repeat.
+
+    Each may raise `StorageError` (a full disk): nothing has changed then.
+    """
 
     async def lease(self, holder: str, model: str) -> Lease | None: ...
     async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]: ...
@@ -46,6 +49,14 @@ class Held:
     rows_waiting: int = 0
     rows_done: int = 0
     tokens_done: int = 0
+
+
+async def _tell(call: Awaitable[object]) -> None:
+    """Tell the ledger what it can do without: a lease that does not come back expires, and what fails a job fails it again."""
+    try:
+        await call
+    except StorageError as error:
+        log.warning("ledger_storage %s", error.message)
 
 
 class Runner:
@@ -97,7 +108,12 @@ class Runner:
                 LeaseProgress(lease_id=lease_id, rows_done=held.rows_done, tokens_done=held.tokens_done)
                 for lease_id, held in self._held.items()
             ]
-            for lease_id in await self.ledger.heartbeat(self.holder, progress) if progress else ():
+            try:
+                drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
+            except StorageError as error:
+                log.warning("heartbeat_storage %s", error.message)
+                continue
+            for lease_id in drop:
                 held = self._held.get(lease_id)
                 if held and held.task:
                     held.task.cancel()
@@ -110,7 +126,12 @@ class Runner:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            lease = await self.ledger.lease(self.holder, self.engine.model)
+            try:
+                lease = await self.ledger.lease(self.holder, self.engine.model)
+            except StorageError as error:
+                log.warning("lease_storage %s", error.message)
+                await asyncio.sleep(STORAGE_WAIT_S)
+                continue
             if lease is None:
                 await asyncio.sleep(self.config.idle_poll_s)
                 continue
@@ -124,21 +145,21 @@ class Runner:
             committed = await self._slice(held)
         except StorageError as error:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
-            await self.ledger.say(lease.job.id, error.message)
+            await _tell(self.ledger.say(lease.job.id, error.message))
             await asyncio.sleep(STORAGE_WAIT_S)
         except UsageError as error:  # the source or the task: it will not get better by itself
-            await self.ledger.fail(lease.job.id, error.message)
+            await _tell(self.ledger.fail(lease.job.id, error.message))
         except (EngineGone, asyncio.CancelledError):
             raise
         except Exception as error:
             log.exception("slice_bug job=%s slice=%d", lease.job.id, lease.slice.slice_id)
             message = error.message if isinstance(error, HarvesterError) else f"internal error: {type(error).__name__}: {error}"
-            await self.ledger.fail(lease.job.id, message)
+            await _tell(self.ledger.fail(lease.job.id, message))
         finally:
             self._held.pop(lease.lease_id, None)
             self._room.set()
             if not committed:
-                await asyncio.shield(self.ledger.release(lease.lease_id))
+                await asyncio.shield(_tell(self.ledger.release(lease.lease_id)))
 
     async def _slice(self, held: Held) -> bool:
         """Compute and publish one slice. True when the ledger has it."""
@@ -171,8 +192,9 @@ class Runner:
                     cell = cells[row_id - start] if cells is not None else None
                     task = group.create_task(self._row(held, files, work, row_id, rows[row_id - start], cell))
                     task.add_done_callback(lambda _: self._slots.release())  # also of a task cancelled before it ran
-        except* (StorageError, EngineGone) as errors:
-            raise errors.exceptions[0] from None
+        except ExceptionGroup as errors:  # of the rows; that the engine is gone explains the others
+            gone = errors.subgroup(EngineGone)
+            raise (gone or errors).exceptions[0] from None
 
     async def _row(
         self, held: Held, files: SliceFiles, work: RowWork, row_id: int, values: Mapping[str, object], cell: str | TextProblem | None

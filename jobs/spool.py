@@ -1,7 +1,7 @@
 """Rows of a leased slice as they finish: appended to a file, so that whoever takes the slice over does not compute them again.
 
-A line says that a row was begun or gives its result. The file survives the death of the process at any byte: a torn last line is
-ignored. It is not fsynced: after a power loss rows are computed again, never lost.
+A line says that a row was begun (``[7]``) or gives its result (``{...}``); no part of a line reads as a line. The file survives the
+death of the process at any byte: a torn last line is ignored. It is not fsynced: after a power loss rows are computed again, never lost.
 """
 
 from __future__ import annotations
@@ -37,25 +37,28 @@ class Spool:
                 item = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(item, int):
-                self.begins[item] += 1
+            if isinstance(item, list) and len(item) == 1 and isinstance(item[0], int):
+                self.begins[item[0]] += 1
             elif isinstance(item, dict):
                 row = Row.from_json(item)
                 self.rows[row.row_id] = row
 
     def begin(self, row_id: int) -> None:
         self.begins[row_id] += 1
-        self._append(str(row_id))
+        self._append(f"[{row_id}]")
 
     def finish(self, row: Row) -> None:
         self.rows[row.row_id] = row
         self._append(json.dumps(row.to_json()))
 
     def _append(self, line: str) -> None:
+        data = line.encode() + b"\n"
         try:
-            os.write(self._file, line.encode() + b"\n")
+            written = os.write(self._file, data)
         except OSError as error:
             raise StorageError(f"cannot write {self.path}: {error.strerror}; free space, the job goes on by itself") from error
+        if written < len(data):  # a disk that fills up takes a part and says nothing
+            raise StorageError(f"cannot write {self.path}: no space left; free space, the job goes on by itself")
 
     @property
     def recomputed(self) -> int:

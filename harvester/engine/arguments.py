@@ -7,7 +7,9 @@ import difflib
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import TypeAdapter
 
 from harvester.config import ServeConfig
 from harvester.engine.scheduler import LIMITS_KEY
@@ -52,15 +54,22 @@ def namespace(values: Mapping[str, Any]) -> tuple[Namespace, Any]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     defaults = vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
-    engine_names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    fields = {field.name: field for field in dataclasses.fields(AsyncEngineArgs)}
+    engine_names = set(fields)
     for key in values:
         if key not in defaults and key not in engine_names:
             near = difflib.get_close_matches(key, [*defaults, *engine_names], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"engine: vLLM has no argument {key}{hint}")
     try:
-        engine = AsyncEngineArgs(**{key: value for key, value in values.items() if key in engine_names})
+        engine = AsyncEngineArgs(**{key: _typed(fields[key].type, value) for key, value in values.items() if key in engine_names})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"engine: vLLM refuses these arguments: {' '.join(str(error).split())}") from error
     front = {key: value for key, value in values.items() if key not in engine_names}
     return Namespace(**(defaults | front | vars(engine))), engine
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """A mapping for an argument that is one of vLLM's config classes becomes one: ``structured_outputs_config: {backend: xgrammar}``."""
+    classes = [item for item in (get_args(kind) or (kind,)) if isinstance(item, type) and dataclasses.is_dataclass(item)]
+    return TypeAdapter(classes[0]).validate_python(value) if classes and isinstance(value, dict) else value

@@ -105,7 +105,7 @@ class EngineHost:
         if choices is not None:
             guided = StructuredOutputsParams(choice=list(choices))
         elif json_schema is not None:
-            guided = StructuredOutputsParams(json=json_schema)
+            guided = StructuredOutputsParams(json=json_schema, disable_any_whitespace=True)  # no endless blanks
         try:
             params = SamplingParams(
                 max_tokens=max_tokens, temperature=temperature, structured_outputs=guided, output_kind=RequestOutputKind.FINAL_ONLY

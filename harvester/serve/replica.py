@@ -82,6 +82,7 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         name="replica",
         num_replicas=config.replicas,
         max_ongoing_requests=100_000,
+        max_constructor_retry_count=1,  # a model that does not start now will not at the third try
         ray_actor_options=options | {"runtime_env": {"env_vars": config.env}},
         health_check_period_s=1.0,
         health_check_timeout_s=60.0,

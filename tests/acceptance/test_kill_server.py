@@ -8,12 +8,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.acceptance.server import RealServer, ids
+from tests.real_server import RealServer, ids
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
 ROWS = 160
 SPEECHES = Path(__file__).parents[2] / "examples" / "docs_speeches.parquet"
-CONFIG = Path(__file__).parent / "small.yaml"
+CONFIG = Path(__file__).parents[1] / "small.yaml"
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 
 from harvester.errors import NotFoundError, StateError, StorageError
@@ -185,6 +187,7 @@ def test_a_queued_job_is_cancelled_at_once(desk: Desk) -> None:
 def test_a_job_with_leases_is_cancelling_until_the_last_one_is_back(desk: Desk) -> None:
     desk.submit("docs-1")
     one, two = desk.leased("a"), desk.leased("b")
+    assert desk.ledger.cancel("docs-1", desk.clock()).state is JobState.CANCELLING
     assert desk.ledger.cancel("docs-1", desk.clock()).state is JobState.CANCELLING
     assert desk.lease("c") is None
     assert desk.beat(one, "a") == [one.lease_id]
@@ -490,6 +493,35 @@ class Broken:
         if name == self.statement:
             raise StorageError("no space left")
         return self._run(name, values)  # type: ignore[arg-type]
+
+
+class FullDisk:
+    """DuckDB's connection, on a disk that has no room for a commit until it is mended."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._db = ledger._store._db
+        self.full = True
+        ledger._store._db = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, query: str, *values: object) -> Any:
+        if self.full and query == "COMMIT":
+            raise duckdb.IOException("No space left on device")
+        return self._db.execute(query, *values)
+
+
+def test_on_a_full_disk_no_lease_is_given_and_the_job_stays_as_it_was(desk: Desk) -> None:
+    desk.submit("docs-1", 4)
+    before = desk.ledger.show("docs-1")
+    disk = FullDisk(desk.ledger)
+    with pytest.raises(StorageError, match="No space left on device"):
+        desk.lease()
+    disk.full = False
+    assert desk.ledger.show("docs-1") == before
+    desk.leased()
+    assert desk.ledger.table("jobs").column("state").to_pylist() == ["running"]
 
 
 def test_a_commit_that_cannot_be_written_leaves_the_lease_in_force(desk: Desk) -> None:

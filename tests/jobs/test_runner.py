@@ -1,0 +1,619 @@
+"""The harvest loop: every row ends exactly once, whatever dies, fills up or changes its mind beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import connectors
+from connectors import MemorySink, PartsSink
+from connectors.base import Sink
+from harvester.config import HarvestConfig
+from harvester.errors import StorageError
+from jobs import runner as runner_module
+from jobs.engine import EngineGone, Prompt, RowError
+from jobs.folder import StateFolder
+from jobs.ledger import Ledger
+from jobs.plan import plan_job
+from jobs.runner import LedgerClient, Runner
+from jobs.spec import JobRequest, JobView, LeaseProgress, PartStats, SourceSpec
+from jobs.states import JobState
+from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line
+
+LEASE_S = 0.1
+HARVEST = HarvestConfig(heartbeat_s=0.01, lease_s=LEASE_S, idle_poll_s=0.005, min_slice_rows=4, slices_per_job=4)
+PATIENCE_S = 20.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop go on until ``condition`` holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - the ledger has no event to wait for
+            await asyncio.sleep(0.001)
+
+
+class World:
+    """A state folder, a ledger, sources, and the replicas that come and go. Time stands still unless a test moves it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.inputs = folder / "inputs"
+        self.inputs.mkdir()
+        self.folder = StateFolder(folder / "state")
+        self.folder.prepare()
+        self.clock = ManualClock()
+        self.ledger = Ledger(Path(":memory:"), self.folder.jobs, lease_s=LEASE_S, now_s=self.clock(), new_server=True)
+        self.client = DirectLedger(self.ledger, self.clock)
+        self.sinks: dict[str, Sink] = {}
+        self.harvest = HARVEST
+
+    def sink(self, folder: StateFolder, job_id: str) -> Sink:
+        return self.sinks.setdefault(job_id, MemorySink())
+
+    def submit(self, texts: Sequence[str | None] | pa.Array | int, name: str = "docs", **fields: Any) -> str:
+        column = [f"row {i}" for i in range(texts)] if isinstance(texts, int) else texts
+        path = self.inputs / f"{name}.parquet"
+        pq.write_table(pa.table({"text": column, "number": range(len(column))}), path)
+        self.clock.advance(1.0)
+        inline = {"prompt": "Answer with the last line.\n{text}", "max_tokens": 8}
+        request = JobRequest(source=SourceSpec(uri=str(path)), task="echo", task_inline=inline, column="text", **fields)
+        with connectors.open_source(str(path)) as source:
+            plan = plan_job(request, source, model="scripted", harvest=self.harvest, now_s=self.clock(), token="0001")
+        return self.ledger.submit(plan, new=True)[0].id
+
+    def runner(self, engine: ScriptedEngine, holder: str = "a", client: LedgerClient | None = None) -> Runner:
+        return Runner(holder, client or self.client, engine, self.folder, self.harvest, self.sink, self.clock)
+
+    def show(self, job_id: str = "latest") -> JobView:
+        return self.ledger.show(job_id)
+
+    def ended(self, job_id: str = "latest") -> bool:
+        return self.show(job_id).ended_at_s is not None
+
+    def results(self, job_id: str = "docs-0001") -> pa.Table:
+        sink = self.sinks[job_id]
+        return pa.concat_tables([sink.read(name) for name in sink.names()]).sort_by("row_id")
+
+    def slices(self, state: str) -> list[int]:
+        return [line["slice_id"] for line in self.ledger.table("leases").to_pylist() if line["state"] == state]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.ledger.check()
+    world.ledger.close()
+
+
+@asynccontextmanager
+async def at_work(runner: Runner) -> AsyncIterator[asyncio.Task[None]]:
+    """The runner in a task; cancelled at the end, which raises what it died of."""
+    task = asyncio.create_task(runner.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def harvest(world: World, engine: ScriptedEngine, *, holder: str = "a", client: LedgerClient | None = None) -> JobView:
+    """Run one replica until every job has ended; the newest job."""
+    async with at_work(world.runner(engine, holder, client)) as task:
+        await until(lambda: task.done() or all(job.ended_at_s is not None for job in world.ledger.jobs()))
+        if task.done():
+            await task
+    return world.show()
+
+
+class LostLedger(DirectLedger):
+    """The ledger of a replica that dies: from `lose` on nothing that the replica says arrives."""
+
+    lost = False
+
+    def lose(self) -> None:
+        self.lost = True
+
+    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
+        return [] if self.lost else await super().heartbeat(holder, progress)
+
+    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
+        return False if self.lost else await super().commit(lease_id, job_id, slice_id, stats)
+
+    async def release(self, lease_id: str) -> None:
+        if not self.lost:
+            await super().release(lease_id)
+
+
+def lost_ledger(world: World) -> LostLedger:
+    return LostLedger(world.ledger, world.clock)
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_every_row_ends_exactly_once(world: World) -> None:
+    world.submit(50)
+    engine = ScriptedEngine(concurrency=8)
+    view = await harvest(world, engine)
+    results = world.results()
+    assert results["row_id"].to_pylist() == list(range(50))
+    assert results["output"].to_pylist() == [f"row {i}" for i in range(50)]
+    assert results["number"].to_pylist() == list(range(50))
+    assert set(results["status"].to_pylist()) == {"ok"}
+    assert (view.state, view.rows_ok, view.rows_error, view.rows_recomputed) == (JobState.COMPLETED, 50, 0, 0)
+    assert engine.calls == 50
+
+
+async def test_tokens_of_the_rows_are_tokens_of_the_job(world: World) -> None:
+    world.submit(10)
+    view = await harvest(world, ScriptedEngine())
+    results = world.results()
+    assert view.prompt_tokens == sum(results["prompt_tokens"].to_pylist())
+    assert view.output_tokens == sum(results["output_tokens"].to_pylist()) == 20
+
+
+async def test_a_finished_slice_leaves_no_spool_behind(world: World) -> None:
+    job_id = world.submit(10)
+    await harvest(world, ScriptedEngine())
+    assert not list((world.folder.jobs / job_id / "spool").iterdir())
+
+
+async def test_the_parts_are_one_for_each_slice_in_the_jobs_folder(world: World, tmp_path: Path) -> None:
+    job_id = world.submit(12)
+    world.sinks[job_id] = PartsSink(world.folder.results(job_id))
+    view = await harvest(world, ScriptedEngine())
+    assert sorted(path.name for path in Path(view.results).iterdir()) == [f"part-00000{i}.parquet" for i in range(3)]
+    assert world.results(job_id)["row_id"].to_pylist() == list(range(12))
+
+
+def _not_utf8() -> pa.Array:
+    texts = pa.array([b"good", b"\xff\xfe bad", b"also good", b"fine"])
+    return pa.Array.from_buffers(pa.string(), len(texts), texts.buffers())
+
+
+@pytest.mark.parametrize(
+    ("texts", "code"),
+    [
+        (["good", None, "also good", "fine"], "null_text"),
+        (["good", "", "also good", "fine"], "empty_text"),
+        (["good", " \n\t", "also good", "fine"], "empty_text"),
+        (_not_utf8(), "not_utf8"),
+    ],
+    ids=["null", "empty", "white-space", "not-utf-8"],
+)
+async def test_a_cell_that_is_no_text_ends_as_an_error_row_and_the_others_go_on(world: World, texts: pa.Array, code: str) -> None:
+    world.submit(texts)
+    engine = ScriptedEngine()
+    view = await harvest(world, engine)
+    results = world.results()
+    assert results["status"].to_pylist() == ["ok", "error", "ok", "ok"]
+    assert results["error_code"].to_pylist() == [None, code, None, None]
+    assert results["output"].to_pylist() == ["good", None, "also good", "fine"]
+    assert (view.state, view.rows_ok, view.rows_error, engine.calls) == (JobState.COMPLETED, 3, 1, 3)
+
+
+async def test_a_row_that_the_engine_refuses_ends_as_an_error_row_and_the_others_go_on(world: World) -> None:
+    def answer(prompt: Prompt) -> str:
+        if last_line(prompt) == "row 2":
+            raise RowError("refused", "this one cannot be answered")
+        return last_line(prompt)
+
+    world.submit(6)
+    view = await harvest(world, ScriptedEngine(answer=answer))
+    row = world.results().to_pylist()[2]
+    assert (row["status"], row["error_code"], row["error_message"]) == ("error", "refused", "this one cannot be answered")
+    assert (view.state, view.rows_ok, view.rows_error) == (JobState.COMPLETED, 5, 1)
+
+
+async def test_a_job_with_nothing_but_bad_rows_completes_and_says_so(world: World) -> None:
+    world.submit(["", None, " ", ""])
+    view = await harvest(world, ScriptedEngine())
+    assert (view.state, view.rows_ok, view.rows_error) == (JobState.COMPLETED, 0, 4)
+
+
+async def test_a_text_too_long_is_cut_at_a_sentence_and_marked(world: World) -> None:
+    seen: list[Prompt] = []
+
+    def answer(prompt: Prompt) -> str:
+        seen.append(prompt)
+        return "done"
+
+    long = " ".join(f"This is sentence number {i}." for i in range(400))
+    world.submit(["short", long])
+    engine = ScriptedEngine(context_tokens=100, concurrency=1, answer=answer)
+    view = await harvest(world, engine)
+    results = world.results()
+    assert results["truncated"].to_pylist() == [False, True]
+    assert (view.rows_ok, view.rows_truncated) == (2, 1)
+    text = last_line(seen[1])
+    assert text.endswith(".")
+    assert long.startswith(text)
+    assert 60 < results["prompt_tokens"].to_pylist()[1] <= 100 - seen[1].max_tokens
+
+
+async def test_each_row_is_asked_with_the_tasks_own_bounds(world: World) -> None:
+    seen: list[Prompt] = []
+
+    def answer(prompt: Prompt) -> str:
+        seen.append(prompt)
+        return "x" * 1000
+
+    world.submit(4, temperature=0.5)
+    await harvest(world, ScriptedEngine(answer=answer))
+    assert {(prompt.max_tokens, prompt.temperature) for prompt in seen} == {(8, 0.5)}
+    assert len({prompt.request_id for prompt in seen}) == 4
+    assert set(world.results()["finish_reason"].to_pylist()) == {"length"}
+
+
+# -- leases and heartbeats ----------------------------------------------------------------------------------------------------------
+
+
+async def test_small_slices_are_leased_ahead_until_the_engine_is_full(world: World) -> None:
+    world.submit(40)
+    engine = ScriptedEngine(concurrency=16)
+    engine.hold()
+    async with at_work(world.runner(engine)):
+        await until(lambda: engine.running == 16)
+        rows_leased = 10 * len(world.slices("leased"))
+        assert 16 < rows_leased < 40
+        engine.go_on()
+        await until(world.ended)
+
+
+async def test_a_heartbeat_keeps_a_slow_slice_and_tells_how_far_it_is(world: World) -> None:
+    beats = 0
+
+    class Counting(DirectLedger):
+        async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
+            nonlocal beats
+            beats += 1
+            return await super().heartbeat(holder, progress)
+
+    world.submit(4)
+    engine = ScriptedEngine(concurrency=1)
+    engine.answer = lambda prompt: (engine.hold() if engine.calls == 3 else None) or last_line(prompt)
+    async with at_work(world.runner(engine, client=Counting(world.ledger, world.clock))):
+        await until(lambda: engine.calls == 3)
+        for _ in range(4):
+            world.clock.advance(LEASE_S * 0.9)
+            seen = beats
+            await until(lambda seen=seen: beats > seen)
+            assert world.ledger.lease("b", "scripted", world.clock()) is None
+        assert world.show().rows_running == 2
+        engine.go_on()
+        await until(world.ended)
+    assert world.show().rows_ok == 4
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause"])
+async def test_a_job_that_is_stopped_leaves_the_engine_at_the_next_heartbeat(world: World, verb: str) -> None:
+    job_id = world.submit(40)
+    engine = ScriptedEngine(concurrency=8)
+    engine.hold()
+    async with at_work(world.runner(engine)) as task:
+        await until(lambda: engine.running == 8)
+        getattr(world.ledger, verb)(job_id, world.clock())
+        await until(lambda: engine.running == 0 and not world.slices("leased"))
+        assert engine.aborted == 8
+        assert not task.done()
+        engine.go_on()
+        await until(lambda: world.show().state in (JobState.CANCELLED, JobState.PAUSED))
+        calls = engine.calls
+        other = world.submit(4, "others")
+        await until(lambda: world.ended(other))
+        assert engine.calls == calls + 4
+    assert world.show(job_id).rows_ok == 0
+
+
+async def test_a_paused_job_goes_on_where_it_was(world: World) -> None:
+    job_id = world.submit(8)
+    engine = ScriptedEngine(concurrency=1)
+    engine.answer = lambda prompt: (engine.hold() if engine.calls == 3 else None) or last_line(prompt)
+    async with at_work(world.runner(engine)):
+        await until(lambda: engine.calls == 3)
+        world.ledger.pause(job_id, world.clock())
+        await until(lambda: engine.running == 0 and not world.slices("leased"))
+        world.ledger.resume(job_id, world.clock())
+        engine.go_on()
+        await until(world.ended)
+    assert engine.calls == 9  # the third row twice
+    assert (world.show().rows_ok, world.show().rows_recomputed) == (8, 1)
+
+
+async def test_a_lease_that_was_lost_is_dropped(world: World) -> None:
+    world.submit(4)
+    engine = ScriptedEngine()
+    engine.hold()
+    async with at_work(world.runner(engine)):
+        await until(lambda: engine.running == 4)
+        world.clock.advance(LEASE_S)
+        taken = world.ledger.lease("b", "scripted", world.clock())
+        assert taken is not None
+        await until(lambda: engine.running == 0)
+        assert world.slices("leased") == [taken.slice.slice_id]
+    assert not list(world.sink(world.folder, "docs-0001").names())
+
+
+async def test_a_replica_that_stops_gives_its_leases_back(world: World) -> None:
+    world.submit(40)
+    engine = ScriptedEngine(concurrency=8)
+    engine.hold()
+    async with at_work(world.runner(engine)):
+        await until(lambda: engine.running == 8)
+    assert (world.slices("leased"), engine.running) == ([], 0)
+    view = await harvest(world, ScriptedEngine(), holder="b")
+    assert (view.rows_ok, view.rows_recomputed) == (40, 8)
+
+
+async def test_two_jobs_both_move(world: World) -> None:
+    asked: list[str] = []
+
+    def answer(prompt: Prompt) -> str:
+        asked.append(prompt.request_id.split("-")[0])
+        return last_line(prompt)
+
+    world.submit(64, "first")
+    world.submit(64, "second")
+    await harvest(world, ScriptedEngine(answer=answer, concurrency=4))
+    early = asked[:64]
+    assert early.count("first") >= 16
+    assert early.count("second") >= 16
+
+
+async def test_two_replicas_share_a_job_and_no_row_is_done_twice(world: World) -> None:
+    world.submit(64)
+    one, two = ScriptedEngine(concurrency=4), ScriptedEngine(concurrency=4)
+    async with at_work(world.runner(one, "a")), at_work(world.runner(two, "b")):
+        await until(world.ended)
+    assert one.calls + two.calls == 64
+    assert one.calls > 0
+    assert two.calls > 0
+    assert world.results()["row_id"].to_pylist() == list(range(64))
+
+
+# -- death --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_engine_gives_the_leases_back_and_ends_the_loop(world: World) -> None:
+    world.submit(40)
+    engine = ScriptedEngine(concurrency=8)
+    engine.hold()
+    task = asyncio.create_task(world.runner(engine).run())
+    await until(lambda: engine.running == 8)
+    engine.die()
+    with pytest.raises(EngineGone):
+        await task
+    assert world.slices("leased") == []
+    assert world.show().state is JobState.RUNNING
+    view = await harvest(world, ScriptedEngine(), holder="b")
+    assert (view.rows_ok, view.rows_error) == (40, 0)
+
+
+async def test_a_second_replica_takes_over_a_dead_ones_slice_without_its_finished_rows(world: World) -> None:
+    world.submit(10)
+    client = lost_ledger(world)
+    dying = ScriptedEngine(concurrency=1)
+    dying.answer = lambda prompt: (dying.hold() if dying.calls == 4 else None) or last_line(prompt)
+    async with at_work(world.runner(dying, "dead", client)):
+        await until(lambda: dying.calls == 4)
+        client.lose()
+    assert len(world.slices("leased")) >= 1
+    world.clock.advance(LEASE_S)
+    heir = ScriptedEngine()
+    view = await harvest(world, heir, holder="heir")
+    assert heir.calls == 7
+    assert (view.rows_ok, view.rows_recomputed) == (10, 1)
+    assert world.results()["output"].to_pylist() == [f"row {i}" for i in range(10)]
+    assert world.results()["attempts"].to_pylist() == [1, 1, 1, 2, 1, 1, 1, 1, 1, 1]
+
+
+async def test_a_part_that_was_published_but_not_committed_is_adopted(world: World) -> None:
+    world.submit(4)
+    client = lost_ledger(world)
+    client.lose()
+    dying = ScriptedEngine()
+    async with at_work(world.runner(dying, "dead", client)):
+        await until(lambda: list(world.sink(world.folder, "docs-0001").names()))
+    assert world.show().rows_ok == 0
+    world.clock.advance(LEASE_S)
+    heir = ScriptedEngine()
+    view = await harvest(world, heir, holder="heir")
+    assert heir.calls == 0
+    assert (view.state, view.rows_ok, view.output_tokens) == (JobState.COMPLETED, 4, 8)
+
+
+async def test_a_row_that_kills_the_engine_every_time_ends_as_an_error_row(world: World) -> None:
+    world.harvest = HARVEST.model_copy(update={"row_attempts": 2})
+    world.submit(6)
+    for life in range(2):
+        engine = ScriptedEngine(concurrency=1)
+        engine.answer = lambda prompt, engine=engine: (engine.die() if last_line(prompt) == "row 2" else None) or last_line(prompt)
+        with pytest.raises(EngineGone):
+            await harvest(world, engine, holder=f"life-{life}")
+    view = await harvest(world, ScriptedEngine(), holder="last")
+    row = world.results().to_pylist()[2]
+    assert (row["error_code"], row["attempts"]) == ("engine_lost", 2)
+    assert (view.state, view.rows_ok, view.rows_error) == (JobState.COMPLETED, 5, 1)
+
+
+# -- disks and sources --------------------------------------------------------------------------------------------------------------
+
+
+class FullDisk(MemorySink):
+    full = True
+
+    def write(self, name: str, table: pa.Table, metadata: Mapping[str, str]) -> None:
+        if self.full:
+            raise StorageError(f"cannot write {name}: no space left on device; free space")
+        super().write(name, table, metadata)
+
+
+@pytest.fixture
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "STORAGE_WAIT_S", 0.002)
+
+
+@pytest.mark.usefixtures("_short_waits")
+async def test_a_full_disk_makes_the_job_wait_and_say_so_and_nothing_is_computed_twice(world: World) -> None:
+    job_id = world.submit(8)
+    disk = world.sinks[job_id] = FullDisk()
+    engine = ScriptedEngine()
+    async with at_work(world.runner(engine)):
+        await until(lambda: "no space left" in (world.show().message or ""))
+        assert world.show().state is JobState.RUNNING
+        disk.full = False
+        await until(world.ended)
+    view = world.show()
+    assert (view.state, view.rows_ok, view.rows_recomputed, view.message) == (JobState.COMPLETED, 8, 0, None)
+    assert engine.calls == 8
+
+
+class FullLedger(DirectLedger):
+    """A ledger on the same full disk: whatever it would have to write fails."""
+
+    full = False
+    refused = 0
+
+    def _refuse(self) -> None:
+        if self.full:
+            self.refused += 1
+            raise StorageError("the ledger cannot be written: no space left on device")
+
+    async def lease(self, holder: str, model: str) -> Any:
+        self._refuse()
+        return await super().lease(holder, model)
+
+    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
+        self._refuse()
+        return await super().heartbeat(holder, progress)
+
+    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
+        self._refuse()
+        return await super().commit(lease_id, job_id, slice_id, stats)
+
+    async def release(self, lease_id: str) -> None:
+        self._refuse()
+        await super().release(lease_id)
+
+    async def fail(self, job_id: str, message: str) -> None:
+        self._refuse()
+        await super().fail(job_id, message)
+
+    async def say(self, job_id: str, message: str | None) -> None:
+        self._refuse()
+        await super().say(job_id, message)
+
+
+@pytest.mark.usefixtures("_short_waits")
+async def test_a_ledger_that_cannot_write_makes_the_loop_wait_and_not_end(world: World) -> None:
+    world.submit(12)
+    ledger = FullLedger(world.ledger, world.clock)
+    engine = ScriptedEngine()
+    engine.answer = lambda prompt: setattr(ledger, "full", True) or last_line(prompt)
+    async with at_work(world.runner(engine, client=ledger)) as task:
+        await until(lambda: ledger.refused > 10)
+        assert not task.done()
+        engine.answer = last_line
+        ledger.full = False
+        world.clock.advance(LEASE_S)  # what could not be given back expires
+        await until(world.ended)
+    assert (world.show().state, world.show().rows_ok) == (JobState.COMPLETED, 12)
+    assert engine.calls == 12
+
+
+async def test_a_source_that_changed_since_it_was_submitted_fails_the_job_and_says_so(world: World) -> None:
+    job_id = world.submit(8)
+    pq.write_table(pa.table({"text": ["other"] * 9, "number": range(9)}), world.inputs / "docs.parquet")
+    engine = ScriptedEngine()
+    view = await harvest(world, engine)
+    assert view.state is JobState.FAILED
+    assert "docs.parquet has changed since job docs-0001 was submitted" in (view.message or "")
+    assert engine.calls == 0
+    assert world.show(job_id).rows_ok == 0
+
+
+async def test_a_source_that_is_gone_fails_its_job_alone(world: World) -> None:
+    gone = world.submit(8, "gone")
+    (world.inputs / "gone.parquet").unlink()
+    there = world.submit(8, "there")
+    await harvest(world, ScriptedEngine())
+    assert "gone.parquet does not exist" in (world.show(gone).message or "")
+    assert world.show(there).state is JobState.COMPLETED
+
+
+async def test_a_failed_job_is_resumed_when_its_source_is_back(world: World) -> None:
+    job_id = world.submit(8)
+    path = world.inputs / "docs.parquet"
+    path.rename(world.inputs / "away")
+    assert (await harvest(world, ScriptedEngine())).state is JobState.FAILED
+    (world.inputs / "away").rename(path)
+    world.ledger.resume(job_id, world.clock())
+    assert (await harvest(world, ScriptedEngine(), holder="b")).rows_ok == 8
+
+
+async def test_an_error_of_ours_fails_the_job_with_its_name_and_the_loop_goes_on(world: World) -> None:
+    def answer(prompt: Prompt) -> str:
+        if prompt.request_id.startswith("bad"):
+            raise ZeroDivisionError("a bug")
+        return last_line(prompt)
+
+    bad, good = world.submit(8, "bad"), world.submit(8, "good")
+    await harvest(world, ScriptedEngine(answer=answer))
+    assert world.show(bad).state is JobState.FAILED
+    assert "ZeroDivisionError: a bug" in (world.show(bad).message or "")
+    assert world.show(good).state is JobState.COMPLETED
+
+
+# -- retry --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_retry_computes_only_the_failed_rows_and_keeps_the_good_ones_as_they_were(world: World) -> None:
+    def refuse(prompt: Prompt) -> str:
+        if last_line(prompt) in ("row 1", "row 6", "row 7"):
+            raise RowError("refused", "not now")
+        return last_line(prompt)
+
+    job_id = world.submit(12)
+    world.sinks[job_id] = PartsSink(world.folder.results(job_id))
+    await harvest(world, ScriptedEngine(answer=refuse))
+    before = world.results()
+    untouched = (world.folder.results(job_id) / "part-000002.parquet").stat().st_mtime_ns
+    world.clock.advance(5.0)
+    world.ledger.retry(job_id, world.clock())
+    again = ScriptedEngine(answer=lambda prompt: "at last" if last_line(prompt) != "row 7" else refuse(prompt))
+    view = await harvest(world, again, holder="b")
+    after = world.results()
+    assert again.calls == 3
+    assert (view.state, view.rows_ok, view.rows_error) == (JobState.COMPLETED, 11, 1)
+    assert after["row_id"].to_pylist() == list(range(12))
+    assert [row["output"] for row in after.to_pylist() if row["row_id"] in (1, 6)] == ["at last"] * 2
+    good = pa.array([row["status"] == "ok" for row in before.to_pylist()])
+    assert after.filter(good).equals(before.filter(good))
+    assert (world.folder.results(job_id) / "part-000002.parquet").stat().st_mtime_ns == untouched
+
+
+async def test_a_retry_that_is_interrupted_is_taken_over_with_its_rows(world: World) -> None:
+    def refuse(prompt: Prompt) -> str:
+        raise RowError("refused", "not now")
+
+    job_id = world.submit(4)
+    await harvest(world, ScriptedEngine(answer=refuse))
+    world.ledger.retry(job_id, world.clock())
+    client = lost_ledger(world)
+    dying = ScriptedEngine(concurrency=1)
+    dying.answer = lambda prompt: (dying.hold() if dying.calls == 3 else None) or last_line(prompt)
+    async with at_work(world.runner(dying, "dead", client)):
+        await until(lambda: dying.calls == 3)
+        client.lose()
+    world.clock.advance(LEASE_S)
+    heir = ScriptedEngine()
+    view = await harvest(world, heir, holder="heir")
+    assert (heir.calls, view.rows_ok, view.rows_error) == (2, 4, 0)

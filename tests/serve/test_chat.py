@@ -1,0 +1,91 @@
+"""The chat route, with the official client, unchanged."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.real_server import RealServer
+
+pytestmark = pytest.mark.serve
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def client(server: RealServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as made:
+        yield made
+
+
+def running(server: RealServer) -> float:
+    """Requests that the engine works on now, by its own metric."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting{")))
+
+
+def test_models_lists_the_model_served(client: OpenAI, model: str) -> None:
+    assert [item.id for item in client.models.list()] == [model]
+
+
+def test_streamed_and_whole_answers_are_the_same(client: OpenAI, model: str) -> None:
+    whole = client.chat.completions.create(model=model, messages=HELLO, max_tokens=12, temperature=0)
+    pieces = client.chat.completions.create(model=model, messages=HELLO, max_tokens=12, temperature=0, stream=True)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    assert text == whole.choices[0].message.content
+
+
+def test_completions_give_logprobs(client: OpenAI, model: str) -> None:
+    answer = client.completions.create(model=model, prompt="The state of the union", max_tokens=4, logprobs=2, temperature=0)
+    assert answer.choices[0].logprobs is not None
+    assert len(answer.choices[0].logprobs.token_logprobs or ()) == 4
+
+
+def test_a_json_schema_shapes_the_answer(client: OpenAI, model: str) -> None:
+    schema = {"type": "object", "properties": {"year": {"type": "integer", "maximum": 99, "minimum": 10}}, "required": ["year"]}
+    shape = {"type": "json_schema", "json_schema": {"name": "when", "schema": schema, "strict": True}}
+    answer = client.chat.completions.create(model=model, messages=HELLO, max_tokens=60, temperature=0, response_format=shape)
+    assert isinstance(json.loads(answer.choices[0].message.content or "")["year"], int)
+
+
+def test_a_named_tool_is_called(client: OpenAI, model: str) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    choice = {"type": "function", "function": {"name": "weather"}}
+    answer = client.chat.completions.create(model=model, messages=HELLO, tools=[tool], tool_choice=choice, max_tokens=60, temperature=0)
+    calls = answer.choices[0].message.tool_calls or []
+    assert [call.function.name for call in calls] == ["weather"]
+    assert calls[0].function.arguments
+
+
+def test_a_client_that_hangs_up_ends_its_request_in_the_engine(server: RealServer, model: str) -> None:
+    body = {"model": model, "messages": HELLO, "max_tokens": 7000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        for _ in range(6):
+            next(lines)
+        assert running(server) >= 1
+    end_s = time.monotonic() + 10
+    while running(server) > 0 and time.monotonic() < end_s:
+        time.sleep(0.1)
+    assert running(server) == 0
+
+
+def test_a_seed_with_a_prompt_of_several_chunks_leaves_the_engine_alive(client: OpenAI, model: str) -> None:
+    long = [{"role": "user", "content": "the state of the union " * 200}]
+    answers = [
+        client.chat.completions.create(model=model, messages=long, max_tokens=4, seed=7, temperature=1.0).choices[0].message.content
+        for _ in range(2)
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_an_unknown_model_is_refused_as_openai_does(client: OpenAI) -> None:
+    with pytest.raises(Exception, match="does not exist"):
+        client.chat.completions.create(model="nobody", messages=HELLO)

@@ -1,0 +1,124 @@
+"""Jobs through the command line, against the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.real_server import RealServer, ids
+
+pytestmark = pytest.mark.serve
+SPEECHES = Path(__file__).parents[2] / "examples" / "docs_speeches.parquet"
+
+
+def harvester(server: RealServer, *args: str, code: int = 0) -> str:
+    """Run the CLI against the server; its standard output."""
+    env = {**os.environ, "HARVESTER_URL": server.url, "HARVESTER_STATE": str(server.state)}
+    done = subprocess.run([sys.executable, "-m", "harvester", *args], capture_output=True, text=True, env=env, timeout=240)
+    assert done.returncode == code, f"{args}: {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout if code == 0 else done.stderr
+
+
+def submit(server: RealServer, *args: str) -> dict[str, Any]:
+    return dict(json.loads(harvester(server, "submit", *args, "--watch", "--json").splitlines()[-1]))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "short.parquet"
+    duckdb.sql(f"COPY (SELECT id, title, year, substr(text, 1, 300) AS text FROM '{SPEECHES}' LIMIT 24) TO '{path}'")
+    return path
+
+
+def test_a_table_is_summarized_and_its_results_are_sql(server: RealServer, table: Path) -> None:
+    job = submit(server, str(table), "--task", "summarize", "--max-tokens", "16")
+    assert (job["state"], job["rows_ok"], job["rows_error"], job["rows_recomputed"]) == ("completed", 24, 0, 0)
+    assert ids(server.state, job["id"]) == list(range(24))
+    query = f"select count(*) as n, count(distinct title) as titles, max(output_tokens) as most from results('{job['id']}')"
+    assert json.loads(harvester(server, "sql", query, "--format", "json")) == [{"n": 24, "titles": 24, "most": 16}]
+    assert harvester(server, "sql", "select state from jobs limit 1", "--format", "csv").split() == ["state", "completed"]
+
+
+def test_the_same_job_again_is_the_job_that_exists(server: RealServer, table: Path) -> None:
+    first = submit(server, str(table), "--max-tokens", "4")
+    again = submit(server, str(table), "--max-tokens", "4")
+    other = submit(server, str(table), "--max-tokens", "4", "--new")
+    assert again["id"] == first["id"]
+    assert other["id"] != first["id"]
+
+
+def test_labels_are_one_of_those_given(server: RealServer, table: Path) -> None:
+    job = submit(server, str(table), "--task", "classify", "--labels", "war,peace,money")
+    out = json.loads(harvester(server, "sql", f"select distinct output from results('{job['id']}')", "--format", "json"))
+    assert job["rows_ok"] == 24
+    assert {row["output"] for row in out} <= {"war", "peace", "money"}
+
+
+def test_extracted_fields_are_typed_columns(server: RealServer, table: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    fields = {"president": {"type": "string", "maxLength": 8}, "century": {"type": "integer", "minimum": 1, "maximum": 9}}
+    schema.write_text(json.dumps({"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}))
+    job = submit(server, str(table), "--task", "extract", "--schema", str(schema), "--max-tokens", "80")
+    parts = sorted((server.state / "jobs" / job["id"] / "results").glob("*.parquet"))
+    types = pq.read_schema(parts[0])
+    assert (types.field("president").type, types.field("century").type) == (pa.string(), pa.int64())
+    assert job["rows_ok"] + job["rows_error"] == 24
+    assert job["rows_ok"] >= 12, "a guided answer holds its shape unless it is cut off"
+
+
+def test_bad_rows_end_as_errors_and_the_others_go_on(server: RealServer, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.parquet"
+    texts = pa.array([b"good", None, b"", b"  ", b"\xff\xfe", "schön".encode()], pa.binary()).cast(pa.string(), safe=False)
+    pq.write_table(pa.table({"text": texts}), path)
+    job = submit(server, str(path), "--max-tokens", "4")
+    assert (job["state"], job["rows_ok"], job["rows_error"]) == ("completed", 2, 4)
+    query = f"select row_id, error_code from results('{job['id']}') where status = 'error' order by row_id"
+    found = json.loads(harvester(server, "sql", query, "--format", "json"))
+    assert [(row["row_id"], row["error_code"]) for row in found] == [(1, "null_text"), (2, "empty_text"), (3, "empty_text"), (4, "not_utf8")]
+
+
+def test_a_long_document_is_cut_and_marked(server: RealServer, tmp_path: Path) -> None:
+    path = tmp_path / "long.parquet"
+    duckdb.sql(f"COPY (SELECT id, repeat(text, 3) AS text FROM '{SPEECHES}' ORDER BY length(text) DESC LIMIT 1) TO '{path}'")
+    job = submit(server, str(path), "--max-tokens", "4")
+    assert (job["rows_ok"], job["rows_truncated"]) == (1, 1)
+    (row,) = json.loads(harvester(server, "sql", f"select truncated, prompt_tokens from results('{job['id']}')", "--format", "json"))
+    assert row["truncated"] is True
+    assert 7000 < row["prompt_tokens"] <= 8188
+
+
+def test_a_job_is_paused_resumed_and_cancelled(server: RealServer, tmp_path: Path) -> None:
+    path = tmp_path / "many.parquet"
+    duckdb.sql(f"COPY (SELECT id, substr(text, 1, 2000) AS text FROM '{SPEECHES}') TO '{path}'")
+    job = json.loads(harvester(server, "submit", str(path), "--max-tokens", "64", "--json"))["id"]
+    server.wait_rows(job, 4)
+    assert json.loads(harvester(server, "pause", job, "--json"))["state"] == "paused"
+    assert json.loads(harvester(server, "resume", job, "--json"))["state"] in ("queued", "running")
+    server.wait_rows(job, 12)
+    assert json.loads(harvester(server, "cancel", job, "--json"))["state"] in ("cancelling", "cancelled")
+    view = server.get(f"/api/jobs/{job}")
+    for _ in range(100):
+        if view["state"] == "cancelled":
+            break
+        view = server.get(f"/api/jobs/{job}")
+    assert view["state"] == "cancelled"
+    assert 0 < view["rows_ok"] < 124, "finished rows are kept, the rest is not computed"
+    assert len(ids(server.state, job)) == view["rows_ok"]
+
+
+def test_a_duckdb_query_is_a_source(server: RealServer, tmp_path: Path) -> None:
+    path = tmp_path / "speeches.duckdb"
+    with duckdb.connect(str(path)) as db:
+        db.execute(f"CREATE TABLE s AS SELECT * FROM '{SPEECHES}'")
+    query = "select title, substr(text, 1, 100) as text from s where year < 1800 order by year"
+    job = submit(server, str(path), "--query", query, "--max-tokens", "4")
+    assert job["rows_ok"] == job["rows_total"] > 0
