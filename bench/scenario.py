@@ -35,5 +35,6 @@ class Scenario:
 
 
 SCENARIOS = {
+    "overhead": Scenario("bench.overhead", "TTFT and total time of one stream: raw vLLM, harvester's ingress, Serve's default proxy"),
     "jobs": Scenario("bench.jobs", "the job path with a scripted engine, kill and resume; a real engine against vLLM's run-batch"),
 }

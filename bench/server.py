@@ -71,11 +71,11 @@ class ServerProcess:
                 if process.poll() is not None:
                     raise EngineError(f"the server did not start: {self._last_line()}")
                 try:
-                    client.server()
+                    if Path(client.server().state).resolve() == self.state.resolve():
+                        return
                 except UnreachableError:
-                    time.sleep(0.1)
-                else:
-                    return
+                    pass
+                time.sleep(0.1)
         raise EngineError(f"the server was not ready after {READY_S:.0f} s: {self._last_line()}")
 
     def _last_line(self) -> str:

@@ -26,7 +26,7 @@ app = typer.Typer()
 def submit(
     here: Invocation,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Parquet, JSONL or CSV: file, glob or folder; or a .duckdb file.", show_default=False)
+        str, typer.Argument(metavar="SOURCE", help="Parquet file, glob or folder, here or at a URI; or a .duckdb file.", show_default=False)
     ],
     task: Annotated[
         str | None, typer.Option("--task", "-t", metavar="T", help="Built-in task (harvester tasks) or FILE.yaml; summarize.")
@@ -58,7 +58,7 @@ def submit(
     \b
     Example:
         harvester submit docs.parquet --task summarize --watch
-        harvester submit reviews.csv --labels positive,negative --column text
+        harvester submit reviews.parquet --labels positive,negative --column text
         harvester submit shop.duckdb --query "select * from reviews" --prompt "Is this about price? {text}"
     """
     request = build_request(

@@ -57,11 +57,7 @@ def find_source(source: str) -> str:
             return str(path)
         raise SourceError(f"no file matches {source}; the pattern is read from {Path.cwd()}")
     near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1) if path.parent.is_dir() else []
-    hint = (
-        f"did you mean {Path(source).with_name(near[0])}?"
-        if near
-        else "give a Parquet, JSONL or CSV file, a glob, a folder or a .duckdb file"
-    )
+    hint = f"did you mean {Path(source).with_name(near[0])}?" if near else "give a Parquet file, a glob, a folder or a .duckdb file"
     raise SourceError(f"there is no {source}; {hint}")
 
 

@@ -14,24 +14,30 @@ def final_blocks(request: Request, block_tokens: int) -> int:
     return int(-(-(request.num_prompt_tokens + request.max_tokens) // block_tokens))
 
 
-def running(request: Request, block_tokens: int) -> Running:
+def running(request: Request, block_tokens: int, most_tokens: int) -> Running:
+    """``most_tokens``: of any step."""
     offline = work_class(request.priority) is WorkClass.OFFLINE
+    computed = request.num_computed_tokens
+    step_tokens = request.num_tokens_with_spec + request.num_output_placeholders - computed
+    blocks_now = -(-computed // block_tokens)
     return Running(
         offline=offline,
-        step_tokens=request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens,
-        blocks_now=-(-request.num_computed_tokens // block_tokens),
+        step_tokens=step_tokens,
+        blocks_now=blocks_now,
         blocks_final=final_blocks(request, block_tokens) if offline else 0,
+        blocks_step=-(-(computed + min(step_tokens, most_tokens)) // block_tokens) - blocks_now,
     )
 
 
-def view(scheduler: Scheduler, online_waiting: list[Request]) -> View:
-    """What the scheduler holds now. ``online_waiting``: the online lane of its waiting queue."""
+def view(scheduler: Scheduler, online_waiting: list[Request], offline_next: Request | None) -> View:
+    """What the scheduler holds now. ``online_waiting``: the online lane of its waiting queue; ``offline_next``: the first of the other."""
     pool = scheduler.kv_cache_manager.block_pool
-    block_tokens = scheduler.block_size
+    block_tokens, most_tokens = scheduler.block_size, scheduler.max_num_scheduled_tokens
     return View(
-        running=[running(request, block_tokens) for request in scheduler.running],
+        running=[running(request, block_tokens, most_tokens) for request in scheduler.running],
         online_waiting=len(online_waiting),
         online_waiting_blocks=sum(-(-request.num_tokens // block_tokens) for request in online_waiting),
+        offline_next_blocks=final_blocks(offline_next, block_tokens) if offline_next else 0,
         free_blocks=pool.get_num_free_blocks(),
         total_blocks=pool.num_gpu_blocks,
         max_seqs=scheduler.max_num_active_reqs,

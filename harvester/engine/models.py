@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from harvester.errors import ConfigError
+
+HUB_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,19 @@ def choose_model(model: str | None, served_name: str | None, models_dir: Path) -
 
 
 def _check_hub(model: str) -> None:
-    """Find the model's config.json in the cache or on the hub."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    """Find the model's config.json in the local cache, or ask the hub for it once: vLLM itself would try for minutes."""
+    from huggingface_hub import constants, get_token, try_to_load_from_cache
 
+    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+        return
+    token = get_token()
+    url = f"{constants.ENDPOINT}/{model}/resolve/main/config.json"
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        hf_hub_download(model, "config.json", etag_timeout=5)
-    except (HFValidationError, RepositoryNotFoundError) as error:
-        raise ConfigError(f"model {model} is not on the Hugging Face hub; check the name, or give a folder") from error
-    except LocalEntryNotFoundError as error:
+        answer = httpx.head(url, headers=headers, timeout=HUB_WAIT_S, follow_redirects=True)
+    except httpx.HTTPError as error:
         raise ConfigError(
             f"model {model} is not in the local cache and the Hugging Face hub cannot be reached; download it first, or give a folder"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ConfigError(f"model {model} cannot be read from the Hugging Face hub: {str(error).splitlines()[0]}") from error
+    if answer.status_code in (401, 403, 404):
+        raise ConfigError(f"model {model} is not on the Hugging Face hub, or needs HF_TOKEN; check the name, or give a folder")

@@ -34,7 +34,8 @@ class HarvestScheduling:
         self.waiting = TwoLaneQueue(lambda request: compat.final_blocks(request, self.block_size))
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        view = compat.view(self, list(self.waiting.online))
+        offline = self.waiting.offline
+        view = compat.view(self, list(self.waiting.online), offline.peek_request() if offline else None)
         with self._applied(plan_step(view, self._limits)):
             return super().schedule(throttle_prefills)  # type: ignore[misc]
 

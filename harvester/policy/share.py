@@ -1,8 +1,8 @@
 """What offline work may take of one step, so that chat goes first: slots, KV blocks and tokens.
 
-Reserve first: offline work is admitted only into what is left beside a reserve for arrivals, counting the KV it will hold when it ends. Preempt second:
-an offline request is thrown out only when an online arrival would otherwise find no slot or no KV. The token share beside online work
-is fixed here; an SLO-aware budget takes its place behind the same plan.
+Reserve first: offline work is admitted only into what is left beside a reserve for arrivals, counting the KV it will hold when it ends.
+Preempt second: an offline request is thrown out only when an online arrival would otherwise find no slot or no KV. The token share
+beside online work is fixed here; an SLO-aware budget takes its place behind the same plan.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Running:
     step_tokens: int
     blocks_now: int
     blocks_final: int
+    blocks_step: int  # KV blocks it must get before it can run this step
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class View:
     running: Sequence[Running]
     online_waiting: int
     online_waiting_blocks: int  # KV blocks that the waiting online prompts need
+    offline_next_blocks: int  # KV blocks that the first waiting offline request holds when it ends; 0 where none waits
     free_blocks: int
     total_blocks: int
     max_seqs: int
@@ -75,18 +77,19 @@ def plan_step(view: View, limits: Limits) -> Plan:
 
 def _room(view: View, limits: Limits) -> tuple[int, int]:
     """Slots and KV blocks that new offline requests may take. An idle engine always takes one, however large."""
-    if not view.running:
-        return max(view.max_seqs - limits.reserved_slots, 1), view.total_blocks
     slots = view.max_seqs - limits.reserved_slots - len(view.running)
     growth = sum(max(0, r.blocks_final - r.blocks_now) for r in view.running if r.offline)
     blocks = view.free_blocks - growth - int(limits.reserved_kv * view.total_blocks)
-    return max(slots, 0), max(blocks, 0)
+    least = (0, 0) if view.running else (1, view.offline_next_blocks)
+    return max(slots, least[0]), max(blocks, least[1])
 
 
 def _victims(view: View) -> frozenset[int]:
     """The newest offline requests, as many as the waiting online ones lack slots or blocks."""
     slots = view.online_waiting - (view.max_seqs - len(view.running))
-    blocks = view.online_waiting_blocks - view.free_blocks
+    # Those that run take their blocks first: an engine that lacks one of them for a running request admits nobody in that step.
+    growth = [r.blocks_step if not r.offline or r.step_tokens <= 1 else 0 for r in view.running]
+    blocks = view.online_waiting_blocks + sum(growth) - view.free_blocks
     chosen: set[int] = set()
     for i in reversed(range(len(view.running))):
         if view.online_waiting == 0 or (slots <= 0 and blocks <= 0):
@@ -94,5 +97,5 @@ def _victims(view: View) -> frozenset[int]:
         if view.running[i].offline:
             chosen.add(i)
             slots -= 1
-            blocks -= view.running[i].blocks_now
+            blocks -= view.running[i].blocks_now + growth[i]
     return frozenset(chosen)

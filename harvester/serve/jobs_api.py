@@ -7,6 +7,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -53,10 +54,11 @@ class Planner:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine."""
         if request.model not in (None, self._model):
             raise UsageError(f"this server runs {self._model}, not {request.model}; leave --model out, or serve {request.model}")
-        spec, token = request.source, secrets.token_hex(2)
+        spec = request.source
         staging = self._folder.jobs / f".staging-{secrets.token_hex(6)}"
         try:
             with connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
+                token = self._token(source.name)
                 plan = plan_job(request, source, model=self._model, harvest=self._harvest, now_s=time.time(), token=token)
             if plan.spec.task.max_tokens >= context_tokens:
                 raise TaskError(
@@ -69,9 +71,18 @@ class Planner:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
+    def _token(self, name: str) -> str:
+        """Four digits that make an id of which there is no folder yet."""
+        while True:
+            token = secrets.token_hex(2)
+            if not (self._folder.jobs / f"{name}-{token}").exists():
+                return token
+
     def forget(self, plan: JobPlan) -> None:
-        """Remove what `plan` left for a job that was not made."""
-        shutil.rmtree(self._folder.jobs / plan.spec.id, ignore_errors=True)
+        """Remove what `plan` left for a job that was not made: its snapshot. Results, of whichever job, stay."""
+        shutil.rmtree(self._folder.snapshot(plan.spec.id), ignore_errors=True)
+        with suppress(OSError):  # not there, or not empty
+            (self._folder.jobs / plan.spec.id).rmdir()
 
 
 def jobs_api(ledger: JobsLedger, planner: Planner, server_info: Callable[[], Awaitable[dict[str, Any]]]) -> FastAPI:
@@ -98,7 +109,8 @@ def jobs_api(ledger: JobsLedger, planner: Planner, server_info: Callable[[], Awa
         plan = await asyncio.to_thread(planner.plan, request, context_tokens)
         view, created = await ledger.submit(plan, new=request.new)
         if not created:
-            await asyncio.to_thread(planner.forget, plan)
+            if view.id != plan.spec.id:
+                await asyncio.to_thread(planner.forget, plan)
             response.status_code = 200
         return Submitted(job=view, created=created)
 
