@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -57,13 +58,17 @@ class World:
         return self.sinks.setdefault(job_id, MemorySink())
 
     def submit(self, texts: Sequence[str | None] | pa.Array | int, name: str = "docs", **fields: Any) -> str:
+        """Write a Parquet file of these texts (of as many texts, for a number) and enter the job ``NAME-0001`` over it."""
         column = [f"row {i}" for i in range(texts)] if isinstance(texts, int) else texts
         path = self.inputs / f"{name}.parquet"
         pq.write_table(pa.table({"text": column, "number": range(len(column))}), path)
+        return self.enter(SourceSpec(uri=str(path)), f"{name}-0001", **fields)
+
+    def enter(self, spec: SourceSpec, job_id: str, **fields: Any) -> str:
         self.clock.advance(1.0)
         inline = {"prompt": "Answer with the last line.\n{text}", "max_tokens": 8}
-        request = JobRequest(source=SourceSpec(uri=str(path)), task="echo", task_inline=inline, column="text", **fields)
-        with connectors.open_source(str(path)) as source:
+        request = JobRequest(source=spec, task="echo", task_inline=inline, column="text", **fields)
+        with connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=self.folder.snapshot(job_id)) as source:
             plan = plan_job(request, source, model="scripted", harvest=self.harvest, now_s=self.clock(), token="0001")
         return self.ledger.submit(plan, new=True)[0].id
 
@@ -538,6 +543,18 @@ async def test_a_source_that_changed_since_it_was_submitted_fails_the_job_and_sa
     assert "docs.parquet has changed since job docs-0001 was submitted" in (view.message or "")
     assert engine.calls == 0
     assert world.show(job_id).rows_ok == 0
+
+
+async def test_a_job_over_a_database_goes_on_with_the_rows_it_was_submitted_with(world: World) -> None:
+    path = world.inputs / "shop.duckdb"
+    with duckdb.connect(str(path)) as database:
+        database.execute("CREATE TABLE docs AS SELECT 'row ' || i AS text FROM range(8) t(i)")
+    world.enter(SourceSpec(uri=str(path), table="docs"), "docs-0001")
+    with duckdb.connect(str(path)) as database:
+        database.execute("INSERT INTO docs SELECT 'added later' FROM range(1000)")
+    view = await harvest(world, ScriptedEngine())
+    assert (view.state, view.rows_ok) == (JobState.COMPLETED, 8)
+    assert sorted(world.results()["output"].to_pylist()) == [f"row {i}" for i in range(8)]
 
 
 async def test_a_source_that_is_gone_fails_its_job_alone(world: World) -> None:

@@ -1,0 +1,53 @@
+"""The wall around the pure suite: a test in these folders that imports Ray, vLLM or torch fails, and so does collecting it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Sequence
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PURE = {"policy", "jobs", "jobs_api", "connectors", "cli", "docs"}
+HEAVY = {"ray", "vllm", "torch"}
+_HERE = Path(__file__).parent
+
+
+class _Wall(MetaPathFinder):
+    """Asked first for every module that is not imported yet. ``inside`` names the pure file or folder in work now."""
+
+    inside: str | None = None
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if self.inside is not None and name.partition(".")[0] in HEAVY:
+            # Not an ImportError, which a library that can do without would swallow.
+            pytest.fail(f"{self.inside} imports {name}: the pure suite runs in seconds, without {', '.join(sorted(HEAVY))}", pytrace=False)
+
+    def enter(self, path: Path) -> None:
+        parts = path.relative_to(_HERE).parts if path.is_relative_to(_HERE) else ()
+        self.inside = "/".join(("tests", *parts)) if parts and parts[0] in PURE else None
+
+
+_wall = _Wall()
+sys.meta_path.insert(0, _wall)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    _wall.enter(collector.path)
+    try:
+        return (yield)
+    finally:
+        _wall.inside = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    _wall.enter(item.path)
+    try:
+        return (yield)
+    finally:
+        _wall.inside = None

@@ -1,0 +1,498 @@
+"""The scheduler on a real vLLM scheduler's state, without a model: who is admitted, paused and preempted, step by step.
+
+Each promise to an online arrival stands beside what vLLM's own ``priority`` policy does in the same state: it is why there is a scheduler
+of ours.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
+from harvester.policy.share import Limits
+
+pytestmark = pytest.mark.engine
+
+BLOCK = 16
+SLOTS = 8
+LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
+NO_RESERVE = Limits(reserved_slots=0, reserved_kv=0.0, offline_step_tokens=1000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    """Import it once, here: what its own modules warn of on import is not ours to mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.scheduler"):
+            importlib.import_module(module)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from harvester.engine.embedded import embedded_model
+
+    return embedded_model(tmp_path_factory.mktemp("models"), shipped=Path("/nowhere"))
+
+
+class Drive:
+    """A scheduler, and a model's output made up after each step: every request whose prompt is computed gets one more token."""
+
+    def __init__(self, model: Path, kind: type, blocks: int, limits: Limits) -> None:
+        import torch
+        from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        from harvester.engine.scheduler import LIMITS_KEY
+
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+        config = VllmConfig(
+            model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=2048),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=SLOTS,
+                max_num_batched_tokens=2048,
+                max_model_len=2048,
+                policy="priority",
+                is_encoder_decoder=False,
+                async_scheduling=kind.__name__.startswith("Async"),
+            ),
+            cache_config=cache,
+            additional_config={
+                LIMITS_KEY: {
+                    "reserved_slots": limits.reserved_slots,
+                    "reserved_kv": limits.reserved_kv,
+                    "offline_step_tokens": limits.offline_step_tokens,
+                }
+            },
+        )
+        cache.num_gpu_blocks = blocks
+        attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.scheduler = kind(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)]),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK,
+            log_stats=True,
+        )
+        self.requests: dict[str, Any] = {}
+        self.finished: dict[str, int] = {}  # tokens made
+        self._serial = 0
+
+    def add(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        self._serial += 1
+        request = Request(
+            name,
+            [1000 * self._serial + i for i in range(prompt_tokens)],  # no prefix in common
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            None,
+            arrival_time=float(self._serial),
+            priority=PRIORITY_OFFLINE if offline else PRIORITY_ONLINE,
+            block_hasher=self._hasher,
+        )
+        self.requests[name] = request
+        self.scheduler.add_request(request)
+
+    def schedule(self) -> Any:
+        return self.scheduler.schedule()
+
+    def update(self, output: Any) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names = list(output.num_scheduled_tokens)
+        tokens = [[7] if not self.requests[name].is_prefill_chunk else [] for name in names]
+        result = ModelRunnerOutput(req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=tokens)
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for item in outputs.outputs:
+                if item.finished:
+                    self.finished[item.request_id] = self.requests[item.request_id].num_output_tokens
+
+    def step(self) -> dict[str, int]:
+        """Run one step; the tokens of each request in it."""
+        output = self.schedule()
+        self.update(output)
+        return dict(output.num_scheduled_tokens)
+
+    @property
+    def running(self) -> set[str]:
+        return {request.request_id for request in self.scheduler.running}
+
+    @property
+    def free_blocks(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def blocks(self, name: str) -> list[int]:
+        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
+
+
+@pytest.fixture
+def harvest(model: Path) -> Callable[..., Drive]:
+    from harvester.engine.scheduler import HarvestScheduler
+
+    return lambda blocks=1000, limits=LIMITS: Drive(model, HarvestScheduler, blocks, limits)
+
+
+@pytest.fixture
+def stock(model: Path) -> Callable[..., Drive]:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return lambda blocks=1000, limits=LIMITS: Drive(model, Scheduler, blocks, limits)
+
+
+# -- an online arrival --------------------------------------------------------------------------------------------------------------
+
+
+def fill_slots(drive: Drive) -> None:
+    """More offline work than there are slots, running."""
+    for i in range(SLOTS + 4):
+        drive.add(f"off-{i}", 40, 500, offline=True)
+    for _ in range(5):
+        drive.step()
+
+
+@pytest.mark.parametrize("limits", [LIMITS, NO_RESERVE], ids=["reserve", "no-reserve"])
+def test_with_every_slot_it_may_use_held_by_offline_work_an_arrival_runs_in_the_next_step(
+    harvest: Callable[..., Drive], limits: Limits
+) -> None:
+    drive = harvest(limits=limits)
+    fill_slots(drive)
+    assert len(drive.running) == SLOTS - limits.reserved_slots
+    drive.add("on", 100, 10, offline=False)
+    assert drive.step()["on"] == 100
+
+
+def test_with_every_slot_held_by_low_priority_the_stock_scheduler_lets_an_arrival_wait(stock: Callable[..., Drive]) -> None:
+    drive = stock()
+    fill_slots(drive)
+    assert len(drive.running) == SLOTS
+    drive.add("on", 100, 10, offline=False)
+    assert not any("on" in drive.step() for _ in range(100))
+
+
+def fill_kv(drive: Drive) -> None:
+    """Offline requests of 12 blocks each in a pool of 60, running."""
+    for i in range(SLOTS):
+        drive.add(f"off-{i}", 11 * BLOCK, BLOCK, offline=True)
+    for _ in range(3):
+        drive.step()
+
+
+@pytest.mark.parametrize("blocks", [4, 20], ids=["within-the-reserve", "beyond-the-reserve"])
+@pytest.mark.parametrize("limits", [LIMITS, NO_RESERVE], ids=["reserve", "no-reserve"])
+def test_with_the_kv_nearly_full_of_offline_work_an_arrival_runs_in_the_next_step(
+    harvest: Callable[..., Drive], limits: Limits, blocks: int
+) -> None:
+    drive = harvest(blocks=60, limits=limits)
+    fill_kv(drive)
+    assert drive.free_blocks < 20
+    drive.add("on", blocks * BLOCK, 10, offline=False)
+    assert drive.step()["on"] == blocks * BLOCK
+
+
+def test_with_the_kv_nearly_full_of_low_priority_the_stock_scheduler_lets_an_arrival_wait(stock: Callable[..., Drive]) -> None:
+    drive = stock(blocks=60)
+    fill_kv(drive)
+    drive.add("on", 20 * BLOCK, 10, offline=False)
+    assert "on" not in drive.step()
+
+
+def bring_to_a_step_that_lacks_a_block(drive: Drive) -> None:
+    """Three chats that each need a block in the next step, two blocks free, the rest held by offline work."""
+    for i in range(3):
+        drive.add(f"chat-{i}", 20, 200, offline=False)
+    drive.step()
+    for i in range(3):
+        drive.add(f"off-{i}", 9 * BLOCK + 1, 15, offline=True)  # of 10 blocks from the first step to the last
+    drive.step()
+    while drive.requests["chat-0"].num_computed_tokens < 2 * BLOCK:
+        drive.step()
+    assert drive.free_blocks == 2
+    assert len(drive.running) == 6
+
+
+TIGHT_BLOCKS = 1 + 3 * 2 + 3 * 10 + 2  # vLLM keeps one block for itself
+
+
+def test_in_a_step_that_must_preempt_an_arrival_runs_all_the_same(harvest: Callable[..., Drive]) -> None:
+    drive = harvest(blocks=TIGHT_BLOCKS, limits=NO_RESERVE)
+    bring_to_a_step_that_lacks_a_block(drive)
+    drive.add("on", BLOCK, 10, offline=False)
+    tokens = drive.step()
+    assert tokens["on"] == BLOCK
+    assert {"chat-0", "chat-1", "chat-2"} <= set(tokens)
+    assert drive.requests["off-2"].num_preemptions == 1  # the newest, and no other
+    assert [drive.requests[f"off-{i}"].num_preemptions for i in range(2)] == [0, 0]
+
+
+def test_in_a_step_that_must_preempt_the_stock_scheduler_admits_nobody(stock: Callable[..., Drive]) -> None:
+    drive = stock(blocks=TIGHT_BLOCKS)
+    bring_to_a_step_that_lacks_a_block(drive)
+    drive.add("on", BLOCK, 10, offline=False)
+    assert "on" not in drive.step()
+    assert drive.requests["off-2"].num_preemptions == 1
+
+
+def test_an_arrival_that_preempts_is_told_to_the_workers(harvest: Callable[..., Drive]) -> None:
+    drive = harvest(limits=NO_RESERVE)
+    fill_slots(drive)
+    drive.add("on", 10, 10, offline=False)
+    assert drive.schedule().preempted_req_ids == {"off-7"}
+
+
+# -- offline work -------------------------------------------------------------------------------------------------------------------
+
+
+def test_offline_work_never_takes_the_reserved_slots(harvest: Callable[..., Drive]) -> None:
+    drive = harvest()
+    for i in range(30):
+        drive.add(f"off-{i}", 40, 5, offline=True)
+    most = 0
+    while len(drive.finished) < 30:
+        drive.step()
+        most = max(most, len(drive.running))
+    assert most == SLOTS - LIMITS.reserved_slots
+
+
+def test_offline_work_never_grows_into_the_reserved_kv(harvest: Callable[..., Drive]) -> None:
+    drive = harvest(blocks=100)
+    for i in range(12):
+        drive.add(f"off-{i}", 5 * BLOCK, 10 * BLOCK, offline=True)
+    least = drive.free_blocks
+    while len(drive.finished) < 12:
+        drive.step()
+        least = min(least, drive.free_blocks)
+    assert 10 <= least < 30
+    assert all(request.num_preemptions == 0 for request in drive.requests.values())
+
+
+def test_an_idle_engine_takes_an_offline_request_that_is_larger_than_what_is_left_beside_the_reserve(harvest: Callable[..., Drive]) -> None:
+    drive = harvest(blocks=100)
+    drive.add("off", 80 * BLOCK, 15 * BLOCK, offline=True)
+    drive.add("second", BLOCK, BLOCK, offline=True)
+    assert drive.step() == {"off": 80 * BLOCK}
+
+
+def test_beside_online_work_a_step_holds_a_bounded_number_of_offline_tokens(harvest: Callable[..., Drive]) -> None:
+    drive = harvest()
+    drive.add("on", 30, 50, offline=False)
+    drive.step()
+    for i in range(3):
+        drive.add(f"off-{i}", 500, 50, offline=True)
+    for _ in range(30):
+        tokens = drive.step()
+        assert tokens.pop("on") == 1
+        assert sum(tokens.values()) <= LIMITS.offline_step_tokens
+
+
+def test_without_online_work_offline_prompts_fill_the_step(harvest: Callable[..., Drive]) -> None:
+    drive = harvest()
+    drive.add("off-0", 1500, 5, offline=True)
+    drive.add("off-1", 1500, 5, offline=True)
+    assert sum(drive.step().values()) == 2048
+
+
+def test_a_paused_offline_prompt_keeps_its_kv_blocks_and_goes_on_where_it_was(harvest: Callable[..., Drive]) -> None:
+    drive = harvest()
+    drive.add("chat", 30, 50, offline=False)
+    drive.step()
+    drive.add("off", 500, 5, offline=True)
+    drive.step()
+    held, computed = drive.blocks("off"), drive.requests["off"].num_computed_tokens
+    assert 0 < computed < 500
+    drive.add("on", 100, 5, offline=False)
+    tokens = drive.step()
+    assert "off" not in tokens
+    assert tokens["on"] == 100
+    assert drive.blocks("off") == held
+    assert "off" in drive.running
+    assert drive.step()["off"] > 0
+    assert drive.requests["off"].num_computed_tokens > computed
+    assert drive.blocks("off")[: len(held)] == held
+    assert drive.requests["off"].num_preemptions == 0
+
+
+def test_a_preempted_offline_request_comes_back_and_ends_with_all_its_tokens(harvest: Callable[..., Drive]) -> None:
+    drive = harvest(limits=NO_RESERVE)
+    fill_slots(drive)
+    drive.add("on", 10, 3, offline=False)
+    while len(drive.finished) < SLOTS + 5:
+        drive.step()
+    assert sum(request.num_preemptions for request in drive.requests.values()) == 1
+    assert drive.finished == {f"off-{i}": 500 for i in range(SLOTS + 4)} | {"on": 3}
+
+
+def test_a_mixed_load_ends_whole_with_no_block_lost_and_no_online_request_preempted(harvest: Callable[..., Drive]) -> None:
+    drive = harvest(blocks=80)
+    free = drive.free_blocks
+    for i in range(20):
+        drive.add(f"off-{i}", 60 + 7 * i, 20 + i, offline=True)
+    for i in range(10):
+        for _ in range(4):
+            drive.step()
+        drive.add(f"on-{i}", 30 + 20 * i, 10, offline=False)
+    for _ in range(2000):
+        if len(drive.finished) == 30:
+            break
+        drive.step()
+    assert drive.finished == {f"off-{i}": 20 + i for i in range(20)} | {f"on-{i}": 10 for i in range(10)}
+    assert drive.free_blocks == free
+    assert all(drive.requests[f"on-{i}"].num_preemptions == 0 for i in range(10))
+    drive.step()  # tells the workers of the last ones that ended
+    assert not drive.scheduler.has_requests()
+
+
+def test_an_aborted_request_leaves_whatever_lane_it_is_in(harvest: Callable[..., Drive]) -> None:
+    from vllm.v1.request import RequestStatus
+
+    drive = harvest()
+    free = drive.free_blocks
+    for i in range(SLOTS):
+        drive.add(f"off-{i}", 40, 50, offline=True)
+    drive.step()
+    drive.add("on", 40, 50, offline=False)
+    drive.scheduler.finish_requests([*drive.requests], RequestStatus.FINISHED_ABORTED)
+    assert (len(drive.scheduler.waiting), drive.running, drive.free_blocks) == (0, set(), free)
+    assert drive.step() == {}
+
+
+def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -> None:
+    from harvester.engine.scheduler import AsyncHarvestScheduler
+
+    drive = Drive(model, AsyncHarvestScheduler, 1000, LIMITS)
+    for i in range(SLOTS):
+        drive.add(f"off-{i}", 40, 500, offline=True)
+    first = drive.schedule()
+    drive.add("on", 100, 10, offline=False)
+    second = drive.schedule()  # before the first step's output is there
+    assert len(first.num_scheduled_tokens) == SLOTS - LIMITS.reserved_slots
+    assert second.num_scheduled_tokens["on"] == 100
+    assert second.total_num_scheduled_tokens == 100 + SLOTS - LIMITS.reserved_slots
+    drive.update(first)
+    drive.update(second)
+
+
+# -- the waiting queue --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
+    """A queue in which a request's blocks are the tokens of its prompt; ``on-1`` came before ``on-2``, ``off-1`` before ``off-2``."""
+    from harvester.engine.queue import TwoLaneQueue
+
+    drive = harvest()
+    for name, tokens in (("off-1", 10), ("off-2", 20), ("on-1", 5), ("on-2", 5)):
+        drive.add(name, tokens, 10, offline=name.startswith("off"))
+    queue = TwoLaneQueue(lambda request: request.num_prompt_tokens)
+    for name in ("on-2", "off-2", "off-1", "on-1"):
+        queue.add_request(drive.requests[name])
+    return queue, drive.requests
+
+
+def popped(queue: Any) -> list[str]:
+    names = []
+    while queue:
+        names.append(queue.peek_request().request_id)
+        assert queue.pop_request().request_id == names[-1]
+    return names
+
+
+def test_the_queue_gives_online_requests_first_and_no_offline_one_through_a_shut_gate(lanes: tuple[Any, dict[str, Any]]) -> None:
+    queue, _ = lanes
+    assert popped(queue) == ["on-1", "on-2"]
+    assert (bool(queue), len(queue)) == (False, 2)
+
+
+@pytest.mark.parametrize(
+    ("slots", "blocks", "offline"),
+    [(2, 30, ["off-1", "off-2"]), (1, 30, ["off-1"]), (2, 29, ["off-1"]), (2, 9, []), (0, 100, [])],
+    ids=["room-for-both", "one-slot", "blocks-for-one", "blocks-for-none", "no-slot"],
+)
+def test_the_gate_lets_offline_requests_through_while_slots_and_blocks_last(
+    lanes: tuple[Any, dict[str, Any]], slots: int, blocks: int, offline: list[str]
+) -> None:
+    queue, _ = lanes
+    queue.open_gate(slots, blocks)
+    assert popped(queue) == ["on-1", "on-2", *offline]
+    assert len(queue) == 2 - len(offline)
+    queue.close_gate()
+    assert not queue
+
+
+def test_the_queue_counts_and_lists_all_that_wait_whatever_the_gate(lanes: tuple[Any, dict[str, Any]]) -> None:
+    queue, _ = lanes
+    assert len(queue) == 4
+    assert [request.request_id for request in queue] == ["on-1", "on-2", "off-1", "off-2"]
+
+
+def test_requests_are_removed_from_either_lane_and_unknown_ones_are_no_error(lanes: tuple[Any, dict[str, Any]]) -> None:
+    queue, requests = lanes
+    queue.remove_request(requests["on-1"])
+    queue.remove_requests([requests["off-1"], requests["on-2"], requests["on-1"]])
+    assert [request.request_id for request in queue] == ["off-2"]
+    queue.remove_requests([])
+    assert len(queue) == 1
+
+
+def test_a_request_put_back_takes_its_old_place(lanes: tuple[Any, dict[str, Any]]) -> None:
+    queue, _ = lanes
+    first = queue.pop_request()
+    queue.prepend_requests([first])
+    queue.prepend_request(queue.pop_request())
+    assert [request.request_id for request in queue] == ["on-1", "on-2", "off-1", "off-2"]
+
+
+# -- what we take of vLLM -----------------------------------------------------------------------------------------------------------
+
+
+def chains(module: ModuleType, roots: set[str]) -> set[tuple[str, ...]]:
+    """Every ``root.a.b`` that the module's source reads, as ("root", "a", "b")."""
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        names = []
+        while isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        if names and isinstance(node, ast.Name) and node.id in roots:
+            found.add((node.id, *reversed(names)))
+    return found
+
+
+@pytest.mark.parametrize("module", ["compat", "scheduler"])
+def test_every_attribute_that_we_read_of_vllm_is_there(harvest: Callable[..., Drive], module: str) -> None:
+    source = importlib.import_module(f"harvester.engine.{module}")
+    drive = harvest()
+    drive.add("on", 10, 10, offline=False)
+    pool = drive.scheduler.kv_cache_manager.block_pool
+    roots = {"self": drive.scheduler, "scheduler": drive.scheduler, "request": drive.requests["on"], "pool": pool}
+    read = chains(source, set(roots))
+    assert len(read) >= 5
+    for root, *names in read:
+        value = roots[root]
+        for name in names:
+            assert hasattr(value, name), f"{'.'.join((root, *names))}: vLLM has no {name}"
+            value = getattr(value, name)
+
+
+def test_the_methods_that_we_override_or_call_take_what_we_give_them() -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    for kind in (Scheduler, AsyncScheduler):
+        assert list(inspect.signature(kind.schedule).parameters) == ["self", "throttle_prefills"]
+        inspect.signature(kind._preempt_request).bind(None, "request", 0.0)

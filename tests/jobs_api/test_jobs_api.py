@@ -1,0 +1,303 @@
+"""The jobs application over HTTP, with a ledger in this process behind it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harvester.config import HarvestConfig
+from harvester.errors import NotFoundError, StateError, UsageError, from_json
+from harvester.serve import jobs_api as module
+from harvester.serve.jobs_api import Planner, jobs_api
+from jobs.folder import StateFolder
+from jobs.ledger import Ledger
+from jobs.spec import JobView, PartStats
+from jobs.testing import DirectLedger, ManualClock
+
+MODEL = "tiny"
+INFO = {"version": "0.1.0", "model": MODEL, "context_tokens": 512, "state": "/state", "url": "http://127.0.0.1:8000"}
+
+
+class Office:
+    """The application and what stands behind it."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = ManualClock()
+        self.folder = StateFolder(root / "state")
+        self.folder.prepare()
+        self.ledger = Ledger(Path(":memory:"), self.folder.jobs, lease_s=10.0, now_s=self.clock(), new_server=True)
+        app = jobs_api(DirectLedger(self.ledger, self.clock), Planner(self.folder, HarvestConfig(), MODEL), self._info)
+        # Starlette's test client would need a thread; this one calls the application itself.
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://jobs")
+        self.docs = root / "docs.parquet"
+        pq.write_table(pa.table({"text": ["one", "two", "three", "four"], "number": [1, 2, 3, 4]}), self.docs)
+
+    async def _info(self) -> dict[str, Any]:
+        return INFO
+
+    async def post(self, path: str, body: object = None) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def submit(self, **fields: Any) -> httpx.Response:
+        return await self.post("/jobs", {"source": {"uri": str(self.docs)}, **fields})
+
+    async def submitted(self, **fields: Any) -> JobView:
+        answer = await self.submit(**fields)
+        assert answer.status_code == 201, answer.text
+        return JobView.model_validate(answer.json()["job"])
+
+    def left_over(self, jobs: Sequence[JobView] = ()) -> list[str]:
+        """Folders in the state's jobs folder that belong to none of ``jobs``."""
+        return sorted({path.name for path in self.folder.jobs.iterdir()} - {job.id for job in jobs})
+
+    def finish(self, errors: int = 0) -> None:
+        while lease := self.ledger.lease("a", MODEL, self.clock()):
+            stats = PartStats(rows_ok=lease.slice.row_count - errors, rows_error=errors)
+            self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, self.clock())
+
+
+@pytest.fixture
+async def office(tmp_path: Path) -> AsyncIterator[Office]:
+    office = Office(tmp_path)
+    async with office.http:
+        yield office
+    office.ledger.check()
+    office.ledger.close()
+
+
+def refused(answer: httpx.Response, status: int) -> str:
+    """The message of an error answer, after a look at its shape."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()
+    assert set(error) == {"error"}
+    assert set(error["error"]) == {"code", "message"}
+    assert from_json(error, status).code == error["error"]["code"]
+    assert "\n" not in error["error"]["message"]
+    return str(error["error"]["message"])
+
+
+# -- submitting ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_is_submitted_and_shown(office: Office) -> None:
+    answer = await office.submit(task="summarize")
+    assert (answer.status_code, answer.json()["created"]) == (201, True)
+    job = JobView.model_validate(answer.json()["job"])
+    assert job.id.startswith("docs-")
+    assert (job.state, job.task, job.model, job.rows_total, job.source) == ("queued", "summarize", MODEL, 4, str(office.docs))
+    shown = await office.http.get(f"/jobs/{job.id}")
+    assert (shown.status_code, JobView.model_validate(shown.json())) == (200, job)
+    assert (await office.http.get("/jobs/latest")).json()["id"] == job.id
+
+
+async def test_the_same_job_again_is_the_one_that_is_there(office: Office) -> None:
+    first = await office.submitted()
+    again = await office.submit()
+    assert (again.status_code, again.json()["created"]) == (200, False)
+    assert again.json()["job"]["id"] == first.id
+    assert office.left_over([first]) == []
+
+
+async def test_a_new_job_is_made_of_the_same_request_when_it_is_asked_for(office: Office) -> None:
+    first = await office.submitted()
+    second = await office.submitted(new=True)
+    assert first.id != second.id
+    assert len((await office.http.get("/jobs")).json()["jobs"]) == 2
+
+
+async def test_jobs_are_listed_newest_first(office: Office) -> None:
+    ids = [(await office.submitted(new=True)).id for _ in range(3)]
+    assert [job["id"] for job in (await office.http.get("/jobs")).json()["jobs"]] == ids[::-1]
+
+
+async def test_the_server_tells_of_itself(office: Office) -> None:
+    assert (await office.http.get("/server")).json() == INFO
+
+
+# -- DuckDB sources -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE reviews AS SELECT 'review ' || i AS text, i AS id FROM range(5) t(i)")
+    return path
+
+
+@pytest.mark.parametrize("source", [{"table": "reviews"}, {"query": "select * from reviews where id < 5"}], ids=["table", "query"])
+async def test_rows_of_a_duckdb_file_are_kept_in_the_jobs_own_folder(office: Office, database: Path, source: dict[str, str]) -> None:
+    job = await office.submitted(source={"uri": str(database), **source}, column="text")
+    (snapshot,) = office.folder.snapshot(job.id).iterdir()
+    assert snapshot.parent == office.folder.root / "jobs" / job.id / "input"
+    assert sorted(pq.read_table(snapshot)["id"].to_pylist()) == list(range(5))
+    assert office.left_over([job]) == []
+
+
+async def test_the_same_duckdb_job_again_leaves_no_second_copy(office: Office, database: Path) -> None:
+    source = {"uri": str(database), "table": "reviews"}
+    job = await office.submitted(source=source, column="text")
+    again = await office.submit(source=source, column="text")
+    assert (again.status_code, again.json()["job"]["id"]) == (200, job.id)
+    assert office.left_over([job]) == []
+    assert len(list(office.folder.snapshot(job.id).iterdir())) == 1
+
+
+async def test_a_refused_duckdb_job_leaves_no_copy(office: Office, database: Path) -> None:
+    answer = await office.submit(source={"uri": str(database), "table": "reviews"}, column="nothing")
+    assert "nothing" in refused(answer, 400)
+    assert office.left_over() == []
+
+
+async def test_an_id_that_another_job_has_is_never_given_twice(office: Office, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id is a name and four digits: sooner or later they meet."""
+    drawn = iter(["aaaa"] * 3 + ["bbbb"] * 3)
+    monkeypatch.setattr(module.secrets, "token_hex", lambda size: next(drawn) if size == 2 else "staging")
+    source = {"uri": str(database), "table": "reviews"}
+    first = await office.submitted(source=source, column="text")
+    results = office.folder.results(first.id)
+    results.mkdir()
+    (results / "part-000000.parquet").write_bytes(b"what was computed")
+    second = await office.submitted(source=source, column="text", new=True)
+    assert first.id.endswith("aaaa")
+    assert second.id.endswith("bbbb")
+    assert len(list(results.iterdir())) == 1
+
+
+async def test_submitting_a_job_again_never_touches_its_results(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.secrets, "token_hex", lambda size: "aaaa")
+    first = await office.submitted()
+    again = await office.submit()  # draws the same digits while there is no folder yet that would tell
+    assert (again.status_code, again.json()["job"]["id"]) == (200, first.id)
+    results = office.folder.results(first.id)
+    results.mkdir(parents=True)
+    (results / "part-000000.parquet").write_bytes(b"what was computed")
+    drawn = iter(["aaaa", "bbbb"])
+    monkeypatch.setattr(module.secrets, "token_hex", lambda size: next(drawn) if size == 2 else "staging")
+    assert (await office.submit()).json()["created"] is False
+    assert (results / "part-000000.parquet").read_bytes() == b"what was computed"
+    assert office.left_over([first]) == []
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_missing_file_is_named(office: Office, tmp_path: Path) -> None:
+    message = refused(await office.submit(source={"uri": str(tmp_path / "nowhere.parquet")}), 400)
+    assert "nowhere.parquet" in message
+
+
+async def test_another_model_than_the_servers_is_refused(office: Office) -> None:
+    assert refused(await office.submit(model="large"), 400).startswith("this server runs tiny, not large")
+    assert (await office.submit(model=MODEL)).status_code == 201
+
+
+@pytest.mark.parametrize("max_tokens", [512, 100_000])
+async def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(office: Office, max_tokens: int) -> None:
+    message = refused(await office.submit(max_tokens=max_tokens), 400)
+    assert f"max_tokens {max_tokens} leaves no room" in message
+    assert "512" in message
+    assert (await office.submit(max_tokens=511)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"task": "sumarize"}, "summarize"),
+        ({"column": "txt"}, "text"),
+        ({"keep": ["nothing"]}, "nothing"),
+        ({"temperature": 9}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"colum": "text"}, "colum"),
+    ],
+    ids=["task", "column", "keep", "temperature", "max-tokens", "unknown-field"],
+)
+async def test_a_wrong_request_is_refused_with_what_is_wrong(office: Office, fields: dict[str, Any], word: str) -> None:
+    assert word in refused(await office.submit(**fields), 400)
+    assert (await office.http.get("/jobs")).json() == {"jobs": []}
+    assert office.left_over() == []
+
+
+@pytest.mark.parametrize("body", [b"{not json", b"[]", b'"text"', b"{}", b""], ids=["torn", "list", "text", "empty-object", "nothing"])
+async def test_a_malformed_body_is_refused(office: Office, body: bytes) -> None:
+    answer = await office.http.post("/jobs", content=body, headers={"content-type": "application/json"})
+    assert refused(answer, 400)
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/jobs/docs-0"), ("POST", "/jobs/docs-0/cancel"), ("POST", "/jobs/latest/retry")])
+async def test_an_unknown_job_is_not_found_and_the_newest_are_named(office: Office, method: str, path: str) -> None:
+    assert "there are none yet" in refused(await office.http.request(method, path), 404)
+    job = await office.submitted()
+    message = refused(await office.http.request(method, path.replace("latest", "docs-0")), 404)
+    assert message == f"no job 'docs-0'; the newest are: {job.id}"
+
+
+async def test_an_unknown_change_is_not_found(office: Office) -> None:
+    job = await office.submitted()
+    assert "there are cancel, pause, resume and retry" in refused(await office.post(f"/jobs/{job.id}/stop"), 404)
+
+
+# -- changes ------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_is_paused_resumed_and_cancelled(office: Office) -> None:
+    job = await office.submitted()
+    states = [(await office.post(f"/jobs/{job.id}/{verb}")).json()["state"] for verb in ("pause", "resume", "cancel")]
+    assert states == ["paused", "queued", "cancelled"]
+
+
+async def test_failed_rows_are_retried(office: Office) -> None:
+    job = await office.submitted()
+    office.finish(errors=1)
+    answer = await office.post("/jobs/latest/retry")
+    assert (answer.status_code, answer.json()["id"], answer.json()["state"]) == (200, job.id, "queued")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume", "retry"])
+async def test_a_change_that_the_jobs_state_forbids_is_refused(office: Office, verb: str) -> None:
+    job = await office.submitted()
+    office.finish()
+    answer = await office.post(f"/jobs/{job.id}/{verb}")
+    assert job.id in refused(answer, 409)
+    assert isinstance(from_json(answer.json(), 409), StateError)
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "column"), [("jobs", "id"), ("leases", "job_id")])
+async def test_the_ledgers_tables_are_read_as_arrow(office: Office, name: str, column: str) -> None:
+    job = await office.submitted()
+    answer = await office.http.get(f"/ledger/{name}")
+    assert answer.headers["content-type"] == "application/vnd.apache.arrow.stream"
+    table = pa.ipc.open_stream(answer.content).read_all()
+    assert set(table.column(column).to_pylist()) == {job.id}
+
+
+async def test_there_are_no_other_tables(office: Office) -> None:
+    answer = await office.http.get("/ledger/rows")
+    assert "there are jobs and leases" in refused(answer, 404)
+    assert isinstance(from_json(answer.json(), 404), NotFoundError)
+
+
+# -- walls --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_application_is_imported_without_ray_or_vllm() -> None:
+    code = "import harvester.serve.jobs_api, json, sys; print(json.dumps(sorted({'ray', 'vllm', 'torch'} & set(sys.modules))))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout) == []
+
+
+def test_an_error_that_is_none_of_ours_still_has_a_kind() -> None:
+    assert isinstance(from_json({"detail": "Not Found"}, 404), UsageError)
