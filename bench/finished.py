@@ -5,16 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+STEPS = "vllm:iteration_tokens_total_count"  # a histogram with one entry a step
+
+
+def engine_steps(metrics: str) -> int:
+    """Steps that an engine has made, from its Prometheus text. How well the batch was filled shows in it, however busy the machine was."""
+    return round(sum(float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(STEPS)))
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """``seconds``: of the work itself; ``around_s``: start and stop of the engine. ``answers`` by row_id."""
+    """``seconds``: of the work itself; ``around_s``: start and stop of the engine. ``steps``: of the engine. ``answers`` by row_id."""
 
     system: str
     seconds: float
     around_s: float
     prompt_tokens: int
     output_tokens: int
+    steps: int
     answers: dict[int, str]
 
     @property
@@ -28,6 +36,7 @@ class Finished:
             "around_s": round(self.around_s, 1),
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
+            "engine_steps": self.steps,
             "offline_tokens_per_s": round(self.tokens / self.seconds, 1),
         }
 

@@ -16,6 +16,7 @@ SECONDS = 50.0  # of one timed run with a model
 QUICK_SECONDS = 15.0
 ROWS_PER_SECOND = 8.0  # of the embedded model on two cores; only decides how long a run takes
 SYSTEMS: dict[str, dict[str, Any]] = {"harvester": {}, "harvester_no_reserve": {"reserved_slots": 0, "reserved_kv": 0.0}}
+QUICK_SYSTEMS: dict[str, dict[str, Any]] = {"harvester": {}}
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def run(options: Options) -> dict[str, Any]:
         rows=max(32, round(seconds * ROWS_PER_SECOND)),
         repetitions=2,
         seed=options.seed,
-        systems=SYSTEMS,
+        systems=QUICK_SYSTEMS if options.quick else SYSTEMS,
     )
     with tempfile.TemporaryDirectory(prefix="harvester-bench-") as name:
         folder = Path(name)

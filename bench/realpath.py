@@ -12,11 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow.parquet as pq
 import yaml
 
 from bench import runbatch
-from bench.finished import Finished, pooled, share_equal
+from bench.finished import Finished, engine_steps, pooled, share_equal
 from bench.server import ServerProcess
 from bench.table import write_speeches
 from bench.watch import submit, wait
@@ -88,13 +89,16 @@ def _harvest(name: str, folder: Path, table: Path, values: dict[str, Any]) -> Fi
     with ServerProcess(("-m", "harvester", "serve", "--config", str(config)), folder / "state") as server, Client(server.url) as client:
         job, _ = submit(client, table, max_tokens=MAX_TOKENS)
         view = wait(client, job.id, runbatch.LIMIT_S, poll_s=2.0)
+        steps = engine_steps(httpx.get(f"{server.url}/metrics", trust_env=False).text)
     whole_s = time.monotonic() - began_s
-    if view.rows_error or view.started_at_s is None or view.ended_at_s is None:
-        raise EngineError(f"{view.rows_error} rows of the job ended as errors; see {view.results}")
+    if view.rows_error:
+        raise EngineError(f"{view.rows_error} of {view.rows_total} rows ended as errors in system {name}")
+    assert view.started_at_s is not None
+    assert view.ended_at_s is not None
     columns = pq.ParquetDataset(view.results).read(columns=["row_id", "output"]).to_pydict()
     answers = dict(zip(columns["row_id"], columns["output"], strict=True))
     seconds = view.ended_at_s - view.started_at_s
-    return Finished(name, seconds, whole_s - seconds, view.prompt_tokens, view.output_tokens, answers)
+    return Finished(name, seconds, whole_s - seconds, view.prompt_tokens, view.output_tokens, steps, answers)
 
 
 def _report(runs: dict[str, list[Finished]]) -> dict[str, Any]:

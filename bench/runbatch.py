@@ -48,8 +48,8 @@ def run(folder: Path, requests: Path, engine: dict[str, Any]) -> Finished:
     began_s = time.monotonic()
     _run(command, log)
     whole_s = time.monotonic() - began_s
-    seconds = float(json.loads(span.read_text(encoding="utf-8"))["seconds"])
-    return _finished(output, seconds, whole_s - seconds)
+    noted = json.loads(span.read_text(encoding="utf-8"))
+    return _finished(output, noted["seconds"], whole_s - noted["seconds"], noted["steps"])
 
 
 def _run(command: list[str], log: Path) -> None:
@@ -69,7 +69,7 @@ def _run(command: list[str], log: Path) -> None:
         raise EngineError(f"vLLM's run-batch ended with {code}: {''.join(last)[:400]}")
 
 
-def _finished(output: Path, seconds: float, around_s: float) -> Finished:
+def _finished(output: Path, seconds: float, around_s: float, steps: int) -> Finished:
     prompt_tokens = output_tokens = 0
     answers: dict[int, str] = {}
     for line in output.read_text(encoding="utf-8").splitlines():
@@ -80,4 +80,4 @@ def _finished(output: Path, seconds: float, around_s: float) -> Finished:
         answers[int(item["custom_id"])] = body["choices"][0]["message"]["content"]
         prompt_tokens += body["usage"]["prompt_tokens"]
         output_tokens += body["usage"]["completion_tokens"]
-    return Finished("run_batch", seconds, around_s, prompt_tokens, output_tokens, answers)
+    return Finished("run_batch", seconds, around_s, prompt_tokens, output_tokens, steps, answers)

@@ -15,8 +15,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import generate_latest
 from vllm.entrypoints.launchers import run_batch
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from bench.finished import engine_steps
 
 
 class Span:
@@ -41,7 +44,7 @@ def main() -> int:
     parser.add_argument("--engine", type=json.loads, required=True, help="vLLM's engine arguments by name, as JSON")
     parser.add_argument("--input", required=True, help="requests, one a line")
     parser.add_argument("--output", required=True)
-    parser.add_argument("--span", type=Path, required=True, help="where the measured seconds are written")
+    parser.add_argument("--span", type=Path, required=True, help="where the seconds and the engine's steps are written")
     given = parser.parse_args()
     arguments = run_batch.make_arg_parser(FlexibleArgumentParser()).parse_args(["-i", given.input, "-o", given.output])
     for name, value in given.engine.items():
@@ -53,7 +56,8 @@ def main() -> int:
     began_s = span.began_s
     if began_s is None:
         parser.error(f"{given.input} holds no request that run-batch takes")
-    given.span.write_text(json.dumps({"seconds": span.ended_s - began_s}) + "\n", encoding="utf-8")
+    steps = engine_steps(generate_latest().decode())
+    given.span.write_text(json.dumps({"seconds": span.ended_s - began_s, "steps": steps}) + "\n", encoding="utf-8")
     return 0
 
 

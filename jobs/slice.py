@@ -53,11 +53,16 @@ class SliceFiles:
         return rows, texts(self.table.column(column))
 
     def publish(self) -> PartStats:
-        """Write the part, durable and whole. Returns what it holds."""
+        """Write the part, durable and whole. Returns what it holds.
+
+        A holder so slow that its slice was finished and retried without it leaves the newer part alone; the ledger will not take its word.
+        """
         rows = [self.spool.rows[row_id] for row_id in sorted(self.spool.rows)]
         part = self._part(rows)
         stats = part_stats(part, self.lease.generation, self.spool.recomputed)
-        self.sink.write(part_name(self.lease.slice.slice_id), part, {STATS_KEY: stats.model_dump_json()})
+        there = part_stats_of(self.sink, self.lease)
+        if there is None or there.generation <= self.lease.generation:
+            self.sink.write(part_name(self.lease.slice.slice_id), part, {STATS_KEY: stats.model_dump_json()})
         return stats
 
     def _part(self, rows: list[Row]) -> pa.Table:
@@ -68,13 +73,16 @@ class SliceFiles:
         return part if self.kept is None else pa.concat_tables([self.kept.cast(part.schema), part]).sort_by("row_id")
 
 
+def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
+    """What the slice's part holds now, of whichever generation."""
+    metadata = sink.metadata(part_name(lease.slice.slice_id))
+    return PartStats.model_validate_json(metadata[STATS_KEY]) if metadata and STATS_KEY in metadata else None
+
+
 def published(sink: Sink, lease: Lease) -> PartStats | None:
     """The part of this slice and generation, where an earlier holder died between publishing and telling the ledger."""
-    metadata = sink.metadata(part_name(lease.slice.slice_id))
-    if metadata is None or STATS_KEY not in metadata:
-        return None
-    stats = PartStats.model_validate_json(metadata[STATS_KEY])
-    return stats if stats.generation == lease.generation else None
+    stats = part_stats_of(sink, lease)
+    return stats if stats is not None and stats.generation == lease.generation else None
 
 
 def open_slice(lease: Lease, source: Source, sink: Sink, folder: StateFolder) -> SliceFiles:

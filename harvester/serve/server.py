@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harvester.config import ServeConfig
-from harvester.errors import ConfigError, HarvesterError, StateError
+from harvester.errors import ConfigError, HarvesterError, StateError, StorageError
 from harvester.serve.environment import prepare_environment
 from harvester.serve.processes import mark_of, stop_marked
 from jobs.folder import StateFolder
@@ -60,6 +60,8 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
                     on_event("ready", {"url": url, "model": choice.name, "seconds": round(time.monotonic() - began_s, 1)})
                 stop.wait()
                 on_event("stopping", {})
+        except OSError as error:
+            raise StorageError(f"the server cannot use state folder {folder.root}: {error.strerror or error}; free space there") from error
         finally:
             folder.server.unlink(missing_ok=True)
             stop_marked(mark)

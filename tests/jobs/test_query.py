@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,9 +44,10 @@ def add_job(state: Path, job: str, created_at_s: float, parts: list[dict]) -> No
         pq.write_table(pa.table(part), folder / f"part-{number:06d}.parquet")
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "state"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once: opening a ledger and closing it costs more than the queries."""
+    folder = tmp_path_factory.mktemp("made") / "state"
     folder.mkdir()
     one = {"row_id": [0, 1], "output": ["a", None], "status": ["ok", "error"]}
     two = {"row_id": [2], "output": ["c"], "status": ["ok"], "title": ["T"]}
@@ -53,6 +55,11 @@ def state(tmp_path: Path) -> Path:
     add_job(folder, "mail-11aa", 20.0, [{"row_id": [0], "output": ["m"], "status": ["ok"]}])
     add_job(folder, "empty-22bb", 5.0, [])
     return folder
+
+
+@pytest.fixture
+def state(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "state"))
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:

@@ -122,6 +122,7 @@ class LostLedger(DirectLedger):
     """The ledger of a replica that dies: from `lose` on nothing that the replica says arrives."""
 
     lost = False
+    unheard = 0  # commits that did not arrive
 
     def lose(self) -> None:
         self.lost = True
@@ -130,6 +131,7 @@ class LostLedger(DirectLedger):
         return [] if self.lost else await super().heartbeat(holder, progress)
 
     async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
+        self.unheard += self.lost
         return False if self.lost else await super().commit(lease_id, job_id, slice_id, stats)
 
     async def release(self, lease_id: str) -> None:
@@ -634,3 +636,23 @@ async def test_a_retry_that_is_interrupted_is_taken_over_with_its_rows(world: Wo
     heir = ScriptedEngine()
     view = await harvest(world, heir, holder="heir")
     assert (heir.calls, view.rows_ok, view.rows_error) == (2, 4, 0)
+
+
+async def test_a_frozen_replica_that_wakes_up_after_a_retry_leaves_the_newer_part_alone(world: World) -> None:
+    def refuse(prompt: Prompt) -> str:
+        raise RowError("refused", "not now")
+
+    job_id = world.submit(4)
+    client = lost_ledger(world)
+    frozen = ScriptedEngine(answer=lambda prompt: "from long ago")
+    frozen.hold()
+    async with at_work(world.runner(frozen, "frozen", client)):
+        await until(lambda: frozen.calls == 4)
+        client.lose()
+        world.clock.advance(LEASE_S)
+        await harvest(world, ScriptedEngine(answer=refuse), holder="b")
+        world.ledger.retry(job_id, world.clock())
+        await harvest(world, ScriptedEngine(answer=lambda prompt: "now"), holder="c")
+        frozen.go_on()
+        await until(lambda: client.unheard)
+    assert world.results()["output"].to_pylist() == ["now"] * 4

@@ -25,7 +25,9 @@ def client(server: RealServer) -> Iterator[OpenAI]:
 def running(server: RealServer) -> float:
     """Requests that the engine works on now, by its own metric."""
     lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting{")))
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting{"))
+    )
 
 
 def test_models_lists_the_model_served(client: OpenAI, model: str) -> None:

@@ -83,7 +83,12 @@ def test_bad_rows_end_as_errors_and_the_others_go_on(server: RealServer, tmp_pat
     assert (job["state"], job["rows_ok"], job["rows_error"]) == ("completed", 2, 4)
     query = f"select row_id, error_code from results('{job['id']}') where status = 'error' order by row_id"
     found = json.loads(harvester(server, "sql", query, "--format", "json"))
-    assert [(row["row_id"], row["error_code"]) for row in found] == [(1, "null_text"), (2, "empty_text"), (3, "empty_text"), (4, "not_utf8")]
+    assert [(row["row_id"], row["error_code"]) for row in found] == [
+        (1, "null_text"),
+        (2, "empty_text"),
+        (3, "empty_text"),
+        (4, "not_utf8"),
+    ]
 
 
 def test_a_long_document_is_cut_and_marked(server: RealServer, tmp_path: Path) -> None:
