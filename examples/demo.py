@@ -115,9 +115,10 @@ def main() -> None:
             job = json.loads(harvester("submit", str(table), "--task", "summarize", "--json"))["id"]
             console.print(f"job: {job}: {ROWS} speeches, each summarized by the replica that answers the chat below")
             view, ttfts = watch(url, job, server.model)
-            query = f"select title, year, prompt_tokens as prompt, output_tokens as output, left(output, 48) as summary from results('{job}')"
-            console.print(f'harvester sql "{query} order by year limit 8"')
-            console.print(harvester("sql", f"{query} order by year limit 8"))
+            columns = "title, year, prompt_tokens as prompt, output_tokens as tokens, left(output, 48) as summary"
+            query = f"select {columns} from results('{job}') order by year limit 8"
+            console.print(f'harvester sql "{query}"')
+            console.print(harvester("sql", query))
     report(view, ttfts, time.monotonic() - began_s)
 
 

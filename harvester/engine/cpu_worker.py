@@ -12,7 +12,7 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
-class RewindingGenerator(torch.Generator):
+class RewindingGenerator(torch.Generator):  # type: ignore[misc]
     """A CPU generator whose draw can be taken back before the first token: it starts again from its seed.
 
     A request that is preempted after some tokens and prefilled again in chunks draws from the start of its stream again.
@@ -29,5 +29,5 @@ class HarvestCpuWorker(CPUWorker):  # type: ignore[misc]
     """Imported by name in the worker process (``worker_cls``)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        torch.Generator = RewindingGenerator  # type: ignore[misc]
+        torch.Generator = RewindingGenerator
         super().__init__(*args, **kwargs)
