@@ -24,6 +24,9 @@ class ShareConfig(Section):
 
     reserved_slots: int = Field(default=4, ge=0, description="Of vLLM's `max_num_seqs`, kept free of offline requests.")
     reserved_kv: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of KV blocks kept free of offline requests.")
+    reserve_s: float = Field(
+        default=60.0, ge=0.0, description="How long after the last online request the two reserves are kept; idle GPUs then work in full."
+    )
     offline_step_tokens: int = Field(
         default=256, ge=1, description="Most offline tokens in a step that also holds online work; no bound without online work."
     )

@@ -29,7 +29,7 @@ EMBEDDED_DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
 
 def limits(config: ServeConfig) -> Limits:
     share = config.share
-    return Limits(share.reserved_slots, share.reserved_kv, share.offline_step_tokens)
+    return Limits(share.reserved_slots, share.reserved_kv, share.offline_step_tokens, share.reserve_s)
 
 
 def engine_arguments(config: ServeConfig, model: str, name: str, *, cpu: bool, embedded: bool) -> dict[str, Any]:

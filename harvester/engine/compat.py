@@ -29,8 +29,12 @@ def running(request: Request, block_tokens: int, most_tokens: int) -> Running:
     )
 
 
-def view(scheduler: Scheduler, online_waiting: list[Request], offline_next: Request | None) -> View:
-    """What the scheduler holds now. ``online_waiting``: the online lane of its waiting queue; ``offline_next``: the first of the other."""
+def view(scheduler: Scheduler, online_waiting: list[Request], offline_next: Request | None, online_idle_s: float) -> View:
+    """What the scheduler holds now.
+
+    ``online_waiting``: the online lane of its waiting queue; ``offline_next``: the first of the other; ``online_idle_s``: since a step last
+    had online work.
+    """
     pool = scheduler.kv_cache_manager.block_pool
     block_tokens, most_tokens = scheduler.block_size, scheduler.max_num_scheduled_tokens
     return View(
@@ -41,4 +45,5 @@ def view(scheduler: Scheduler, online_waiting: list[Request], offline_next: Requ
         free_blocks=pool.get_num_free_blocks(),
         total_blocks=pool.num_gpu_blocks,
         max_seqs=scheduler.max_num_active_reqs,
+        online_idle_s=online_idle_s,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -31,11 +32,14 @@ class HarvestScheduling:
         super().__init__(*args, **kwargs)
         given = self.vllm_config.additional_config  # type: ignore[attr-defined]
         self._limits = Limits(**given[LIMITS_KEY])
+        self._online_at_s = float("-inf")
         self.waiting = TwoLaneQueue(lambda request: compat.final_blocks(request, self.block_size))
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        offline = self.waiting.offline
-        view = compat.view(self, list(self.waiting.online), offline.peek_request() if offline else None)
+        offline, now_s = self.waiting.offline, time.monotonic()
+        view = compat.view(self, list(self.waiting.online), offline.peek_request() if offline else None, now_s - self._online_at_s)
+        if view.online_waiting or any(not item.offline for item in view.running):
+            self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         with self._applied(plan_step(view, self._limits)):
             return super().schedule(throttle_prefills)  # type: ignore[misc]
 

@@ -18,6 +18,7 @@ class Limits:
     reserved_slots: int
     reserved_kv: float
     offline_step_tokens: int
+    reserve_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class View:
     free_blocks: int
     total_blocks: int
     max_seqs: int
+    online_idle_s: float = 0.0  # since the last online request ended; 0 while one is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,14 @@ def plan_step(view: View, limits: Limits) -> Plan:
 
 
 def _room(view: View, limits: Limits) -> tuple[int, int]:
-    """Slots and KV blocks that new offline requests may take. An idle engine always takes one, however large."""
-    slots = view.max_seqs - limits.reserved_slots - len(view.running)
+    """Slots and KV blocks that new offline requests may take. An idle engine always takes one, however large.
+
+    Where no chat has come for ``reserve_s`` nothing is kept back: the first arrival then evicts, and the reserve is there for the next.
+    """
+    kept = limits if view.online_idle_s <= limits.reserve_s else Limits(0, 0.0, limits.offline_step_tokens)
+    slots = view.max_seqs - kept.reserved_slots - len(view.running)
     growth = sum(max(0, r.blocks_final - r.blocks_now) for r in view.running if r.offline)
-    blocks = view.free_blocks - growth - int(limits.reserved_kv * view.total_blocks)
+    blocks = view.free_blocks - growth - int(kept.reserved_kv * view.total_blocks)
     least = (0, 0) if view.running else (1, view.offline_next_blocks)
     return max(slots, least[0]), max(blocks, least[1])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,9 @@ pytestmark = pytest.mark.engine
 
 BLOCK = 16
 SLOTS = 8
-LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
+LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=math.inf)
 NO_RESERVE = Limits(reserved_slots=0, reserved_kv=0.0, offline_step_tokens=1000)
+WHILE_CHAT = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=60.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,6 +78,7 @@ class Drive:
                     "reserved_slots": limits.reserved_slots,
                     "reserved_kv": limits.reserved_kv,
                     "offline_step_tokens": limits.offline_step_tokens,
+                    "reserve_s": limits.reserve_s,
                 }
             },
         )
@@ -267,6 +270,22 @@ def test_offline_work_never_takes_the_reserved_slots(harvest: Callable[..., Driv
         drive.step()
         most = max(most, len(drive.running))
     assert most == SLOTS - LIMITS.reserved_slots
+
+
+def test_without_chat_the_reserve_is_used_and_the_first_arrival_brings_it_back(harvest: Callable[..., Drive]) -> None:
+    drive = harvest(limits=WHILE_CHAT)
+    for i in range(20):
+        drive.add(f"off-{i}", 40, 20, offline=True)
+    drive.step()
+    assert len(drive.running) == SLOTS
+    drive.add("on", 40, 200, offline=False)
+    assert drive.step()["on"] == 40
+    most = 0
+    while len(drive.finished) < 20:
+        drive.step()
+        if len(drive.finished) >= SLOTS:  # the first batch is gone
+            most = max(most, len(drive.running))
+    assert most <= SLOTS - WHILE_CHAT.reserved_slots
 
 
 def test_offline_work_never_grows_into_the_reserved_kv(harvest: Callable[..., Drive]) -> None:

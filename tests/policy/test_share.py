@@ -39,6 +39,12 @@ def test_an_idle_engine_admits_one_request_even_where_everything_is_reserved() -
     assert (plan.offline_slots, plan.offline_blocks) == (1, 70)
 
 
+@pytest.mark.parametrize(("idle_s", "room"), [(0.0, (6, 89)), (60.0, (6, 89)), (60.1, (8, 99))], ids=["chat", "just after", "long after"])
+def test_the_reserve_is_given_up_once_no_chat_has_come_for_long(idle_s: float, room: tuple[int, int]) -> None:
+    plan = plan_step(replace(view(free=99), online_idle_s=idle_s), LIMITS)
+    assert (plan.offline_slots, plan.offline_blocks) == room
+
+
 def test_offline_work_alone_runs_without_a_bound_on_its_tokens() -> None:
     plan = plan_step(view(offline(2000), offline(1)), LIMITS)
     assert (plan.run, plan.pause, plan.preempt, plan.budget_tokens) == ((0, 1), (), (), None)
