@@ -1,15 +1,13 @@
 """What the way to the engine costs: one stream at a time, through raw vLLM, through harvester's ingress, and through Serve's default proxy.
 
-All servers are up at the same time, idle but for the one asked; each round asks each once, in random order, on a new connection.
+One system after the other, each alone on the machine, one request at a time, each on a new connection.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +17,42 @@ from bench.rawserver import RawServer
 from bench.scenario import Options
 from bench.server import ServerProcess
 from harvester.config import ServeConfig
-from harvester.engine.arguments import engine_arguments
-from harvester.engine.models import choose_model
+from harvester.engine.arguments import EMBEDDED_DEFAULTS, engine_arguments
+from harvester.engine.models import ModelChoice, choose_model
 
 TOKENS = 32
+WARM_UP = 5  # requests that fill caches
 SYSTEMS = ("raw", "harvester", "default_proxy")
 
 
 def run(options: Options) -> dict[str, Any]:
-    rounds = 40 if options.quick else 200
-    with tempfile.TemporaryDirectory(prefix="bench-overhead-") as folder, ExitStack() as stack:
+    requests = 60 if options.quick else 300
+    with tempfile.TemporaryDirectory(prefix="bench-overhead-") as folder:
         root = Path(folder)
         choice = choose_model(options.model, None, root / "models")
-        arguments = engine_arguments(ServeConfig(), choice.path, choice.name, cpu=True, embedded=choice.embedded)
-        urls = {"raw": stack.enter_context(RawServer(arguments, root / "raw.log")).url}
-        for name, ingress in (("harvester", "haproxy"), ("default_proxy", "proxy")):
-            config = root / f"{name}.yaml"
-            config.write_text(json.dumps({"ingress": ingress, "model": choice.path, "engine": {"dtype": "float32", "max_model_len": 8192}}))
-            server = ServerProcess(["-m", "harvester", "serve", "--config", str(config)], root / name)
-            urls[name] = stack.enter_context(server).url
-        samples = _measure(urls, choice.name, rounds, random.Random(options.seed))
+        samples = {name: _measure(_server(name, root, choice), choice.name, requests) for name in SYSTEMS}
     systems = {name: _summary(found) for name, found in samples.items()}
     ratios = {f"{kind}_p50_over_raw_{name}": _ratio(systems, name, kind) for name in SYSTEMS[1:] for kind in ("ttft_ms", "total_ms")}
-    extra = {f"ttft_p50_minus_raw_ms_{name}": systems[name]["ttft_ms"]["p50"] - systems["raw"]["ttft_ms"]["p50"] for name in SYSTEMS[1:]}
-    return {"model": choice.name, "rounds": rounds, "tokens": TOKENS, "systems": systems, "ratios": ratios, **extra}
+    extra = {f"ttft_p50_minus_raw_ms_{name}": _difference(systems, name) for name in SYSTEMS[1:]}
+    return {"model": choice.name, "requests": requests, "tokens": TOKENS, "systems": systems, "ratios": ratios, **extra}
 
 
-def _measure(urls: dict[str, str], model: str, rounds: int, chance: random.Random) -> dict[str, list[tuple[float, float]]]:
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in urls}
-    order = list(urls)
-    for turn in range(rounds + 5):
-        chance.shuffle(order)
-        for name in order:
-            sample = _stream(urls[name], model, f"Hello number {turn}")
-            if turn >= 5:  # the first ones warm caches and code
-                samples[name].append(sample)
-    return samples
+def _server(name: str, root: Path, choice: ModelChoice) -> RawServer | ServerProcess:
+    """A server of its own for one system; all with the same engine arguments, but for the scheduler and worker that are harvester's."""
+    if name == "raw":
+        arguments = engine_arguments(ServeConfig(), choice.path, choice.name, cpu=True, embedded=choice.embedded)
+        return RawServer(arguments, root / "raw.log")
+    engine = EMBEDDED_DEFAULTS if choice.embedded else {}
+    values = {"ingress": "haproxy" if name == "harvester" else "proxy", "model": choice.path, "engine": engine}
+    config = root / f"{name}.yaml"
+    config.write_text(json.dumps(values))
+    return ServerProcess(["-m", "harvester", "serve", "--config", str(config)], root / name)
+
+
+def _measure(server: RawServer | ServerProcess, model: str, requests: int) -> list[tuple[float, float]]:
+    with server:
+        samples = [_stream(server.url, model, f"Hello number {turn}") for turn in range(requests + WARM_UP)]
+    return samples[WARM_UP:]
 
 
 def _stream(url: str, model: str, question: str) -> tuple[float, float]:
@@ -82,3 +80,7 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 
 def _ratio(systems: dict[str, Any], name: str, kind: str) -> float:
     return float(round(systems[name][kind]["p50"] / systems["raw"][kind]["p50"], 3))
+
+
+def _difference(systems: dict[str, Any], name: str) -> float:
+    return float(round(systems[name]["ttft_ms"]["p50"] - systems["raw"]["ttft_ms"]["p50"], 2))

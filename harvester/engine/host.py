@@ -41,6 +41,7 @@ class EngineHost:
         self.app = app
         self._chat_template = chat_template
         self._tokenizer = llm.get_tokenizer()
+        self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     @classmethod
@@ -107,9 +108,8 @@ class EngineHost:
         elif json_schema is not None:
             guided = StructuredOutputsParams(json=json_schema, disable_any_whitespace=True)  # no endless blanks
         try:
-            params = SamplingParams(
-                max_tokens=max_tokens, temperature=temperature, structured_outputs=guided, output_kind=RequestOutputKind.FINAL_ONLY
-            )
+            asked = {"max_tokens": max_tokens, "temperature": temperature, "structured_outputs": guided}
+            params = SamplingParams(**(self._defaults | asked), output_kind=RequestOutputKind.FINAL_ONLY)
             stream = self.llm.generate(TokensPrompt(prompt_token_ids=token_ids), params, request_id, priority=PRIORITY_OFFLINE)
             last: RequestOutput | None = None
             async for output in stream:

@@ -35,6 +35,11 @@ def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> 
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 would pass to vLLM: any client on the same cores would outrank chat
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve and Ray look after themselves less often: on few cores that is felt
+        "RAY_enable_metrics_collection": "0",
+        "RAY_task_events_report_interval_ms": "0",
+        "RAY_raylet_report_resources_period_milliseconds": "1000",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -49,11 +54,16 @@ def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> 
             os.environ.setdefault(name, value)
 
 
+def haproxy_folder(mark: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"harvester-{mark}"
+
+
 def _haproxy(mark: str) -> dict[str, str]:
     """Sockets in a short folder of this state's own (their paths are bounded to 107 bytes), ports that are free, a quick stop."""
-    folder = Path(tempfile.gettempdir()) / f"harvester-{mark}"
+    folder = haproxy_folder(mark)
     folder.mkdir(mode=0o700, exist_ok=True)
     stats, metrics = _free_ports(2)
+    first = 20_000 + int(mark, 16) % 99 * 100  # of the replicas' own ports: two servers must not answer for each other
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -65,6 +75,8 @@ def _haproxy(mark: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + 99),
     }
 
 

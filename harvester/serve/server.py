@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -17,7 +18,7 @@ from typing import IO, Any
 
 from harvester.config import ServeConfig
 from harvester.errors import ConfigError, HarvesterError, StateError, StorageError
-from harvester.serve.environment import prepare_environment
+from harvester.serve.environment import haproxy_folder, prepare_environment
 from harvester.serve.processes import mark_of, stop_marked
 from jobs.folder import StateFolder
 
@@ -65,6 +66,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         finally:
             folder.server.unlink(missing_ok=True)
             stop_marked(mark)
+            shutil.rmtree(haproxy_folder(mark), ignore_errors=True)
         on_event("stopped", {})
 
 
