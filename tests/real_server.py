@@ -74,12 +74,14 @@ class RealServer:
                 continue
         return found
 
-    def kill(self, role: str) -> int:
-        """kill -9 one part. Returns how many processes that were."""
-        found = self.find(role)
+    def kill(self, role: str) -> None:
+        """kill -9 one part, once it is there (it may be on its way back from an earlier kill)."""
+        end_s = time.monotonic() + READY_S
+        while not (found := self.find(role)):
+            assert time.monotonic() < end_s, f"no {role} to kill for {READY_S} s"
+            time.sleep(0.1)
         for process in found:
             os.kill(process.pid, signal.SIGKILL)
-        return len(found)
 
     def kill_everything(self) -> None:
         assert self.process is not None
