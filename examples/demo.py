@@ -66,11 +66,11 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def chat(url: str, model: str, question: str) -> tuple[float, str]:
+def chat(client: httpx.Client, model: str, question: str) -> tuple[float, str]:
     """One streamed chat request: its TTFT in milliseconds and its text."""
     body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 16, "temperature": 0, "stream": True}
     began_s, ttft_ms, text = time.perf_counter(), 0.0, ""
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
+    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
             if not line.startswith("data: {"):
@@ -82,7 +82,7 @@ def chat(url: str, model: str, question: str) -> tuple[float, str]:
     return ttft_ms, " ".join(text.split())
 
 
-def watch(url: str, job: str, model: str) -> tuple[dict[str, Any], list[float]]:
+def watch(client: httpx.Client, job: str, model: str) -> tuple[dict[str, Any], list[float]]:
     """Chat every few seconds while the job runs, under a live bar. Returns the job's last view and each TTFT in ms."""
     ttfts: list[float] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f} rows  {task.fields[rate]}"))
@@ -90,14 +90,14 @@ def watch(url: str, job: str, model: str) -> tuple[dict[str, Any], list[float]]:
         bar = progress.add_task("summarize", total=ROWS, rate="")
         next_chat_s = time.monotonic() + 2
         while True:
-            view = httpx.get(f"{url}/api/jobs/{job}", timeout=30).raise_for_status().json()
+            view = client.get(f"/api/jobs/{job}").raise_for_status().json()
             rate = f"{view['offline_tokens_per_s'] or 0:.0f} tokens/s  ETA {view['eta_s'] or 0:.0f} s"
             progress.update(bar, completed=view["rows_ok"] + view["rows_error"] + view["rows_running"], rate=rate)
             if view["state"] not in ("queued", "running"):
                 return view, ttfts
             if time.monotonic() >= next_chat_s:
                 question = QUESTIONS[len(ttfts) % len(QUESTIONS)]
-                ttft_ms, text = chat(url, model, question)
+                ttft_ms, text = chat(client, model, question)
                 ttfts.append(ttft_ms)
                 progress.console.print(f"chat: {question:<30} first token after {ttft_ms:6.0f} ms: {text[:60]}")
                 next_chat_s = time.monotonic() + 3
@@ -114,7 +114,8 @@ def main() -> None:
             url = os.environ["HARVESTER_URL"]
             job = json.loads(harvester("submit", str(table), "--task", "summarize", "--json"))["id"]
             console.print(f"job: {job}: {ROWS} speeches, each summarized by the replica that answers the chat below")
-            view, ttfts = watch(url, job, server.model)
+            with httpx.Client(base_url=url, timeout=60) as client:
+                view, ttfts = watch(client, job, server.model)
             columns = "title, year, prompt_tokens as prompt, output_tokens as tokens, left(output, 48) as summary"
             query = f"select {columns} from results('{job}') order by year limit 8"
             console.print(f'harvester sql "{query}"')
