@@ -58,7 +58,10 @@ class Cluster:
         try:
             ray.init(**options)
         except ConnectionError as error:
-            raise EngineError(f"no Ray cluster answers at {self._config.address}; start one with: ray start --head") from error
+            raise EngineError(
+                f"no Ray cluster answers at {self._config.address}, or it takes another token than ours (RAY_AUTH_TOKEN); "
+                "start one with: ray start --head"
+            ) from error
         self._link_logs()
         return self
 
