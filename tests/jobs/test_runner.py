@@ -24,7 +24,7 @@ from jobs.folder import StateFolder
 from jobs.ledger import Ledger
 from jobs.plan import plan_job
 from jobs.runner import LedgerClient, Runner
-from jobs.spec import JobRequest, JobView, LeaseProgress, PartStats, SourceSpec
+from jobs.spec import JobRequest, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line
 
@@ -126,6 +126,9 @@ class LostLedger(DirectLedger):
 
     def lose(self) -> None:
         self.lost = True
+
+    async def lease(self, holder: str, model: str) -> Lease | None:
+        return None if self.lost else await super().lease(holder, model)
 
     async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
         return [] if self.lost else await super().heartbeat(holder, progress)
