@@ -32,8 +32,8 @@ def test_every_row_is_in_the_results_once_whatever_is_killed(tmp_path: Path, tab
     state = tmp_path / "state"
     server = RealServer(state, CONFIG)
     with server:
-        job = server.submit(source={"uri": str(table)}, task="summarize", column="text", max_tokens=48)["id"]
-        points = sorted(chance.sample(range(5, ROWS - 20), len(order)))
+        job = server.submit(source={"uri": str(table)}, task="summarize", column="text", max_tokens=256)["id"]
+        points = sorted(chance.sample(range(5, ROWS // 2), len(order)))
         for target, point in zip(order, points, strict=True):
             view = server.wait_rows(job, point)
             assert view["state"] in ("queued", "running"), f"the job ended before {target} could be killed at {point} rows: {view}"

@@ -127,9 +127,6 @@ class LostLedger(DirectLedger):
     def lose(self) -> None:
         self.lost = True
 
-    async def lease(self, holder: str, model: str) -> Lease | None:
-        return None if self.lost else await super().lease(holder, model)
-
     async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
         return [] if self.lost else await super().heartbeat(holder, progress)
 
@@ -641,12 +638,19 @@ async def test_a_retry_that_is_interrupted_is_taken_over_with_its_rows(world: Wo
     assert (heir.calls, view.rows_ok, view.rows_error) == (2, 4, 0)
 
 
+class FrozenLedger(LostLedger):
+    """Nor does the replica get another lease."""
+
+    async def lease(self, holder: str, model: str) -> Lease | None:
+        return None if self.lost else await super().lease(holder, model)
+
+
 async def test_a_frozen_replica_that_wakes_up_after_a_retry_leaves_the_newer_part_alone(world: World) -> None:
     def refuse(prompt: Prompt) -> str:
         raise RowError("refused", "not now")
 
     job_id = world.submit(4)
-    client = lost_ledger(world)
+    client = FrozenLedger(world.ledger, world.clock)
     frozen = ScriptedEngine(answer=lambda prompt: "from long ago")
     frozen.hold()
     async with at_work(world.runner(frozen, "frozen", client)):
