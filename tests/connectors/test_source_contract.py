@@ -196,10 +196,13 @@ def test_the_fingerprint_changes_with_the_content(kind: Kind, tmp_path: Path) ->
 
 
 def test_close_may_be_called_twice(kind: Kind, tmp_path: Path) -> None:
-    source = kind.open(kind.store(tmp_path, make_table()))
-    source.read(source.row_groups()[0], 0, 10)
+    stored = kind.store(tmp_path, make_table())
+    source = kind.open(stored)
+    first = source.read(source.row_groups()[0], 0, 10)
     source.close()
     source.close()
+    with kind.open(stored) as again:
+        assert again.read(again.row_groups()[0], 0, 10).equals(first)
 
 
 def test_a_table_without_rows_is_refused(kind: Kind, tmp_path: Path) -> None:
