@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import httpx
 
+from bench.patient import CLASSES
 from bench.server import READY_S, free_port
 from harvester.errors import EngineError
 
@@ -24,13 +25,13 @@ def stock(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class RawServer:
-    """``arguments``: vLLM's by name. Entered, it answers; left, it is gone."""
+    """``arguments``: vLLM's by name; ``patient``: it waits between its processes as harvester does. Entered, it answers; left, it is gone."""
 
-    def __init__(self, arguments: dict[str, Any], log: Path) -> None:
+    def __init__(self, arguments: dict[str, Any], log: Path, *, patient: bool = False) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
-        self._arguments = stock(arguments)
+        self._arguments = stock(arguments) | (CLASSES if patient else {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def _words(self) -> list[str]:

@@ -32,6 +32,36 @@ class ShareConfig(Section):
     )
 
 
+class Objective(Section):
+    """What one class of online requests is promised, in ms. None: the deployment's."""
+
+    ttft_slo_ms: float | None = Field(default=None, gt=0.0)
+    tpot_slo_ms: float | None = Field(default=None, gt=0.0)
+
+
+class SloConfig(Section):
+    """What online requests are promised. A step's offline work is sized so that these hold (ConServe 4.5)."""
+
+    ttft_slo_ms: float = Field(default=500.0, gt=0.0, description="Time to first token.")
+    tpot_slo_ms: float = Field(default=100.0, gt=0.0, description="Time from one output token to the next.")
+    classes: dict[str, Objective] = Field(default_factory=dict, description="Others, by the `slo_class` of a request's `vllm_xargs`.")
+
+
+class ScheduleConfig(Section):
+    """Parts of the scheduler, each with a switch."""
+
+    budget: Literal["slo", "fixed"] = Field(default="slo", description="slo: by the latency model; fixed: `share.offline_step_tokens`.")
+    reserve: Literal["bursts", "fixed"] = Field(
+        default="bursts",
+        description="bursts: as large as recent bursts of arrivals; fixed: `share.reserved_slots` and `share.reserved_kv`.",
+    )
+    safepoints: Literal["auto", "off"] = Field(default="auto", description="auto: an arrival may end a running step of offline work.")
+    preempt_detect_ms: float = Field(default=30.0, gt=0.0, description="Most ms from the signal to the end of such a step.")
+    mlfq: bool = Field(default=True, description="Skip-join MLFQ among online requests; false: first come, first served.")
+    mlfq_levels: int = Field(default=6, ge=1, le=16, description="Queues; the time a request may take in one doubles from queue to queue.")
+    starvation_ms: float = Field(default=300.0, gt=0.0, description="An online request that waited this long goes to the first queue.")
+
+
 class HarvestConfig(Section):
     """How a replica takes work from the ledger."""
 
@@ -72,6 +102,8 @@ class ServeConfig(Section):
     ingress: Literal["auto", "haproxy", "proxy"] = Field(default="auto", description="auto: HAProxy where Ray ships it.")
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, passed through as they are.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment of the replicas, e.g. VLLM_CPU_KVCACHE_SPACE.")
+    slo: SloConfig = SloConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     share: ShareConfig = ShareConfig()
     harvest: HarvestConfig = HarvestConfig()
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from harvester.engine.waiting import sleep_between_looks
+
 
 class RewindingGenerator(torch.Generator):  # type: ignore[misc]
     """A CPU generator whose draw can be taken back before the first token: it starts again from its seed.
@@ -30,4 +32,5 @@ class HarvestCpuWorker(CPUWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         torch.Generator = RewindingGenerator
+        sleep_between_looks()
         super().__init__(*args, **kwargs)

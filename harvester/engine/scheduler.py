@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -15,6 +16,7 @@ from vllm.v1.request import Request
 
 from harvester.engine import compat
 from harvester.engine.queue import TwoLaneQueue
+from harvester.engine.waiting import sleep_between_looks
 from harvester.policy.share import Limits, Plan, plan_step
 
 LIMITS_KEY = "harvester_share"
@@ -30,6 +32,8 @@ class HarvestScheduling:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if current_platform.is_cpu():
+            sleep_between_looks()
         given = self.vllm_config.additional_config  # type: ignore[attr-defined]
         self._limits = Limits(**given[LIMITS_KEY])
         self._online_at_s = float("-inf")

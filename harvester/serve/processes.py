@@ -10,6 +10,10 @@ from pathlib import Path
 import psutil
 
 MARK = "HARVESTER_SERVER"
+# Ray's and Serve's own, by a word of their command line. Not the raylet: what it starts would inherit.
+HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController", "ProxyActor", "HAProxyManager")
+HOUSEKEEPING_NICENESS = 10
+ENGINE_WORKER = "VLLM::Worker"
 
 
 def mark_of(state_dir: Path) -> str:
@@ -41,6 +45,43 @@ def stop_marked(mark: str, grace_s: float = 0.0) -> int:
         _signal(process, ask=False)
     psutil.wait_procs(found, timeout=5.0)
     return len(found)
+
+
+def lower_housekeeping(mark: str) -> None:
+    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and behind everything else on the others."""
+    found = list(marked(mark))
+    allowed = set(psutil.Process().cpu_affinity())
+    for process in found:
+        if ENGINE_WORKER in _line(process):
+            allowed -= _bound(process)
+    for process in found:
+        if any(word in _line(process) for word in HOUSEKEEPING):
+            _step_back(process, allowed)
+
+
+def _line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[:3])
+    except psutil.Error:
+        return ""
+
+
+def _bound(process: psutil.Process) -> set[int]:
+    """The cores it may use; none where it may use all of this machine."""
+    try:
+        cores = set(process.cpu_affinity())
+    except psutil.Error:
+        return set()
+    return cores if len(cores) < (psutil.cpu_count() or 1) else set()
+
+
+def _step_back(process: psutil.Process, cores: set[int]) -> None:
+    try:
+        process.nice(HOUSEKEEPING_NICENESS)
+        if cores:
+            process.cpu_affinity(sorted(cores))
+    except (psutil.Error, OSError):
+        return  # it ended meanwhile, or is not ours to change
 
 
 def _signal(process: psutil.Process, *, ask: bool) -> None:

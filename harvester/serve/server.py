@@ -19,7 +19,7 @@ from typing import IO, Any
 from harvester.config import ServeConfig
 from harvester.errors import ConfigError, HarvesterError, StateError, StorageError
 from harvester.serve.environment import haproxy_folder, prepare_environment
-from harvester.serve.processes import mark_of, stop_marked
+from harvester.serve.processes import lower_housekeeping, mark_of, stop_marked
 from jobs.folder import StateFolder
 
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -57,6 +57,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
                 listen()  # Ray has put its own handlers in
                 cluster.deploy(stop)
                 if not stop.is_set():
+                    lower_housekeeping(mark)
                     _write_server_file(folder, url, choice.name)
                     on_event("ready", {"url": url, "model": choice.name, "seconds": round(time.monotonic() - began_s, 1)})
                 stop.wait()

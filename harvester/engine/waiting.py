@@ -1,0 +1,39 @@
+"""How the engine core and its workers wait for each other where cores are few.
+
+vLLM's message queue polls shared memory and yields the core between two looks (``sched_yield``) for a whole second after each message.
+A core that does so looks busy to the kernel: on a machine whose cores are all in use, whoever shares that core (the HTTP server, a
+client) may stand in its run queue until the answer is complete. Sleeping a sixteenth of the time already waited, 0.2 ms at most, costs
+the step at most that, and gives the core away. On a GPU machine cores are plenty, and vLLM's own way stays.
+"""
+
+from __future__ import annotations
+
+import time
+
+from vllm.distributed.device_communicators import shm_broadcast
+
+SHARE = 16  # of the time already waited, one sleep is this part
+MOST_S = 0.0002
+LEAST_S = 0.00001
+NEW_WAIT_S = 0.001  # two looks further apart than this belong to different waits
+
+
+class Patience:
+    """Called between two looks; each call sleeps."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self._looked_s = float("-inf")
+
+    def __call__(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s > NEW_WAIT_S:
+            self._began_s = now_s
+        time.sleep(min(MOST_S, max(LEAST_S, (now_s - self._began_s) / SHARE)))
+        self._looked_s = time.monotonic()
+
+
+def sleep_between_looks() -> None:
+    """From now on the message queues of this process sleep between two looks. May be called again."""
+    if not isinstance(shm_broadcast.sched_yield, Patience):
+        shm_broadcast.sched_yield = Patience()

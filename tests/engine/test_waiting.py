@@ -1,0 +1,55 @@
+"""The queue between the engine's processes, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from vllm.distributed.device_communicators import shm_broadcast
+
+from harvester.engine import waiting
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept_s: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(waiting, "time", found)
+    return found
+
+
+def test_the_longer_the_wait_the_longer_the_sleep_up_to_its_bound(clock: Clock) -> None:
+    patience = waiting.Patience()
+    for _ in range(200):
+        patience()
+    assert clock.slept_s[0] == waiting.LEAST_S
+    assert clock.slept_s == sorted(clock.slept_s)
+    assert clock.slept_s[-1] == waiting.MOST_S
+
+
+def test_a_new_wait_begins_with_the_shortest_sleep(clock: Clock) -> None:
+    patience = waiting.Patience()
+    for _ in range(200):
+        patience()
+    clock.now_s += 2 * waiting.NEW_WAIT_S
+    patience()
+    assert clock.slept_s[-1] == waiting.LEAST_S
+
+
+def test_vllms_queue_asks_the_function_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_broadcast, "sched_yield", shm_broadcast.sched_yield)
+    waiting.sleep_between_looks()
+    assert isinstance(shm_broadcast.sched_yield, waiting.Patience)
+    assert "sched_yield()" in inspect.getsource(shm_broadcast.SpinCondition.wait)
