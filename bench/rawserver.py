@@ -25,13 +25,17 @@ def stock(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class RawServer:
-    """``arguments``: vLLM's by name; ``patient``: it waits between its processes as harvester does. Entered, it answers; left, it is gone."""
+    """``arguments``: vLLM's by name; ``patient``: it waits between its processes as harvester does; ``own``: arguments of the peer's own,
+    which `stock` does not touch.
 
-    def __init__(self, arguments: dict[str, Any], log: Path, *, patient: bool = False) -> None:
+    Entered, it answers; left, it is gone.
+    """
+
+    def __init__(self, arguments: dict[str, Any], log: Path, *, patient: bool = False, own: dict[str, Any] | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
-        self._arguments = stock(arguments) | (CLASSES if patient else {})
+        self._arguments = stock(arguments) | (CLASSES if patient else {}) | (own or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def _words(self) -> list[str]:

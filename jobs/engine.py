@@ -18,6 +18,8 @@ class Prompt:
     temperature: float
     choices: tuple[str, ...] | None = None
     json_schema: dict[str, Any] | None = None
+    job: str = ""
+    window: int = 0  # prompts of one window of a job may be run in any order
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from jobs.tasks.answer import parse_answer
 from jobs.tasks.fit import fit
 from jobs.tasks.spec import AnswerKind
 
+WINDOW_ROWS = 64  # rows within which the engine may put those with a common prefix together
 TEMPLATE_TOKENS = 64  # more than any chat template adds around two messages
 
 
@@ -68,6 +69,8 @@ class RowWork:
         task = self._job.task
         return Prompt(
             request_id=f"{self._job.id}-{row_id}-{tag}",
+            job=self._job.id,
+            window=row_id // WINDOW_ROWS,
             messages=self._messages(values, text),
             max_tokens=task.max_tokens,
             temperature=task.temperature,

@@ -6,15 +6,15 @@ import dataclasses
 import difflib
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
 from harvester.config import ServeConfig
-from harvester.engine.scheduler import LIMITS_KEY
+from harvester.engine.preemptible import SAFEPOINTS_KEY
+from harvester.engine.settings import KEY, pack
 from harvester.errors import ConfigError
-from harvester.policy.share import Limits
 
 CPU_DEFAULTS: dict[str, Any] = {
     "enforce_eager": True,
@@ -27,23 +27,26 @@ CPU_DEFAULTS: dict[str, Any] = {
 EMBEDDED_DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
 
 
-def limits(config: ServeConfig) -> Limits:
-    share = config.share
-    return Limits(share.reserved_slots, share.reserved_kv, share.offline_step_tokens, share.reserve_s)
+def engine_arguments(
+    config: ServeConfig, model: str, name: str, *, cpu: bool, embedded: bool, board: Path | None = None, profile: Path | None = None
+) -> dict[str, Any]:
+    """All engine and front-end arguments by name. The user's win, except those that harvester's scheduler needs.
 
-
-def engine_arguments(config: ServeConfig, model: str, name: str, *, cpu: bool, embedded: bool) -> dict[str, Any]:
-    """All engine and front-end arguments by name. The user's win, except those that harvester's scheduler needs."""
+    ``board`` and ``profile``: see `harvester.engine.settings.Settings`.
+    """
     values: dict[str, Any] = {"model": model, "served_model_name": [name], "enable_prefix_caching": True}
     values |= CPU_DEFAULTS if cpu else {}
     values |= EMBEDDED_DEFAULTS if embedded else {}
-    values |= {"worker_cls": "harvester.engine.cpu_worker.HarvestCpuWorker"} if cpu else {}
+    values["worker_cls"] = "harvester.engine." + ("cpu_worker.HarvestCpuWorker" if cpu else "cuda_worker.HarvestCudaWorker")
     values |= config.engine
     asynchronous = bool(values.get("async_scheduling", not cpu))
     kind = "AsyncHarvestScheduler" if asynchronous else "HarvestScheduler"
     values.setdefault("scheduler_cls", f"harvester.engine.scheduler.{kind}")
     values |= {"scheduling_policy": "priority", "async_scheduling": asynchronous}
-    values["additional_config"] = {**values.get("additional_config", {}), LIMITS_KEY: asdict(limits(config))}
+    extra = {**values.get("additional_config", {}), KEY: pack(config, board, profile)}
+    if board is not None and config.schedule.safepoints == "auto":
+        extra[SAFEPOINTS_KEY] = {"board": str(board)} | extra.get(SAFEPOINTS_KEY, {})
+    values["additional_config"] = extra
     return values
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from harvester.engine.preemptible import PreemptibleWorker
 from harvester.engine.waiting import sleep_between_looks
 
 
@@ -27,7 +28,7 @@ class RewindingGenerator(torch.Generator):  # type: ignore[misc]
         self.manual_seed(self.initial_seed())
 
 
-class HarvestCpuWorker(CPUWorker):  # type: ignore[misc]
+class HarvestCpuWorker(PreemptibleWorker, CPUWorker):  # type: ignore[misc]
     """Imported by name in the worker process (``worker_cls``)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -20,6 +20,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.core import PRIORITY_OFFLINE
 from harvester.engine.arguments import namespace
+from harvester.engine.board import Board
+from harvester.engine.llm import HarvestLLM
+from harvester.engine.settings import Settings
+from harvester.engine.signal import ArrivalSignal
 from harvester.errors import EngineError, UsageError
 
 
@@ -36,8 +40,9 @@ class Answer:
 class EngineHost:
     """Made by `start`. Used from one event loop; tokenization runs in a thread of its own so that it never delays a chat token."""
 
-    def __init__(self, llm: AsyncLLM, app: FastAPI, chat_template: str | None) -> None:
+    def __init__(self, llm: AsyncLLM, app: FastAPI, chat_template: str | None, board: Board | None = None) -> None:
         self.llm = llm
+        self.board = board
         self.app = app
         self._chat_template = chat_template
         self._tokenizer = llm.get_tokenizer()
@@ -50,14 +55,18 @@ class EngineHost:
         args, engine_args = namespace(values)
         try:
             vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-            llm = AsyncLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
+            llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
         except Exception as error:
             raise EngineError(f"vLLM did not start with model {values['model']}: {' '.join(str(error).split())[:600]}") from error
         tasks = await llm.get_supported_tasks()
         app = build_app(args, supported_tasks=tasks, model_config=llm.model_config)
         await init_app_state(llm, app.state, args, tasks)
         app.state.server = type("NoServer", (), {"should_exit": False})()  # vLLM's handler of a dead engine sets it
-        return cls(llm, app, args.chat_template)
+        settings = Settings.parse(vllm_config.additional_config)
+        board = Board(settings.board) if settings.board is not None else None
+        if board is not None:
+            llm.signal_arrivals(ArrivalSignal(board), settings)
+        return cls(llm, app, args.chat_template, board)
 
     @property
     def context_tokens(self) -> int:
@@ -76,6 +85,8 @@ class EngineHost:
 
     def close(self) -> None:
         self.llm.shutdown()
+        if self.board is not None:
+            self.board.remove()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def tokenize(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -97,8 +108,12 @@ class EngineHost:
         temperature: float,
         choices: Sequence[str] | None = None,
         json_schema: dict[str, Any] | None = None,
+        job: str = "",
+        window: int = 0,
     ) -> Answer:
         """Answer one prompt as offline work; cancelling the task aborts it in the engine.
+
+        Jobs share the engine by tokens served; the prompts of one ``window`` of a job may be run in any order, windows are run in theirs.
 
         Raises `UsageError` for a prompt vLLM refuses and `EngineError` when the engine is dead.
         """
@@ -109,6 +124,7 @@ class EngineHost:
             guided = StructuredOutputsParams(json=json_schema, disable_any_whitespace=True)  # no endless blanks
         try:
             asked = {"max_tokens": max_tokens, "temperature": temperature, "structured_outputs": guided}
+            asked["extra_args"] = {"job": job, "slice": window}
             params = SamplingParams(**(self._defaults | asked), output_kind=RequestOutputKind.FINAL_ONLY)
             stream = self.llm.generate(TokensPrompt(prompt_token_ids=token_ids), params, request_id, priority=PRIORITY_OFFLINE)
             last: RequestOutput | None = None

@@ -2,24 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-from vllm.v1.core.sched.request_queue import PriorityRequestQueue, RequestQueue
+from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
 from harvester.core import WorkClass, work_class
+from harvester.policy.fair import FairOrder, prefix_key
+
+
+class OnlineLane:
+    """Online requests by rank, which is set before each step; those without one by priority and arrival, behind them."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, Request] = {}
+        self.ranks: Mapping[str, int] = {}
+
+    def add(self, request: Request) -> None:
+        self._items[request.request_id] = request
+
+    def peek(self) -> Request:
+        return min(self._items.values(), key=self._key)
+
+    def _key(self, request: Request) -> tuple[float, int, float]:
+        return self.ranks.get(request.request_id, float("inf")), request.priority, request.arrival_time
+
+    def remove(self, request: Request) -> bool:
+        return self._items.pop(request.request_id, None) is not None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(sorted(self._items.values(), key=self._key))
+
+
+class OfflineLane:
+    """Offline requests: jobs by tokens served, inside a job those with progress first, then slice by slice, inside a slice by prefix."""
+
+    def __init__(self, fair: FairOrder) -> None:
+        self._fair = fair
+        self._jobs: dict[str, list[tuple[Any, Request]]] = {}
+        self._len = 0
+
+    def add(self, request: Request) -> None:
+        job = job_of(request)
+        if job not in self._fair:
+            self._fair.join(job, extra_of(request).get("weight", 1.0))
+        insort(self._jobs.setdefault(job, []), (_place(request), request), key=lambda item: item[0])
+        self._len += 1
+
+    def peek(self) -> Request:
+        job = self._fair.next(self._jobs)
+        assert job is not None
+        return self._jobs[job][0][1]
+
+    def remove(self, request: Request) -> bool:
+        job = job_of(request)
+        rows = self._jobs.get(job, [])
+        for number, (_, item) in enumerate(rows):
+            if item is request:
+                del rows[number]
+                self._len -= 1
+                if not rows:
+                    del self._jobs[job]
+                return True
+        return False
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __iter__(self) -> Iterator[Request]:
+        for rows in self._jobs.values():
+            yield from (request for _, request in rows)
 
 
 class TwoLaneQueue(RequestQueue):  # type: ignore[misc]
-    """Both lanes order by vLLM's ``priority``, then arrival.
+    """`__len__` and iteration see everything, `__bool__`, `peek_request` and `pop_request` only what may be admitted now.
 
-    `__len__` and iteration see everything, `__bool__`, `peek_request` and `pop_request` only what may be admitted now. ``blocks_of``
-    gives the KV blocks a request will hold when it ends.
+    ``blocks_of`` gives the KV blocks a request will hold when it ends.
     """
 
-    def __init__(self, blocks_of: Callable[[Request], int]) -> None:
-        self.online = PriorityRequestQueue()
-        self.offline = PriorityRequestQueue()
+    def __init__(self, blocks_of: Callable[[Request], int], fair: FairOrder | None = None) -> None:
+        self.online = OnlineLane()
+        self.offline = OfflineLane(fair or FairOrder())
         self._blocks_of = blocks_of
         self._slots = 0
         self._blocks = 0
@@ -32,13 +100,13 @@ class TwoLaneQueue(RequestQueue):  # type: ignore[misc]
         self._slots = 0
 
     def _gate_is_open(self) -> bool:
-        return self._slots > 0 and bool(self.offline) and self._blocks_of(self.offline.peek_request()) <= self._blocks
+        return self._slots > 0 and len(self.offline) > 0 and self._blocks_of(self.offline.peek()) <= self._blocks
 
-    def _lane(self, request: Request) -> PriorityRequestQueue:
-        return self.offline if work_class(request.priority) is WorkClass.OFFLINE else self.online
+    def _lane(self, request: Request) -> OnlineLane | OfflineLane:
+        return self.offline if is_offline(request) else self.online
 
     def add_request(self, request: Request) -> None:
-        self._lane(request).add_request(request)
+        self._lane(request).add(request)
 
     def prepend_request(self, request: Request) -> None:
         self.add_request(request)
@@ -48,27 +116,27 @@ class TwoLaneQueue(RequestQueue):  # type: ignore[misc]
             self.add_request(request)
 
     def peek_request(self) -> Request:
-        return (self.online or self.offline).peek_request()
+        return self.online.peek() if len(self.online) else self.offline.peek()
 
     def pop_request(self) -> Request:
-        if self.online:
-            return self.online.pop_request()
-        request = self.offline.pop_request()
-        self._slots -= 1
-        self._blocks -= self._blocks_of(request)
+        request = self.peek_request()
+        self._lane(request).remove(request)
+        if is_offline(request):
+            self._slots -= 1
+            self._blocks -= self._blocks_of(request)
         return request
 
     def remove_request(self, request: Request) -> None:
-        self._lane(request).remove_request(request)
+        """Raises ValueError where it is not here."""
+        if not self._lane(request).remove(request):
+            raise ValueError(f"request {request.request_id} is not waiting")
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        gone = set(requests)
-        for lane in (self.online, self.offline):
-            if gone and lane:
-                lane.remove_requests(gone)
+        for request in requests:
+            self._lane(request).remove(request)
 
     def __bool__(self) -> bool:
-        return bool(self.online) or self._gate_is_open()
+        return len(self.online) > 0 or self._gate_is_open()
 
     def __len__(self) -> int:
         return len(self.online) + len(self.offline)
@@ -76,3 +144,25 @@ class TwoLaneQueue(RequestQueue):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Request]:
         yield from self.online
         yield from self.offline
+
+
+def is_offline(request: Request) -> bool:
+    return work_class(request.priority) is WorkClass.OFFLINE
+
+
+def extra_of(request: Request) -> Mapping[str, Any]:
+    """`vllm_xargs` of the request."""
+    params = request.sampling_params
+    return (params.extra_args or {}) if params is not None else {}
+
+
+def job_of(request: Request) -> str:
+    """Job of an offline request; the empty one where it came by the chat route."""
+    return str(extra_of(request).get("job", ""))
+
+
+def _place(request: Request) -> tuple[bool, int, int, tuple[int, ...], float]:
+    """Order inside a job."""
+    fresh = request.num_preemptions == 0
+    slice_id = int(extra_of(request).get("slice", 0))
+    return fresh, request.priority, slice_id, prefix_key(request.prompt_token_ids or ()), request.arrival_time

@@ -1,8 +1,9 @@
-"""vLLM's scheduler with harvester's plan around each step: view, plan, apply, ``super().schedule()``."""
+"""vLLM's scheduler with harvester's plan around each step: view, plan, apply, ``super().schedule()``; then what came of it."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,20 +13,33 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from harvester.engine import compat
-from harvester.engine.queue import TwoLaneQueue
+from harvester.engine.learning import Learning
+from harvester.engine.preemptible import ENDED_EARLY
+from harvester.engine.queue import TwoLaneQueue, extra_of, is_offline, job_of
+from harvester.engine.reporting import Reporting
+from harvester.engine.settings import NOTHING, Promise, Settings
+from harvester.engine.steps import Step, registered_blocks, take_back
 from harvester.engine.waiting import sleep_between_looks
-from harvester.policy.share import Limits, Plan, plan_step
+from harvester.policy.arrivals import Bursts
+from harvester.policy.fair import FairOrder
+from harvester.policy.latency import StepLoad
+from harvester.policy.mlfq import Mlfq
+from harvester.policy.online import OnlineTurns, left_out
+from harvester.policy.share import plan_step
+from harvester.policy.view import Plan, View
 
-LIMITS_KEY = "harvester_share"
+SAME_ROW_S = 0.003
 
 
 class HarvestScheduling:
-    """Mixed into a vLLM scheduler, which owns every attribute used here."""
+    """Mixed into a vLLM scheduler, which owns the attributes without an underscore."""
 
     running: list[Request]
+    requests: dict[str, Request]
     max_num_scheduled_tokens: int
     max_num_active_reqs: int
     block_size: int
@@ -34,21 +48,72 @@ class HarvestScheduling:
         super().__init__(*args, **kwargs)
         if current_platform.is_cpu():
             sleep_between_looks()
-        given = self.vllm_config.additional_config  # type: ignore[attr-defined]
-        self._limits = Limits(**given[LIMITS_KEY])
+        self._settings = Settings.parse(self.vllm_config.additional_config)  # type: ignore[attr-defined]
+        schedule = self._settings.schedule
+        self._fair = FairOrder()
+        self.waiting = TwoLaneQueue(lambda request: compat.final_blocks(request, self.block_size), self._fair)
+        self._turns = OnlineTurns(Mlfq(schedule.mlfq_levels, 0.01, schedule.starvation_ms / 1000) if schedule.mlfq else None)
+        self._bursts = self._first_reserve() if schedule.reserve == "bursts" else None
+        self._learning = Learning(self._settings)
+        self._report = Reporting(self._settings, self.vllm_config)  # type: ignore[attr-defined]
+        self._steps: deque[Step] = deque()
+        self._step_number = 0
+        self._epoch = 0  # steps planned before one ended early carry its epoch
         self._online_at_s = float("-inf")
-        self.waiting = TwoLaneQueue(lambda request: compat.final_blocks(request, self.block_size))
+        self._offline_jobs: dict[str, str] = {}
+        self._updated_s = float("-inf")
+
+    def _first_reserve(self) -> Bursts:
+        """Until the first burst is seen, the fixed reserve."""
+        share, blocks = self._settings.share, self.kv_cache_manager.block_pool.num_gpu_blocks  # type: ignore[attr-defined]
+        return Bursts(slots=share.reserved_slots, blocks=int(share.reserved_kv * blocks))
+
+    # What vLLM tells us of
+
+    def add_request(self, request: Request) -> None:
+        """vLLM's; known to the policy from here on."""
+        if is_offline(request):
+            self._offline_jobs[request.request_id] = job_of(request)
+        elif request.request_id not in self._turns:
+            now_s = time.monotonic()
+            prefill_s = self._learning.model.predict(StepLoad.prefill(request.num_prompt_tokens))
+            self._turns.arrive(request.request_id, request.priority, prefill_s, now_s)
+            if self._bursts is not None:
+                self._bursts.arrival(now_s, compat.waiting_blocks(request, self.block_size))
+        super().add_request(request)  # type: ignore[misc]
+
+    def _forget_the_gone(self) -> None:
+        for name in [name for name in self._turns.held if name not in self.requests]:
+            self._turns.forget(name)
+        for name in [name for name in self._offline_jobs if name not in self.requests]:
+            job = self._offline_jobs.pop(name)
+            if job in self._fair and job not in self._offline_jobs.values():
+                self._fair.leave(job)
+
+    def _promise(self, request: Request) -> Promise:
+        return NOTHING if is_offline(request) else self._settings.promise(extra_of(request))
+
+    # A step
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        offline, now_s = self.waiting.offline, time.monotonic()
-        view = compat.view(self, list(self.waiting.online), offline.peek_request() if offline else None, now_s - self._online_at_s)
+        now_s = time.monotonic()
+        self._forget_the_gone()
+        ranks = self._turns.ranks(now_s)
+        self.waiting.online.ranks = ranks
+        reserve = self._bursts.reserve(now_s) if self._bursts is not None else None
+        view = compat.view(self, self.waiting, now_s, now_s - self._online_at_s, ranks, self._promise, reserve)
         if view.online_waiting or any(not item.offline for item in view.running):
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
-        with self._applied(plan_step(view, self._limits)):
-            return super().schedule(throttle_prefills)  # type: ignore[misc]
+        model = self._learning.model if self._settings.schedule.budget == "slo" else None
+        plan = plan_step(view, self._settings.limits, model)
+        with self._applied(plan, view, ranks):
+            output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        self._report.planned(plan, reserve)
+        self._planned(output, plan, now_s)
+        return output
 
     @contextmanager
-    def _applied(self, plan: Plan) -> Iterator[None]:
+    def _applied(self, plan: Plan, view: View, ranks: dict[str, int]) -> Iterator[None]:
         """Hold the plan in vLLM's own fields for the length of one step."""
         batch = list(self.running)
         paused = [batch[i] for i in plan.pause]
@@ -60,6 +125,7 @@ class HarvestScheduling:
         if plan.budget_tokens is not None:
             self.max_num_scheduled_tokens = min(tokens, plan.budget_tokens)
         self.max_num_active_reqs = seqs - len(paused)
+        paused += self._without_turn(ranks, view.free_blocks)
         self.waiting.open_gate(plan.offline_slots, plan.offline_blocks)
         try:
             yield
@@ -67,6 +133,65 @@ class HarvestScheduling:
             self.waiting.close_gate()
             self.max_num_scheduled_tokens, self.max_num_active_reqs = tokens, seqs
             self.running = self.running + paused
+
+    def _without_turn(self, ranks: dict[str, int], free_blocks: int) -> list[Request]:
+        """Take online requests whose turn it is not out of the step, where there are more than slots."""
+        online = [request.request_id for request in self.running if not is_offline(request)]
+        waiting = {request.request_id: compat.waiting_blocks(request, self.block_size) for request in self.waiting.online}
+        out = left_out(online, waiting, ranks, self.max_num_active_reqs, free_blocks)
+        paused = [request for request in self.running if request.request_id in out]
+        if paused:
+            self.running = [request for request in self.running if request.request_id not in out]
+        return paused
+
+    def _planned(self, output: SchedulerOutput, plan: Plan, now_s: float) -> None:
+        """Note the step, tell the worker whether it may end, and the board what runs."""
+        output.epoch = self._epoch
+        if not output.total_num_scheduled_tokens:
+            self._steps.append(Step(0, output, False, StepLoad(), now_s, 0.0, {}, frozenset()))
+            return
+        self._step_number += 1
+        computed = compat.computed_before(self, output)
+        offline_only = all(is_offline(self.requests[name]) for name in computed)
+        load = compat.load_of(output, computed)
+        estimate_s = self._learning.estimate_s(load)
+        step = Step(self._step_number, output, offline_only, load, now_s, estimate_s, computed, compat.admitted(output))
+        if self._report.can_end_steps:
+            step.registered = registered_blocks(self, computed)
+            if offline_only:
+                output.preemptible = (step.number, self._report.layers_between(estimate_s))
+        self._steps.append(step)
+        if len(self._steps) == 1:
+            self._report.begins(step)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        step, now_s = self._steps.popleft(), time.monotonic()
+        if getattr(model_runner_output, ENDED_EARLY, False):
+            if not step.void:
+                self._ended_early(step, now_s)
+        elif step.load.tokens:
+            self._done(step, now_s)
+        self._report.ends(step, self._offline_jobs, now_s)
+        self._updated_s = now_s
+        if self._steps:
+            self._steps[0].began_s = max(now_s, self._steps[0].began_s)
+            self._report.begins(self._steps[0])
+        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+
+    def _ended_early(self, step: Step, now_s: float) -> None:
+        self._epoch += 1
+        self._report.took_back(step, take_back(self, deque((step, *self._steps)), now_s))
+
+    def _done(self, step: Step, now_s: float) -> None:
+        gap_s = step.began_s - self._updated_s  # what lies between two steps in a row is a part of the time between two tokens
+        seconds = now_s - (self._updated_s if 0.0 <= gap_s < SAME_ROW_S else step.began_s)
+        self._learning.observe(step.load, seconds)
+        self._report.learnt(self._learning, step.number)
+        self._turns.ran((name for name in step.computed if name in self._turns), seconds, now_s)
+        for name, tokens in step.output.num_scheduled_tokens.items():
+            job = self._offline_jobs.get(name)
+            if job is not None and job in self._fair:
+                self._fair.charge(job, tokens)
 
 
 class HarvestScheduler(HarvestScheduling, Scheduler):  # type: ignore[misc]

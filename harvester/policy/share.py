@@ -1,107 +1,130 @@
-"""What offline work may take of one step, so that chat goes first: slots, KV blocks and tokens.
+"""The plan of a step: what offline work may take of it, so that chat goes first.
 
 Reserve first: offline work is admitted only into what is left beside a reserve for arrivals, counting the KV it will hold when it ends.
-Preempt second: an offline request is thrown out only when an online arrival would otherwise find no slot or no KV. The token share
-beside online work is fixed here; an SLO-aware budget takes its place behind the same plan.
+Preempt second: an offline request is thrown out only when an online arrival would otherwise find no slot or no KV.
+In tokens: beside online work, as many as keep the step within what the online requests are promised, by the latency model and its own
+error; a fixed share where there is no model yet; no bound where offline work is alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+
+from harvester.policy.budget import longest_decode, offline_budget
+from harvester.policy.latency import LatencyModel
+from harvester.policy.load import StepLoad
+from harvester.policy.room import room, victims
+from harvester.policy.view import Limits, Plan, Running, View
+
+__all__ = ["Limits", "Plan", "Running", "View", "limit_s", "online_load", "plan_step"]
+
+PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work: each is counted in the budget, whether its turn comes or not
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """See `harvester.config.ShareConfig`."""
+class _Parts:
+    """Places in ``View.running`` that are not preempted: online by rank, offline oldest first."""
 
-    reserved_slots: int
-    reserved_kv: float
-    offline_step_tokens: int
-    reserve_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """One request in the batch. ``step_tokens``: what it would compute in this step if nothing bounded it."""
-
-    offline: bool
-    step_tokens: int
-    blocks_now: int
-    blocks_final: int
-    blocks_step: int  # KV blocks it must get before it can run this step
+    online: list[int]
+    decodes: list[int]
+    prefills: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """What the scheduler holds before a step. Requests are named by their place in ``running``, oldest first."""
-
-    running: Sequence[Running]
-    online_waiting: int
-    online_waiting_blocks: int  # KV blocks that the waiting online prompts need
-    offline_next_blocks: int  # KV blocks that the first waiting offline request holds when it ends; 0 where none waits
-    free_blocks: int
-    total_blocks: int
-    max_seqs: int
-    online_idle_s: float = 0.0  # since the last online request ended; 0 while one is there
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do in the step. The indices are places in ``View.running``; ``run``, ``pause`` and ``preempt`` part them."""
-
-    run: tuple[int, ...]  # in this order
-    pause: tuple[int, ...]  # left out of this step, KV kept
-    preempt: tuple[int, ...]  # KV freed
-    budget_tokens: int | None  # of the whole step; None: the engine's own bound
-    offline_slots: int  # offline requests that may be admitted
-    offline_blocks: int  # KV blocks, at their end, that those may take together
-
-
-def plan_step(view: View, limits: Limits) -> Plan:
-    """Plan one step; O(running)."""
-    preempt = _victims(view)
+def plan_step(view: View, limits: Limits, model: LatencyModel | None = None) -> Plan:
+    """Plan one step; O(running). Without a ``model`` that is ready, or an objective to hold, the token share is the fixed one."""
+    preempt = victims(view)
     kept = [i for i in range(len(view.running)) if i not in preempt]
-    online = [i for i in kept if not view.running[i].offline]
-    decodes = [i for i in kept if view.running[i].offline and view.running[i].step_tokens <= 1]
-    prefills = [i for i in kept if view.running[i].offline and view.running[i].step_tokens > 1]
-    if not online and view.online_waiting == 0:
-        slots, blocks = _room(view, limits)
-        return Plan(tuple(kept), (), (), None, slots, blocks)
-    if view.online_waiting:  # its prompt takes what the step can hold; offline prompts wait a step
-        fit = decodes[: limits.offline_step_tokens]
-        pause = (*decodes[len(fit) :], *prefills)
-        return Plan((*online, *fit), pause, tuple(sorted(preempt)), None, 0, 0)
-    budget = sum(view.running[i].step_tokens for i in online) + limits.offline_step_tokens
-    slots, blocks = _room(view, limits)
-    return Plan((*online, *decodes, *prefills), (), (), budget, slots, blocks)
+    parts = _parts(view, kept)
+    if not parts.online and view.online_waiting == 0:
+        slots, blocks = room(view, limits)
+        return Plan(tuple(kept), (), (), None, slots, blocks, preemptible=True)
+    slots, blocks = room(view, limits) if view.online_waiting == 0 else (0, 0)
+    step_s = limit_s(view)
+    if model is None or not model.ready or step_s == math.inf:
+        plan = _fixed(view, parts, limits, (slots, blocks))
+    else:
+        slots = min(slots, max(0, PROMPTS_PER_STEP - len(parts.prefills)))
+        plan = _budgeted(view, parts, limits, model, step_s, (slots, blocks))
+    return replace(plan, preempt=tuple(sorted(preempt))) if preempt else plan
 
 
-def _room(view: View, limits: Limits) -> tuple[int, int]:
-    """Slots and KV blocks that new offline requests may take. An idle engine always takes one, however large.
+def limit_s(view: View) -> float:
+    """Seconds that the step may take: inf where nothing is promised, 0 or less where a first token is already late.
 
-    Where no chat has come for ``reserve_s`` nothing is kept back: the first arrival then evicts, and the reserve is there for the next.
+    The least TPOT of those that decode, and the time left until the earliest first token is due. Where the prompts need several steps,
+    each gets an equal part of that time.
     """
-    kept = limits if view.online_idle_s <= limits.reserve_s else Limits(0, 0.0, limits.offline_step_tokens)
-    slots = view.max_seqs - kept.reserved_slots - len(view.running)
-    growth = sum(max(0, r.blocks_final - r.blocks_now) for r in view.running if r.offline)
-    blocks = view.free_blocks - growth - int(kept.reserved_kv * view.total_blocks)
-    least = (0, 0) if view.running else (1, view.offline_next_blocks)
-    return max(slots, least[0]), max(blocks, least[1])
+    online = [r for r in view.running if not r.offline]
+    tpot_s = min((r.tpot_s for r in online if r.decoding), default=math.inf)
+    due_s = min((r.due_s for r in online if not r.decoding), default=math.inf)
+    slack_s = min(due_s, view.waiting_due_s if view.online_waiting else math.inf) - view.now_s
+    if view.max_tokens is not None and slack_s > 0:
+        slack_s /= max(1, math.ceil((sum(r.step_tokens for r in online) + view.waiting_tokens) / view.max_tokens))
+    return min(tpot_s, slack_s)
 
 
-def _victims(view: View) -> frozenset[int]:
-    """The newest offline requests, as many as the waiting online ones lack slots or blocks."""
-    slots = view.online_waiting - (view.max_seqs - len(view.running))
-    # Those that run take their blocks first: an engine that lacks one of them for a running request admits nobody in that step.
-    growth = [r.blocks_step if not r.offline or r.step_tokens <= 1 else 0 for r in view.running]
-    blocks = view.online_waiting_blocks + sum(growth) - view.free_blocks
-    chosen: set[int] = set()
-    for i in reversed(range(len(view.running))):
-        if view.online_waiting == 0 or (slots <= 0 and blocks <= 0):
-            break
-        if view.running[i].offline:
-            chosen.add(i)
-            slots -= 1
-            blocks -= view.running[i].blocks_now + growth[i]
-    return frozenset(chosen)
+def online_load(view: View) -> StepLoad:
+    """What the online requests compute in the step: all that run and all that wait, within ``max_tokens``."""
+    left = math.inf if view.max_tokens is None else view.max_tokens
+    decodes = contexts = chunks = seqs = 0
+    attention = 0.0
+    for r in view.running:
+        if r.offline or left <= 0:
+            continue
+        tokens = int(min(r.step_tokens, left))
+        left -= tokens
+        seqs += 1
+        if tokens <= 1:
+            decodes, contexts = decodes + tokens, contexts + r.context
+        else:
+            chunks += tokens
+            attention += tokens * (r.context + tokens / 2)
+    waiting = int(min(view.waiting_tokens, left)) if view.online_waiting else 0
+    load = StepLoad(chunks, attention, decodes, contexts, seqs) + StepLoad.prefill(waiting)
+    return load + StepLoad(seqs=view.online_waiting - 1) if waiting else load
+
+
+def _parts(view: View, kept: list[int]) -> _Parts:
+    running = view.running
+    online = sorted((i for i in kept if not running[i].offline), key=lambda i: running[i].rank)
+    offline = [i for i in kept if running[i].offline]
+    decodes = [i for i in offline if running[i].step_tokens <= 1]
+    prefills = [i for i in offline if running[i].step_tokens > 1]
+    return _Parts(online, decodes, prefills)
+
+
+def _budgeted(view: View, parts: _Parts, limits: Limits, model: LatencyModel, step_s: float, space: tuple[int, int]) -> Plan:
+    running, load = view.running, online_load(view)
+    longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
+    decodes = [i for i in parts.decodes if running[i].context <= longest]
+    prefills = parts.prefills[:PROMPTS_PER_STEP]
+    contexts = [running[i].context for i in decodes]
+    behind = max((running[i].context for i in prefills), default=0)
+    most = _most_tokens(view, limits, model, load) - load.tokens
+    budget = offline_budget(model, load, step_s, contexts, behind, most, len(prefills) + space[0])
+    run = decodes[: budget.decodes]
+    if view.online_waiting or budget.prefill_tokens == 0:  # offline prompts that run would take the waiting prompts' tokens
+        space = (0, 0)
+    else:
+        run += prefills
+    chosen = frozenset(run)
+    pause = tuple(i for i in (*parts.decodes, *parts.prefills) if i not in chosen)
+    tokens = budget.decodes if view.online_waiting else budget.tokens
+    whole = None if view.online_waiting else sum(running[i].step_tokens for i in parts.online) + tokens
+    return Plan((*parts.online, *run), pause, (), whole, *space, offline_tokens=tokens)
+
+
+def _most_tokens(view: View, limits: Limits, model: LatencyModel, load: StepLoad) -> int:
+    """No step grows past twice what the model has seen: one that saw only small steps knows nothing of large ones."""
+    reach = max(model.reach_tokens, load.tokens + limits.offline_step_tokens)
+    return reach if view.max_tokens is None else min(reach, view.max_tokens)
+
+
+def _fixed(view: View, parts: _Parts, limits: Limits, space: tuple[int, int]) -> Plan:
+    share = limits.offline_step_tokens
+    if view.online_waiting:  # its prompt takes what the step can hold; offline prompts wait a step
+        fit, rest = parts.decodes[:share], parts.decodes[share:]
+        return Plan((*parts.online, *fit), (*rest, *parts.prefills), (), None, 0, 0, offline_tokens=share)
+    tokens = sum(view.running[i].step_tokens for i in parts.online) + share
+    return Plan((*parts.online, *parts.decodes, *parts.prefills), (), (), tokens, *space, offline_tokens=share)

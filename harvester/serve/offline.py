@@ -32,6 +32,8 @@ class OfflineEngine:
                 temperature=prompt.temperature,
                 choices=prompt.choices,
                 json_schema=prompt.json_schema,
+                job=prompt.job,
+                window=prompt.window,
             )
         except UsageError as error:
             raise RowError("refused", error.message) from error

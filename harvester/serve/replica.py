@@ -29,10 +29,16 @@ class Replica:
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
     ) -> None:
         from harvester.engine.arguments import engine_arguments
+        from harvester.engine.board import Board
         from harvester.engine.host import EngineHost
+        from harvester.engine.profiles import profile_path
         from harvester.serve.offline import OfflineEngine
 
-        self._host = await EngineHost.start(engine_arguments(config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded))
+        profile = profile_path(Path(state), choice.name, config)
+        values = engine_arguments(
+            config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, board=Board.make().path, profile=profile
+        )
+        self._host = await EngineHost.start(values)
         slots = max(1, self._host.max_seqs - config.share.reserved_slots)
         folder = StateFolder(Path(state))
         self._runner = Runner(

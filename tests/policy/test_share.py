@@ -31,7 +31,7 @@ def view(
 
 
 def test_an_idle_engine_opens_all_but_the_reserve() -> None:
-    assert plan_step(view(free=99), LIMITS) == Plan((), (), (), None, 6, 89)
+    assert plan_step(view(free=99), LIMITS) == Plan((), (), (), None, 6, 89, preemptible=True)
 
 
 def test_an_idle_engine_admits_one_request_even_where_everything_is_reserved() -> None:

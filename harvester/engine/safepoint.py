@@ -1,0 +1,106 @@
+"""Safepoints: places between the layers of a forward pass where a step of offline work may end early (ConServe 4.3).
+
+They sit before the attention of every n-th layer, inside vLLM's attention op. That op stays Python in eager mode, under `torch.compile` and
+with piecewise CUDA graphs, where hooks on modules do not run.
+
+All ranks of a tensor-parallel group must end at the same place, or the others wait in a collective for ever. Rank 0 decides, and says so on
+the board one safepoint ahead: between two safepoints lies an all-reduce, which no rank leaves before rank 0, having written, has entered
+it. On CUDA, where threads run ahead of their device, it says so two safepoints ahead, and each rank waits at a safepoint until its device
+has reached the one before: that bounds the run-ahead, without which an abort would save nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from harvester.engine.board import Board, Field
+
+NEVER = 1 << 30
+
+
+class StepAborted(Exception):
+    """The step ended at a safepoint. Nothing of it counts."""
+
+
+class Safepoints:
+    """Of one worker. ``chaos``: the probability that a step ends at a random safepoint without being asked, for tests."""
+
+    def __init__(self, board: Board, *, leader: bool, ranks: int, device: str, chaos: float = 0.0, seed: int = 0) -> None:
+        self._board = board
+        self._leader = leader
+        self._ahead = 0 if ranks == 1 else 1 if device == "cpu" else 2
+        self._cuda = device == "cuda"
+        self._chaos, self._random = chaos, random.Random(seed)
+        self._step = 0
+        self._place = 0
+        self._end_at = NEVER
+        self._wanted_at = NEVER
+        self._events: list[Any] = []
+        self._every = 1
+        self._layers = 0
+        self._passed, self._cost_s = 0, 0.0
+
+    def install(self, implementations: Sequence[Any]) -> None:
+        """Put a place for a safepoint before the attention of each layer. ``implementations``: vLLM's `AttentionImpl`s, in layer order."""
+        for number, implementation in enumerate(implementations):
+            implementation.forward = self._guarded(number, implementation.forward)
+        self._layers = len(implementations)
+
+    def _guarded(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if self._step and number % self._every == 0:
+                self._check()
+            return forward(*args, **kwargs)
+
+        return guarded
+
+    def arm(self, step: int, every: int = 1, *, at_once: bool = False) -> None:
+        """From now on the forward pass is that of ``step``, with a safepoint at every ``every``-th layer.
+
+        ``at_once``: all ranks know already that it ends; it does so at its first safepoint.
+        """
+        self._step, self._every, self._place, self._events = step, every, 0, []
+        self._end_at = 0 if at_once else NEVER
+        places = -(-self._layers // every)
+        self._wanted_at = self._random.randrange(places) if self._chaos and self._random.random() < self._chaos else NEVER
+
+    def disarm(self) -> None:
+        if self._leader and self._passed:
+            self._board[Field.SAFEPOINT_S] = self._cost_s / self._passed
+        self._step = 0
+
+    def _check(self) -> None:
+        began_s = time.perf_counter()
+        event = self._event() if self._cuda else None
+        place, self._place = self._place, self._place + 1
+        cost_s = time.perf_counter() - began_s
+        if event is not None:  # not a cost: the device has work queued up meanwhile
+            event.synchronize()
+        began_s = time.perf_counter()
+        self._decide(place)
+        self._passed, self._cost_s = self._passed + 1, self._cost_s + cost_s + time.perf_counter() - began_s
+        if place == self._end_at:
+            raise StepAborted
+
+    def _decide(self, place: int) -> None:
+        board = self._board
+        if self._leader:
+            asked = board[Field.ABORT_STEP] == self._step or place >= self._wanted_at
+            if asked and self._end_at == NEVER:
+                self._end_at = place + self._ahead
+                board[Field.DECIDED_AT] = self._end_at
+                board[Field.DECIDED_STEP] = self._step
+        elif self._end_at == NEVER and board[Field.DECIDED_STEP] == self._step:
+            self._end_at = int(board[Field.DECIDED_AT])
+
+    def _event(self) -> Any:
+        """Mark this place in the device's queue; returns the mark of the safepoint before, if there was one."""
+        event = torch.cuda.Event()
+        event.record()
+        self._events.append(event)
+        return self._events.pop(0) if len(self._events) > 1 else None

@@ -1,0 +1,186 @@
+"""How long a step takes, learnt from the steps that were run (ConServe 4.5), and how far that can be trusted.
+
+    seconds = c0 + c1 tokens + hinges in tokens + c5 prefill attention + c6 decode context + c7 sequences,   every c >= 0
+
+With no negative coefficient the time never falls as a step grows, so that a budget can be found by bisection, and the hinges make it
+convex: a GPU takes nearly the same time up to a few hundred tokens, then time in proportion. The fit is least squares of the relative error
+with exponential forgetting, on normal equations. Plans use `LatencyModel.bound`: the prediction times the P99 of actual over predicted in
+the last steps. A noisy machine or a wrong profile makes that margin large, which costs offline throughput and not the SLO.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from operator import mul
+from typing import Any
+
+from harvester.errors import ConfigError
+from harvester.policy.load import FEATURES, StepLoad, features, predict_with
+
+__all__ = ["FEATURES", "LatencyModel", "StepLoad", "features", "predict_with"]
+
+VERSION = 1
+
+
+class LatencyModel:
+    """Step time over step load. Not thread-safe; `observe` is called once a step and takes some microseconds.
+
+    Ready after ``READY_STEPS`` steps, or ``CHECK_STEPS`` where it began from a profile: one made on another machine is found out first.
+    """
+
+    READY_STEPS = 64
+    CHECK_STEPS = 16
+    WARM_UP_STEPS = 32  # without a profile: the errors of the first fits say nothing about later ones
+    MEMORY_STEPS = 512.0  # an observation this old weighs 1/e of a new one
+    PROFILE_STEPS = 128.0  # what a loaded profile weighs at most, in steps
+    ERROR_STEPS = 256  # window of the error
+    MOST_MARGIN = 8.0
+    REFIT_STEPS = 4
+    PACE = 1.5  # a median error beyond this factor, either way, is a machine that changed its pace
+
+    def __init__(self) -> None:
+        self._coefficients = [0.0] * FEATURES
+        self._normal = [[0.0] * FEATURES for _ in range(FEATURES)]
+        self._moment = [0.0] * FEATURES
+        self._weight = 1.0  # of the next observation: grows instead of all others shrinking
+        self._steps = 0
+        self._unready_steps, self._warm_up_steps = self.READY_STEPS, self.WARM_UP_STEPS
+        self._most_tokens = 0
+        self._ratios: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._latest: deque[float] = deque(maxlen=self.CHECK_STEPS)
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return tuple(self._coefficients)
+
+    @property
+    def ready(self) -> bool:
+        return self._steps >= self._unready_steps
+
+    @property
+    def reach_tokens(self) -> int:
+        """Most tokens of a step for which a prediction is more than a guess: twice what a step has held."""
+        return 2 * self._most_tokens
+
+    @property
+    def margin(self) -> float:
+        """What `bound` multiplies a prediction with."""
+        return min(max(self.error()[1], 1.0), self.MOST_MARGIN) if self._sorted else self.MOST_MARGIN
+
+    def predict(self, load: StepLoad) -> float:
+        """Seconds, without a margin."""
+        return predict_with(self._coefficients, load)
+
+    def bound(self, load: StepLoad) -> float:
+        """Seconds that 99 of 100 such steps stay within, as far as the last ``ERROR_STEPS`` steps tell."""
+        return self.margin * self.predict(load)
+
+    def error(self) -> tuple[float, float]:
+        """P50 and P99 of actual over predicted seconds in the last steps; (1, 1) before there are any.
+
+        The P99 is the one of the next step: the value that rank 0.99 (n + 1) names, the largest where n is below 99.
+        """
+        n = len(self._sorted)
+        if n == 0:
+            return 1.0, 1.0
+        return self._sorted[n // 2], self._sorted[min(n, math.ceil(0.99 * (n + 1))) - 1]
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Learn from a step that took ``seconds``. Empty steps and times that are no positive number are left out.
+
+        A stall of a second moves the fit by less than one ordinary step does: a row weighs 1 / max(actual, predicted) squared.
+        """
+        if load.tokens <= 0 or not 0.0 < seconds < math.inf:
+            return
+        predicted = self.predict(load)
+        self._add(features(load), seconds, max(seconds, predicted))
+        self._most_tokens = max(self._most_tokens, load.tokens)
+        self._steps += 1
+        if predicted > 0.0 and self._steps > self._warm_up_steps:
+            self._watch(seconds / predicted)
+        if self._steps % self.REFIT_STEPS == 0:
+            self._refit(sweeps=2 if self.ready else 16)
+
+    def _add(self, row: tuple[float, ...], seconds: float, scale: float) -> None:
+        self._weight *= 1.0 + 1.0 / self.MEMORY_STEPS
+        if self._weight > 1e9:
+            self._rescale(1.0 / self._weight, 1.0 / self._weight)
+            self._weight = 1.0
+        weight = self._weight / (scale * scale)
+        for i, value in enumerate(row):
+            if value:
+                factor = weight * value
+                self._normal[i] = [old + factor * x for old, x in zip(self._normal[i], row, strict=True)]
+                self._moment[i] += factor * seconds
+
+    def _rescale(self, normal: float, moment: float) -> None:
+        self._normal = [[value * normal for value in row] for row in self._normal]
+        self._moment = [value * moment for value in self._moment]
+
+    def _refit(self, sweeps: int) -> None:
+        """Coordinate descent from the last solution; each coefficient is set to its best value at or above 0, given the others."""
+        found, moment = self._coefficients, self._moment
+        for _ in range(sweeps):
+            for i, row in enumerate(self._normal):
+                if row[i] > 0.0:
+                    found[i] = max(0.0, found[i] + (moment[i] - sum(map(mul, row, found))) / row[i])
+
+    def _watch(self, ratio: float) -> None:
+        self._ratios.append(ratio)
+        insort(self._sorted, ratio)
+        if len(self._ratios) > self.ERROR_STEPS:
+            del self._sorted[bisect_left(self._sorted, self._ratios.popleft())]
+        self._latest.append(ratio)
+        if len(self._latest) == self.CHECK_STEPS and self._steps % self.REFIT_STEPS == 0:
+            median = sorted(self._latest)[self.CHECK_STEPS // 2]
+            if not 1.0 / self.PACE < median < self.PACE:
+                self._change_pace(median)
+
+    def _change_pace(self, factor: float) -> None:
+        """A machine that slows down does so for every kind of step, also those not run since: old evidence is scaled, not dropped.
+
+        The errors stay in their window: a machine that changes its pace once may do so again.
+        """
+        self._rescale(1.0 / (factor * factor), 1.0 / factor)
+        self._coefficients = [value * factor for value in self._coefficients]
+        self._latest.clear()
+
+    def state(self) -> dict[str, Any]:
+        """What a profile file holds, as JSON values."""
+        p50, p99 = self.error()
+        return {
+            "version": VERSION,
+            "coefficients": list(self._coefficients),
+            "normal": [[value / self._weight for value in row] for row in self._normal],
+            "moment": [value / self._weight for value in self._moment],
+            "steps": self._steps,
+            "most_tokens": self._most_tokens,
+            "error": {"p50": p50, "p99": p99},
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> LatencyModel:
+        """A model that begins from a profile. Raises `ConfigError` where ``state`` is not what `state` returns."""
+        model = cls()
+        try:
+            if state["version"] != VERSION:
+                raise ValueError(f"version {state['version']!r}")
+            model._coefficients = [max(0.0, float(value)) for value in state["coefficients"]]
+            model._normal = [[float(value) for value in row] for row in state["normal"]]
+            model._moment = [float(value) for value in state["moment"]]
+            model._most_tokens = int(state["most_tokens"])
+            steps = min(float(state["steps"]), cls.MEMORY_STEPS)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"profile is not a latency profile of version {VERSION} ({error}); make it again with harvester profile"
+            ) from error
+        shapes = {len(model._coefficients), len(model._moment), len(model._normal), *map(len, model._normal)}
+        if shapes != {FEATURES}:
+            raise ConfigError(f"profile holds {sorted(shapes)} coefficients, not {FEATURES}; make it again with harvester profile")
+        if steps > cls.PROFILE_STEPS:
+            model._rescale(cls.PROFILE_STEPS / steps, cls.PROFILE_STEPS / steps)
+        model._unready_steps, model._warm_up_steps = cls.CHECK_STEPS, 0
+        return model

@@ -1,0 +1,44 @@
+"""When a running step of offline work is ended for an arrival, and how dense its safepoints are (ConServe Algorithm 2, 4.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COST_SHARE = 0.01  # of a step, what its safepoints may cost
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStep:
+    """The step that runs when a request arrives. Times in seconds of one monotonic clock; ``estimate_s`` 0: unknown."""
+
+    offline_only: bool
+    began_s: float
+    estimate_s: float
+
+
+def must_end(step: RunningStep, now_s: float, prompt_s: float, ttft_slo_s: float, waited_s: float = 0.0) -> bool:
+    """Whether an arrival would miss its first token's time if the step ran to its end.
+
+    ``prompt_s``: how long the step takes that will compute the arrival's prompt; ``waited_s``: since it reached the server. Only a step of
+    offline work alone can be ended: beside online work the budget bounds the step. ConServe takes victims out of the running batch one by
+    one; a batch inside a layer cannot be cut, so here all of it ends. A step whose length is unknown is ended.
+    """
+    if not step.offline_only:
+        return False
+    if step.estimate_s <= 0.0:
+        return True
+    remaining_s = max(0.0, step.began_s + step.estimate_s - now_s)
+    return waited_s + remaining_s + prompt_s > ttft_slo_s
+
+
+def layers_between(layers: int, step_s: float, safepoint_s: float, detect_s: float, ahead: int) -> int:
+    """Every how many layers a step has a safepoint.
+
+    Few enough that all of them cost under 1% of the step, many enough that the step ends within ``detect_s`` of being asked; where both
+    cannot be had, the cost wins. ``safepoint_s``: what one costs; ``ahead``: safepoints between decision and end.
+    """
+    if layers < 1 or step_s <= 0.0:
+        return 1
+    for_cost = safepoint_s * layers / (COST_SHARE * step_s)
+    for_time = detect_s * layers / (step_s * (1 + ahead))
+    return min(layers, max(1, -int(-for_cost // 1), int(for_time)))

@@ -1,0 +1,88 @@
+"""The budget of a step: the largest offline work that the model's own bound allows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harvester.policy.budget import Budget, longest_decode, offline_budget
+from harvester.policy.latency import LatencyModel, StepLoad
+from tests.policy.machine import CPU, GPU, a_model
+
+MODELS = {"cpu": a_model(CPU, 0.05), "gpu": a_model(GPU, 0.05), "blank": LatencyModel()}
+
+models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
+online = st.builds(StepLoad, st.integers(0, 4096), st.floats(0, 1e7), st.integers(0, 128), st.integers(0, 100_000), st.integers(0, 130))
+limits = st.floats(-0.1, 1.0)
+contexts = st.lists(st.integers(0, 5000), max_size=40)
+
+
+def load_of(budget: Budget, decodes: list[int], prefill_context: int, prefill_seqs: int = 1) -> StepLoad:
+    load = StepLoad(0, 0.0, budget.decodes, sum(decodes[: budget.decodes]), budget.decodes)
+    if budget.prefill_tokens:
+        load += StepLoad.prefill(budget.prefill_tokens, prefill_context) + StepLoad(seqs=prefill_seqs - 1)
+    return load
+
+
+@settings(max_examples=200)
+@given(models, online, limits, contexts, st.integers(0, 5000), st.integers(0, 3000), st.integers(1, 16))
+def test_a_budget_never_exceeds_the_limit_by_the_model_s_own_bound(
+    model: LatencyModel, load: StepLoad, limit_s: float, decodes: list[int], behind: int, most: int, seqs: int
+) -> None:
+    budget = offline_budget(model, load, limit_s, decodes, behind, most, seqs)
+    assert budget.tokens <= most
+    if budget.tokens:
+        assert model.bound(load + load_of(budget, decodes, behind, seqs)) <= limit_s
+
+
+@settings(max_examples=200)
+@given(models, online, limits, contexts, st.integers(0, 5000), st.integers(0, 3000))
+def test_a_budget_is_the_largest_that_fits(
+    model: LatencyModel, load: StepLoad, limit_s: float, decodes: list[int], behind: int, most: int
+) -> None:
+    budget = offline_budget(model, load, limit_s, decodes, behind, most)
+    if budget.decodes < min(len(decodes), most):
+        larger = Budget(budget.decodes + 1, 0)
+        assert budget.prefill_tokens == 0
+    elif len(decodes) <= most and budget.tokens < most:
+        larger = Budget(budget.decodes, budget.prefill_tokens + 1)
+    else:
+        return
+    assert model.bound(load + load_of(larger, decodes, behind)) > limit_s
+
+
+@settings(max_examples=200)
+@given(models, online, limits, limits, contexts, st.integers(0, 5000), st.integers(0, 3000))
+def test_a_higher_limit_never_lowers_a_budget(
+    model: LatencyModel, load: StepLoad, one_s: float, other_s: float, decodes: list[int], behind: int, most: int
+) -> None:
+    low, high = (offline_budget(model, load, limit_s, decodes, behind, most) for limit_s in sorted((one_s, other_s)))
+    assert low.decodes <= high.decodes
+    assert low.prefill_tokens <= high.prefill_tokens
+
+
+@given(models, online, limits, st.integers(0, 5000))
+def test_the_longest_decode_fits_alone_and_a_longer_one_does_not(model: LatencyModel, load: StepLoad, limit_s: float, more: int) -> None:
+    longest = longest_decode(model, load, limit_s)
+    if 1 <= longest < math.inf:
+        assert offline_budget(model, load, limit_s, [int(longest * 0.999)], 0, 1).decodes == 1
+    if longest < math.inf:
+        assert offline_budget(model, load, limit_s, [max(0, int(longest * 1.001) + 1) + more], 0, 1).decodes == 0
+
+
+@pytest.mark.parametrize("limit_s", [0.0, -1.0, 1e-6], ids=["no time", "late", "less than the online work takes"])
+def test_no_time_is_no_budget(limit_s: float) -> None:
+    assert offline_budget(MODELS["cpu"], StepLoad.decode(100), limit_s, [1, 1], 0, 512) == Budget(0, 0)
+
+
+def test_prompts_behind_a_long_context_get_fewer_tokens() -> None:
+    near, far = (offline_budget(MODELS["cpu"], StepLoad(), 0.05, [], behind, 4096).prefill_tokens for behind in (0, 20_000))
+    assert 0 < far < near
+
+
+def test_more_prompts_at_once_get_fewer_tokens() -> None:
+    one, many = (offline_budget(MODELS["cpu"], StepLoad(), 0.05, [], 0, 4096, seqs).prefill_tokens for seqs in (1, 64))
+    assert 0 < many < one

@@ -1,0 +1,101 @@
+"""The order of offline work, between jobs and inside a slice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.policy.fair import FairOrder, prefix_order
+
+
+def test_jobs_that_are_equal_take_turns() -> None:
+    fair = FairOrder()
+    fair.join("a")
+    fair.join("b")
+    served = []
+    for _ in range(4):
+        job = fair.next(["a", "b"])
+        assert job is not None
+        served.append(job)
+        fair.charge(job, 100)
+    assert served == ["a", "b", "a", "b"]
+
+
+@given(st.floats(0.2, 5.0), st.integers(1, 500), st.integers(1, 500))
+def test_jobs_get_tokens_in_proportion_to_their_weights_whatever_the_length_of_their_rows(weight: float, of_a: int, of_b: int) -> None:
+    fair, tokens = FairOrder(), {"a": 0, "b": 0}
+    fair.join("a", weight)
+    fair.join("b")
+    for _ in range(200):
+        job = fair.next(tokens)
+        assert job is not None
+        row = of_a if job == "a" else of_b
+        tokens[job] += row
+        fair.charge(job, row)
+    assert abs(tokens["a"] / weight - tokens["b"]) <= max(of_a / weight, of_b) + 1e-6
+
+
+def test_a_new_job_starts_level_with_the_least_served_and_need_not_be_waited_for() -> None:
+    fair = FairOrder()
+    fair.join("old")
+    fair.charge("old", 10_000)
+    fair.join("new")
+    assert fair.served("new") == fair.served("old")
+
+
+def test_a_job_that_left_saves_up_no_claim_on_the_others() -> None:
+    fair = FairOrder()
+    fair.join("a")
+    fair.join("b")
+    fair.leave("a")
+    fair.charge("b", 5_000)
+    fair.join("a")
+    assert fair.served("a") == 5_000
+
+
+def test_a_job_alone_that_leaves_and_comes_back_owes_nothing_to_a_later_one() -> None:
+    fair = FairOrder()
+    fair.join("a")
+    fair.charge("a", 700)
+    fair.leave("a")
+    fair.join("b")
+    fair.join("a")
+    assert fair.served("a") == fair.served("b") == 700
+
+
+def test_joining_again_only_sets_the_weight() -> None:
+    fair = FairOrder()
+    fair.join("a")
+    fair.charge("a", 100)
+    fair.join("a", 2.0)
+    fair.charge("a", 100)
+    assert fair.served("a") == 150
+
+
+def test_of_no_jobs_none_is_next() -> None:
+    assert FairOrder().next([]) is None
+
+
+def test_a_weight_that_is_not_positive_is_refused() -> None:
+    with pytest.raises(ValueError, match="weight=0.0 of job a must be positive"):
+        FairOrder().join("a", 0.0)
+
+
+def test_rows_of_several_jobs_are_merged_by_tokens_and_the_counters_stay_as_they_are() -> None:
+    fair = FairOrder()
+    fair.join("a")
+    fair.join("b", 2.0)
+    merged = fair.interleave({"a": [100, 100], "b": [100, 100, 100]})
+    assert merged == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("b", 2)]
+    assert fair.served("a") == fair.served("b") == 0.0
+
+
+def test_rows_that_share_a_prefix_become_adjacent_and_equal_ones_keep_their_order() -> None:
+    prompts = [(1, 1, 9), (2, 2, 1), (1, 1, 3), (2, 2, 0)]
+    assert prefix_order(prompts, tokens=2) == [0, 2, 1, 3]
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=10), st.integers(1, 4))
+def test_every_row_of_a_slice_is_ordered_once(prompts: list[list[int]], tokens: int) -> None:
+    assert sorted(prefix_order(prompts, tokens)) == list(range(len(prompts)))

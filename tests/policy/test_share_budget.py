@@ -1,0 +1,223 @@
+"""The plan of a step with a latency model: what is promised bounds it, and offline work gets what is left."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harvester.policy.latency import LatencyModel, StepLoad
+from harvester.policy.share import PROMPTS_PER_STEP, Limits, Plan, Running, View, limit_s, online_load, plan_step
+from tests.policy.machine import CPU, a_model
+
+LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
+MODEL = a_model(CPU, 0.05)
+
+
+def chat(tpot_s: float = 0.1, context: int = 100, rank: int = 0) -> Running:
+    return Running(False, 1, 2, 0, 0, context=context, decoding=True, tpot_s=tpot_s, rank=rank)
+
+
+def prompt(tokens: int = 100, due_s: float = 1.0, context: int = 0) -> Running:
+    return Running(False, tokens, 2, 0, 0, context=context, due_s=due_s)
+
+
+def row(step_tokens: int = 1, context: int = 100) -> Running:
+    return Running(True, step_tokens, 10, 10, 0, context=context, decoding=step_tokens == 1)
+
+
+def view(*running: Running, **fields: object) -> View:
+    given: dict[str, object] = {"free_blocks": 5000, "total_blocks": 10_000, "max_seqs": 512, "max_tokens": 2048, **fields}
+    return View(running, **{"online_waiting": 0, "online_waiting_blocks": 0, "offline_next_blocks": 0, **given})  # type: ignore[arg-type]
+
+
+# -- the limit of a step ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "seconds"),
+    [
+        (view(chat(0.1), chat(0.05)), 0.05),
+        (view(prompt(100, due_s=7.0), now_s=6.7), 0.3),
+        (view(prompt(3000, due_s=7.0), prompt(1000, due_s=8.0), now_s=6.7), 0.15),
+        (view(chat(0.1), prompt(100, due_s=7.0), now_s=6.98), 0.02),
+        (view(chat(0.1), online_waiting=1, waiting_tokens=50, waiting_due_s=7.0, now_s=6.98), 0.02),
+        (view(chat(0.1), waiting_due_s=7.0, now_s=6.98), 0.1),
+        (view(prompt(100, due_s=7.0), now_s=7.5), -0.5),
+        (view(Running(False, 1, 2, 0, 0, decoding=True)), math.inf),
+    ],
+    ids=["least TPOT", "time left", "shared by two steps", "less left than TPOT", "waiting", "nobody waits", "late", "no objective"],
+)
+def test_a_step_may_take_what_is_promised(seen: View, seconds: float) -> None:
+    assert limit_s(seen) == pytest.approx(seconds)
+
+
+def test_the_online_load_is_all_that_runs_and_waits_within_what_a_step_holds() -> None:
+    seen = view(chat(context=70), row(), prompt(100, context=50), online_waiting=2, waiting_tokens=900, max_tokens=600)
+    waiting = StepLoad.prefill(499) + StepLoad(seqs=1)
+    assert online_load(seen) == StepLoad.decode(70) + StepLoad.prefill(100, 50) + waiting
+
+
+# -- the plan -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_budget_replaces_the_fixed_share_and_grows_with_what_is_promised() -> None:
+    running = (row(4000), *[row()] * 20)
+    low, middle, high = (plan_step(view(chat(tpot_s), *running), LIMITS, MODEL).offline_tokens or 0 for tpot_s in (0.03, 0.1, 0.2))
+    assert 20 < low < middle < high
+
+
+def test_a_budgeted_step_stays_within_its_limit_by_the_model_s_bound() -> None:
+    plan = plan_step(view(chat(0.05), row(4000), *[row()] * 20), LIMITS, MODEL)
+    assert plan.offline_tokens is not None
+    assert plan.budget_tokens == 1 + plan.offline_tokens
+    load = StepLoad(0, 0.0, 21, 2100, 21) + StepLoad.prefill(plan.offline_tokens - 20)
+    assert 0.045 < MODEL.bound(load) <= 0.05
+
+
+@pytest.mark.parametrize("model", [None, LatencyModel()], ids=["no model", "not ready"])
+def test_without_a_model_that_is_ready_the_share_is_fixed(model: LatencyModel | None) -> None:
+    plan = plan_step(view(chat(), row(500)), LIMITS, model)
+    assert (plan.budget_tokens, plan.offline_tokens) == (65, 64)
+
+
+def test_without_an_objective_the_share_is_fixed() -> None:
+    assert plan_step(view(chat(math.inf), row(500)), LIMITS, MODEL).offline_tokens == 64
+
+
+def test_a_first_token_that_is_late_leaves_offline_work_nothing() -> None:
+    plan = plan_step(view(row(500), row(), prompt(30, due_s=1.0), now_s=2.0), LIMITS, MODEL)
+    assert (plan.run, plan.pause, plan.budget_tokens, plan.offline_slots) == ((2,), (1, 0), 30, 0)
+
+
+def test_decodes_that_do_not_fit_pause_the_newest_first_and_nothing_joins_them() -> None:
+    plan = plan_step(view(chat(0.02), *[row()] * 100, row(500)), LIMITS, MODEL)
+    count = len(plan.run) - 1
+    assert 0 < count < 100
+    assert plan.run == tuple(range(count + 1))
+    assert plan.pause == tuple(range(count + 1, 102))
+    assert (plan.offline_slots, plan.offline_tokens) == (0, count)
+
+
+def test_a_decode_too_long_for_any_step_beside_chat_does_not_keep_the_others_out() -> None:
+    plan = plan_step(view(chat(0.05), row(context=10_000_000), row(), row(500)), LIMITS, MODEL)
+    assert (plan.run, plan.pause) == ((0, 2, 3), (1,))
+
+
+def test_while_an_online_request_waits_its_prompt_counts_and_offline_prompts_pause() -> None:
+    running = (chat(0.08), *[row()] * 300, row(500))
+    short, long = (
+        plan_step(view(*running, online_waiting=1, waiting_tokens=tokens, waiting_due_s=0.5), LIMITS, MODEL) for tokens in (50, 300)
+    )
+    assert len(short.run) > len(long.run) > 1
+    assert 301 in short.pause
+    assert (short.budget_tokens, short.offline_slots) == (None, 0)
+
+
+def test_a_step_holds_only_so_many_offline_prompts_beside_chat() -> None:
+    plan = plan_step(view(chat(0.2), *[row(50)] * 30), LIMITS, MODEL)
+    assert (len(plan.run), len(plan.pause), plan.offline_slots) == (1 + PROMPTS_PER_STEP, 30 - PROMPTS_PER_STEP, 0)
+    assert plan_step(view(chat(0.2), *[row(50)] * 3), LIMITS, MODEL).offline_slots == PROMPTS_PER_STEP - 3
+
+
+def test_a_step_does_not_grow_past_twice_what_the_model_has_seen() -> None:
+    model = LatencyModel()
+    for _ in range(100):
+        model.observe(StepLoad.decode(100), 0.001)
+    assert plan_step(view(chat(10.0), row(2000)), replace(LIMITS, offline_step_tokens=7), model).offline_tokens == 7
+    model.observe(StepLoad.prefill(100), 0.001)
+    assert plan_step(view(chat(10.0), row(2000)), replace(LIMITS, offline_step_tokens=7), model).offline_tokens == 199
+
+
+def test_online_requests_run_in_the_order_of_their_rank() -> None:
+    assert plan_step(view(chat(rank=2), row(), chat(rank=0), chat(rank=1), chat(rank=0)), LIMITS).run == (2, 4, 3, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "preemptible"),
+    [
+        (view(), True),
+        (view(row(), row(300)), True),
+        (view(row(), chat()), False),
+        (view(row(), online_waiting=1, waiting_tokens=9, waiting_due_s=1.0), False),
+    ],
+    ids=["idle", "offline", "shared", "an arrival waits"],
+)
+def test_only_a_step_of_offline_work_alone_may_be_cut_short_and_has_no_bound(seen: View, preemptible: bool) -> None:
+    plan = plan_step(seen, LIMITS, MODEL)
+    assert (plan.preemptible, plan.offline_tokens is None) == (preemptible, preemptible)
+
+
+# -- the reserve --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reserve", "room"),
+    [(None, (6, 80)), ((3, 20), (5, 70)), ((0, 0), (8, 90)), ((99, 999), (4, 40))],
+    ids=["fixed", "of bursts", "none", "at most half"],
+)
+def test_the_reserve_of_recent_bursts_replaces_the_fixed_one(reserve: tuple[int, int] | None, room: tuple[int, int]) -> None:
+    plan = plan_step(view(reserve=reserve, max_seqs=8, total_blocks=100, free_blocks=90), LIMITS)
+    assert (plan.offline_slots, plan.offline_blocks) == room
+
+
+def test_the_reserve_of_recent_bursts_too_is_given_up_once_no_chat_has_come_for_long() -> None:
+    assert plan_step(view(reserve=(3, 20), max_seqs=8, online_idle_s=61.0), LIMITS).offline_slots == 8
+
+
+# -- by property --------------------------------------------------------------------------------------------------------------------
+
+a_running = st.one_of(
+    st.builds(chat, st.floats(0.001, 1.0), st.integers(0, 5000), st.integers(0, 3)),
+    st.builds(prompt, st.integers(1, 3000), st.floats(0.0, 3.0), st.integers(0, 3000)),
+    st.builds(row, st.one_of(st.just(1), st.integers(1, 3000)), st.integers(0, 5000)),
+)
+a_model_seen = st.sampled_from([MODEL, a_model(CPU, 0.4), LatencyModel()])
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    running = draw(st.lists(a_running, max_size=40))
+    waiting = draw(st.integers(0, 3))
+    tokens = draw(st.integers(waiting, 4000)) if waiting else 0
+    slots = len(running) + draw(st.integers(0, 20))
+    return view(*running, online_waiting=waiting, waiting_tokens=tokens, waiting_due_s=draw(st.floats(0.0, 3.0)), now_s=1.0, max_seqs=slots)
+
+
+def planned_load(seen: View, plan: Plan) -> StepLoad:
+    """What the engine would compute: offline chunks in order until the tokens are spent."""
+    load, left = online_load(seen), plan.offline_tokens or 0
+    for i in plan.run:
+        request = seen.running[i]
+        if request.offline and left > 0:
+            tokens = min(request.step_tokens, left)
+            left -= tokens
+            load += StepLoad.decode(request.context) if tokens == 1 else StepLoad.prefill(tokens, request.context)
+    return load
+
+
+@settings(max_examples=200)
+@given(views(), a_model_seen)
+def test_every_request_has_one_place_and_online_ones_run_first_by_rank(seen: View, model: LatencyModel) -> None:
+    plan = plan_step(seen, LIMITS, model)
+    assert sorted((*plan.run, *plan.pause, *plan.preempt)) == list(range(len(seen.running)))
+    online = sorted((i for i, r in enumerate(seen.running) if not r.offline), key=lambda i: (seen.running[i].rank, i))
+    assert list(plan.run[: len(online)]) == online
+
+
+@settings(max_examples=300)
+@given(views(), st.sampled_from([MODEL, a_model(CPU, 0.4)]))
+def test_a_step_with_offline_work_beside_chat_keeps_what_is_promised(seen: View, model: LatencyModel) -> None:
+    plan = plan_step(seen, LIMITS, model)
+    if plan.offline_tokens and limit_s(seen) < math.inf:
+        assert model.bound(planned_load(seen, plan)) <= limit_s(seen) * (1 + 1e-9)
+
+
+@given(views(), st.integers(0, 50), st.integers(0, 50))
+def test_a_larger_reserve_never_admits_more(seen: View, fewer: int, more: int) -> None:
+    small, large = (plan_step(replace(seen, reserve=(n, n)), LIMITS, MODEL) for n in sorted((fewer, more)))
+    assert small.offline_slots >= large.offline_slots
+    assert small.offline_blocks >= large.offline_blocks
