@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PURE = {"policy", "jobs", "jobs_api", "connectors", "cli", "docs"}
+PURE = {"policy", "sim", "jobs", "jobs_api", "connectors", "cli", "docs"}
 HEAVY = {"ray", "vllm", "torch"}
 _HERE = Path(__file__).parent
 

@@ -19,6 +19,7 @@ from jobs.spec import JobRequest, JobView
 
 CONNECT_S = 3.0
 READ_S = 30.0
+PROFILE_S = 60.0  # beside the time asked for: chat goes first
 SUBMIT_S = 900.0  # a query over a DuckDB file is run and written down before the job exists
 
 
@@ -89,6 +90,11 @@ class Client:
     def change(self, job_id: str, verb: str) -> JobView:
         """``verb``: cancel, pause, resume or retry."""
         return self._view(self._json("POST", f"/api/jobs/{_segment(job_id)}/{verb}"))
+
+    def profile(self, seconds: float) -> dict[str, Any]:
+        """Measure the engine for about ``seconds``; what `harvester.engine.profiler.profile` returns."""
+        wait_s = httpx.Timeout(2 * seconds + PROFILE_S, connect=CONNECT_S)
+        return dict(self._json("POST", "/api/profile", json={"seconds": seconds}, timeout=wait_s))
 
     def ledger(self, table: str) -> pa.Table:
         """All rows of ``jobs`` or ``leases``."""

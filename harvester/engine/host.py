@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import REGISTRY
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.core import PRIORITY_OFFLINE
+from harvester.engine import profiler
 from harvester.engine.arguments import namespace
 from harvester.engine.board import Board
 from harvester.engine.llm import HarvestLLM
-from harvester.engine.settings import Settings
+from harvester.engine.metrics import BoardMetrics, ClassMetrics
+from harvester.engine.settings import KEY, Settings
 from harvester.engine.signal import ArrivalSignal
 from harvester.errors import EngineError, UsageError
 
@@ -40,7 +42,7 @@ class Answer:
 class EngineHost:
     """Made by `start`. Used from one event loop; tokenization runs in a thread of its own so that it never delays a chat token."""
 
-    def __init__(self, llm: AsyncLLM, app: FastAPI, chat_template: str | None, board: Board | None = None) -> None:
+    def __init__(self, llm: HarvestLLM, app: FastAPI, chat_template: str | None, board: Board | None = None) -> None:
         self.llm = llm
         self.board = board
         self.app = app
@@ -62,10 +64,11 @@ class EngineHost:
         app = build_app(args, supported_tasks=tasks, model_config=llm.model_config)
         await init_app_state(llm, app.state, args, tasks)
         app.state.server = type("NoServer", (), {"should_exit": False})()  # vLLM's handler of a dead engine sets it
-        settings = Settings.parse(vllm_config.additional_config)
-        board = Board(settings.board) if settings.board is not None else None
-        if board is not None:
-            llm.signal_arrivals(ArrivalSignal(board), settings)
+        settings = Settings.parse(vllm_config.additional_config) if KEY in vllm_config.additional_config else None
+        board = Board(settings.board) if settings is not None and settings.board is not None else None
+        if settings is not None and board is not None:
+            llm.attend(ArrivalSignal(board), ClassMetrics(), settings)
+            REGISTRY.register(BoardMetrics(board))
         return cls(llm, app, args.chat_template, board)
 
     @property
@@ -82,6 +85,16 @@ class EngineHost:
             await self.llm.check_health()
         except EngineDeadError as error:
             raise EngineError("the vLLM engine died") from error
+
+    async def profile(self, seconds: float | None = None) -> dict[str, Any]:
+        """Measure the engine for about ``seconds``; see `harvester.engine.profiler`. Raises `EngineError`."""
+        if self.board is None:
+            raise EngineError("this engine runs without a board and cannot be profiled")
+        return await profiler.profile(self.llm, self.board, seconds or profiler.FULL_S)
+
+    async def profile_when_absent(self, *, known: bool) -> None:
+        if self.board is not None:
+            await profiler.profile_when_absent(self.llm, self.board, known)
 
     def close(self) -> None:
         self.llm.shutdown()

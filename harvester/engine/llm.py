@@ -1,35 +1,60 @@
-"""vLLM's front end of the engine, which tells the running step of an arrival."""
+"""vLLM's front end of the engine, which tells the running step of an arrival and times what each class of work gets."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
-from vllm.sampling_params import SamplingParams
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from harvester.core import WorkClass, work_class
-from harvester.engine.settings import Settings
+from harvester.engine.metrics import ClassMetrics, StreamClock
+from harvester.engine.settings import Promise, Settings
 from harvester.engine.signal import ArrivalSignal
 
 
 class HarvestLLM(AsyncLLM):  # type: ignore[misc]
-    """Both the chat routes and the harvest loop hand their requests to it."""
+    """Both the chat routes and the harvest loop hand their requests to it. Until `attend` it is vLLM's own."""
 
     _signal: ArrivalSignal | None = None
+    _metrics: ClassMetrics | None = None
     _settings: Settings
 
-    def signal_arrivals(self, signal: ArrivalSignal, settings: Settings) -> None:
-        self._signal, self._settings = signal, settings
+    def attend(self, signal: ArrivalSignal, metrics: ClassMetrics, settings: Settings) -> None:
+        """Signal arrivals and count what becomes of them."""
+        self._signal, self._metrics, self._settings = signal, metrics, settings
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, **rest: Any) -> Any:
         """vLLM's. The signal comes after the request is sent, so that the engine core finds it when the step has ended."""
         collector = await super().add_request(request_id, prompt, params, arrival_time, **rest)
         if self._signal is not None and work_class(rest.get("priority", 0)) is WorkClass.ONLINE:
-            extra = params.extra_args if isinstance(params, SamplingParams) else None
             waited_s = max(0.0, time.time() - arrival_time) if arrival_time is not None else 0.0
-            self._signal.arrived(_tokens(prompt), self._settings.promise(extra).ttft_s, waited_s)
+            self._signal.arrived(_tokens(prompt), self._promise(params).ttft_s, waited_s)
         return collector
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **rest: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """vLLM's, timed."""
+        work = work_class(rest.get("priority", 0))
+        clock = None
+        if self._metrics is not None and work is WorkClass.ONLINE and sampling_params.output_kind is RequestOutputKind.DELTA:
+            clock = StreamClock(self._metrics, self._promise(sampling_params), time.monotonic())
+        output: RequestOutput | None = None
+        async with aclosing(super().generate(prompt, sampling_params, request_id, **rest)) as stream:  # a client that hangs up aborts it
+            async for output in stream:
+                if clock is not None:
+                    clock.output(sum(len(one.token_ids) for one in output.outputs))
+                yield output
+        if self._metrics is not None and output is not None and output.metrics is not None and output.metrics.scheduled_ts:
+            self._metrics.queued(work.value, max(0.0, output.metrics.scheduled_ts - output.metrics.queued_ts))
+
+    def _promise(self, params: Any) -> Promise:
+        return self._settings.promise(params.extra_args if isinstance(params, SamplingParams) else None)
 
 
 def _tokens(prompt: Any) -> int:

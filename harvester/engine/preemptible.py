@@ -12,6 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from harvester.engine.board import Board, Field
+from harvester.engine.kvcopy import measure_kv_copy
 from harvester.engine.safepoint import Safepoints, StepAborted
 
 SAFEPOINTS_KEY = "harvester_safepoints"  # in vLLM's `additional_config`
@@ -80,6 +81,10 @@ class PreemptibleWorker:
         if step and self._board is not None and self.rank == 0:
             self._board[Field.ENDED_AT_S] = time.monotonic()
             self._board[Field.ENDED_STEP] = step
+
+    def kv_copy(self) -> dict[str, float]:
+        """How long a KV block takes to host memory and back; called between two steps."""
+        return measure_kv_copy(self.model_runner.kv_caches, self.vllm_config.cache_config.num_gpu_blocks)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         ended, self._ended = self._ended, None

@@ -3,9 +3,9 @@
 How long an answer gets is not known, how long its prompt takes is. A request joins the first queue whose quantum covers its prompt, so that
 a long prompt does not burn through queues that it cannot finish in, and sinks as it uses time: short answers overtake long ones.
 
-Starvation: a request that did not run for ``starvation_s * 2**level`` goes to queue 0 for one step and then back. The paper has one time for
-all queues, 300 ms. With more work than fits, every request waits longer than that: all are promoted all the time, the order is gone and the
-KV of the whole queue is carried to and fro for a token each. What has run long can wait long: its latency per token grows by the same factor.
+Starvation: a request that did not run for ``starvation_s * 2**level`` goes to queue 0 for one step and then back. The paper has one time
+for all queues, 300 ms. With more work than fits, every request waits longer than that: all are promoted all the time, the order is gone,
+and KV is carried to and fro for a token each. What has run long can wait long: its latency per token grows by the same factor.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ class Mlfq:
     is not held raise KeyError.
     """
 
-    def __init__(self, levels: int, quantum_s: float, starvation_s: float) -> None:
-        """``quantum_s``: the shortest step of the engine; ``starvation_s``: how long a request of queue 0 may wait; doubles with the queue."""
+    def __init__(self, levels: int, quantum_s: float, starvation_s: float, starvation_growth: float = 2.0) -> None:
+        """``quantum_s``: the engine's shortest step. ``starvation_s``: how long one of queue 0 may wait, ``starvation_growth`` times as
+        long in each next queue (1: the paper's).
+        """
         if levels < 1 or quantum_s <= 0.0 or starvation_s <= 0.0:
             raise ValueError(f"levels={levels}, quantum_s={quantum_s} and starvation_s={starvation_s} must be positive")
         self.quantum_s = quantum_s  # may be set again when the measured shortest step changes
         self._starvation_s = starvation_s
+        self._growth = starvation_growth
         self._queues: list[dict[str, None]] = [{} for _ in range(levels)]  # dicts as ordered sets
         self._places: dict[str, _Place] = {}
         self._step_s = float("-inf")  # the latest step that anyone took part in
@@ -114,7 +117,7 @@ class Mlfq:
         for request, place in self._places.items():
             if place.level == 0 or place.home is not None:
                 continue
-            due_s = place.since_s + self._starvation_s * 2**place.level
+            due_s = place.since_s + self._starvation_s * self._growth**place.level
             if now_s >= due_s:
                 place.home = (place.level, place.attained_s)
                 self._move(request, 0)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import connectors
 from harvester.config import HarvestConfig
@@ -40,6 +40,10 @@ class Submitted(BaseModel):
 
 class Jobs(BaseModel):
     jobs: list[JobView]
+
+
+class ProfileWish(BaseModel):
+    seconds: float | None = Field(default=None, gt=0.0, le=600.0)
 
 
 class Planner:
@@ -85,7 +89,12 @@ class Planner:
             (self._folder.jobs / plan.spec.id).rmdir()
 
 
-def jobs_api(ledger: JobsLedger, planner: Planner, server_info: Callable[[], Awaitable[dict[str, Any]]]) -> FastAPI:
+def jobs_api(
+    ledger: JobsLedger,
+    planner: Planner,
+    server_info: Callable[[], Awaitable[dict[str, Any]]],
+    profile: Callable[[float | None], Awaitable[dict[str, Any]]] | None = None,
+) -> FastAPI:
     """The application, below its prefix ``/api``."""
     app = FastAPI(title="harvester jobs", version=__version__)
 
@@ -102,6 +111,12 @@ def jobs_api(ledger: JobsLedger, planner: Planner, server_info: Callable[[], Awa
     @app.get("/server")
     async def server() -> dict[str, Any]:
         return await server_info()
+
+    @app.post("/profile")
+    async def measure(wish: ProfileWish) -> dict[str, Any]:
+        if profile is None:
+            raise UsageError("this server has no engine to profile")
+        return await profile(wish.seconds)
 
     @app.post("/jobs", response_model=Submitted, status_code=201)
     async def submit(request: JobRequest, response: Response) -> Submitted:

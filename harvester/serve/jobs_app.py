@@ -38,7 +38,7 @@ class JobsApp:
         }
         self._context_tokens: int | None = None
         folder = StateFolder(Path(state))
-        self._app = jobs_api(LedgerActor(ledger), Planner(folder, config.harvest, choice.name), self._info)
+        self._app = jobs_api(LedgerActor(ledger), Planner(folder, config.harvest, choice.name), self._info, self._profile)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
@@ -52,6 +52,10 @@ class JobsApp:
                 raise EngineError("no replica answers yet; try again in a moment") from error
             self._context_tokens = int(info["context_tokens"])
         return {**self._fixed, "context_tokens": self._context_tokens}
+
+    async def _profile(self, seconds: float | None) -> dict[str, Any]:
+        """Of one replica; all have the same engine."""
+        return dict(await serve.get_app_handle(CHAT_APP).profile.remote(seconds))
 
 
 def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int) -> serve.Application:

@@ -50,7 +50,9 @@ class Replica:
             open_sink=open_sink,
             now_s=time.time,
         )
+        self._profile = profile
         self._harvest = asyncio.create_task(self._runner.run())
+        self._profiling = asyncio.create_task(self._host.profile_when_absent(known=profile.is_file()))
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         return self._host.app
@@ -63,7 +65,12 @@ class Replica:
     async def info(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "context_tokens": self._host.context_tokens, "max_seqs": self._host.max_seqs}
 
+    async def profile(self, seconds: float | None) -> dict[str, Any]:
+        """Measure the engine; see `harvester.engine.profiler`."""
+        return {**await self._host.profile(seconds), "path": str(self._profile)}
+
     async def __del__(self) -> None:
+        self._profiling.cancel()
         self._harvest.cancel()
         with suppress(asyncio.CancelledError, EngineGone):
             await self._harvest

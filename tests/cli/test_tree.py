@@ -12,7 +12,8 @@ from harvester.cli.main import app
 
 COMMANDS = typer.main.get_command(app).commands
 CONTRACT = {
-    "serve", "stop", "submit", "jobs", "show", "watch", "cancel", "pause", "resume", "retry", "results", "sql", "chat", "tasks", "doctor",
+    "serve", "stop", "submit", "jobs", "show", "watch", "cancel", "pause", "resume", "retry", "results", "sql", "chat", "tasks",
+    "profile", "doctor",
 }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def test_of_no_jobs_none_is_next() -> None:
 
 
 def test_a_weight_that_is_not_positive_is_refused() -> None:
-    with pytest.raises(ValueError, match="weight=0.0 of job a must be positive"):
+    with pytest.raises(ValueError, match=r"weight=0\.0 of job a must be positive"):
         FairOrder().join("a", 0.0)
 
 

@@ -153,12 +153,22 @@ def test_a_request_may_wait_twice_as_long_in_each_lower_queue(level: int, prefil
     assert mlfq.level("a") == 0
 
 
-def test_nobody_waits_for_ever_behind_arrivals_that_never_end() -> None:
+def test_without_growth_every_queue_starves_after_the_same_time() -> None:
+    mlfq = Mlfq(4, 1.0, 10.0, starvation_growth=1.0)
+    mlfq.arrive("a", 8.0, 0.0)
+    mlfq.order(9.9)
+    assert mlfq.level("a") == 3
+    mlfq.order(10.0)
+    assert mlfq.level("a") == 0
+
+
+def test_nobody_waits_for_ever_behind_arrivals_that_fill_every_step() -> None:
     mlfq = queue(starvation_s=2.0)
     mlfq.arrive("long", 8.0, 0.0)
-    served_s: list[float] = []
+    served_s: list[int] = []
     for now in range(100):
-        mlfq.arrive(str(now), 0.0, float(now))
+        if len(mlfq) < 3:
+            mlfq.arrive(str(now), 0.0, float(now))
         first = mlfq.order(float(now))[0]
         mlfq.ran(first, 1.0, now + 1.0)
         if first == "long":
@@ -166,7 +176,7 @@ def test_nobody_waits_for_ever_behind_arrivals_that_never_end() -> None:
         else:
             mlfq.finish(first)
     assert served_s
-    assert max(later - earlier for earlier, later in pairwise([0.0, *served_s])) <= 2.0 * 8 + 2
+    assert max(later - earlier for earlier, later in pairwise([0, *served_s])) <= 2 * 8 + 3
 
 
 # -- by property --------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,43 @@
+"""How long a KV block takes to host memory and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+BLOCKS = 32  # copied at once
+ROUNDS = 5
+
+
+def measure_kv_copy(caches: Sequence[torch.Tensor], blocks: int) -> dict[str, float]:
+    """Median seconds of one block, over all layers, to host memory (``store_s``) and back (``load_s``), and its size (``block_bytes``).
+
+    ``caches``: one tensor a layer, one of whose axes counts ``blocks``. What is copied back is what was there. Nothing else may use them
+    meanwhile.
+    """
+    views = [_by_block(cache, blocks) for cache in caches]
+    count = min(BLOCKS, blocks - 1)
+    device = [view[1 : 1 + count] for view in views]  # block 0 is vLLM's null block
+    pinned = torch.cuda.is_available() and views[0].is_cuda
+    host = [torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned) for part in device]
+    store_s = [_timed(device, host, pinned) for _ in range(ROUNDS)]
+    load_s = [_timed(host, device, pinned) for _ in range(ROUNDS)]
+    size = sum(part[0].numel() * part.element_size() for part in device)
+    return {"store_s": sorted(store_s)[ROUNDS // 2] / count, "load_s": sorted(load_s)[ROUNDS // 2] / count, "block_bytes": float(size)}
+
+
+def _by_block(cache: torch.Tensor, blocks: int) -> torch.Tensor:
+    """The cache with its blocks along the first axis."""
+    axis = next(i for i, size in enumerate(cache.shape) if size == blocks)
+    return cache.movedim(axis, 0)
+
+
+def _timed(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], wait: bool) -> float:
+    began_s = time.perf_counter()
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source, non_blocking=wait)
+    if wait:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began_s

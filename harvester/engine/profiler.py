@@ -1,0 +1,109 @@
+"""Measures a running engine: requests of every shape as offline work, from whose steps the engine core learns (ConServe 4.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from harvester.core import PRIORITY_OFFLINE
+from harvester.engine.board import Board, Count, Field
+from harvester.engine.llm import HarvestLLM
+from harvester.errors import EngineError
+
+FULL_S, SHORT_S = 40.0, 8.0
+SAVE_WAIT_S = 20.0
+DECODED = 12  # tokens that a probe of decoding makes
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """So many requests at once, with prompts of ``prompt`` tokens and answers of ``answer``."""
+
+    requests: int
+    prompt: int
+    answer: int
+
+
+def probes(max_tokens: int, max_seqs: int, context: int) -> Iterator[Probe]:
+    """One round: prompts up to a full step, then decoding at every batch size, short and long contexts. The first are the most telling."""
+    top = min(max_tokens, context - DECODED - 1)
+    sizes = [size for size in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192) if size < top]
+    batches = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size < max_seqs]
+    long = [size for size in (512, 2048, 6000) if size + DECODED < context]
+    for size in (*sizes, top):
+        yield Probe(1, size, 1)
+    for batch in (*batches, max_seqs):
+        yield Probe(batch, 24, DECODED)
+    for size, batch in itertools.product(long, (1, min(4, max_seqs))):
+        yield Probe(batch, size, DECODED)
+
+
+async def profile(llm: HarvestLLM, board: Board, seconds: float, *, kv_copy: bool = True) -> dict[str, Any]:
+    """Run rounds of probes for about ``seconds``, have the profile written, and return what is known then.
+
+    Chat goes first all the while. Raises `EngineError` where the engine core does not answer.
+    """
+    config = llm.vllm_config
+    rng = random.Random(0)
+    began_s, steps = time.monotonic(), board.count(Count.STEPS)
+    done = 0
+    while True:
+        for probe in probes(config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs, llm.model_config.max_model_len):
+            await _run(llm, probe, rng, f"profile-{done}")
+            done += 1
+            if time.monotonic() - began_s > seconds:
+                break
+        if time.monotonic() - began_s > seconds:
+            break
+    copies = await llm.collective_rpc("kv_copy") if kv_copy else []
+    await _save(llm, board, rng)
+    return {
+        "seconds": round(time.monotonic() - began_s, 1),
+        "probes": done,
+        "steps": int(board.count(Count.STEPS) - steps),
+        "ready": bool(board[Field.READY]),
+        "ratio_p50": board.count(Count.ERROR_P50),
+        "ratio_p99": board.count(Count.ERROR_P99),
+        "kv_copy": copies[0] if copies else None,
+    }
+
+
+async def _run(llm: HarvestLLM, probe: Probe, rng: random.Random, name: str) -> None:
+    """Prompts are random, so that none is found in the prefix cache."""
+    vocabulary = llm.model_config.get_vocab_size()
+
+    async def one(number: int) -> None:
+        ids = [rng.randrange(vocabulary // 2, vocabulary) for _ in range(probe.prompt)]
+        params = SamplingParams(
+            temperature=0.0, max_tokens=probe.answer, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, extra_args={"job": "profile"}
+        )
+        async for _ in llm.generate(TokensPrompt(prompt_token_ids=ids), params, f"{name}-{number}", priority=PRIORITY_OFFLINE):
+            pass
+
+    await asyncio.gather(*(one(number) for number in range(probe.requests)))
+
+
+async def _save(llm: HarvestLLM, board: Board, rng: random.Random) -> None:
+    wish = board[Field.SAVE_PROFILE] + 1
+    board[Field.SAVE_PROFILE] = wish
+    end_s = time.monotonic() + SAVE_WAIT_S
+    while board[Field.SAVED_PROFILE] < wish:
+        if time.monotonic() > end_s:
+            raise EngineError("the engine core did not write the profile; look into its log")
+        await _run(llm, Probe(1, 16, 2), rng, f"save-{time.monotonic_ns()}")  # it looks for the wish after a step
+
+
+async def profile_when_absent(llm: HarvestLLM, board: Board, known: bool) -> None:
+    """The short form, in the background of a new engine that has no profile yet. Never raises; cancelled with its task."""
+    if not known:
+        with suppress(EngineError, ValueError):
+            await profile(llm, board, SHORT_S, kv_copy=False)

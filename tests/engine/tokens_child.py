@@ -1,0 +1,113 @@
+"""``python -m tests.engine.tokens_child``: answer a fixed set of prompts with one engine, and write down the tokens.
+
+The set is made to find wrong KV: shared prefixes, prompts of many chunks, structured outputs, online arrivals among offline work, requests
+that are cancelled half way, and everything asked a second time, out of the prefix cache of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harvester.config import parse_config
+from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
+
+OURS = ("scheduler_cls", "worker_cls", "additional_config")
+SCHEMA = {
+    "type": "object",
+    "properties": {"count": {"type": "integer"}, "kind": {"enum": ["ant", "bee", "antelope"]}},
+    "required": ["count", "kind"],
+}
+OFFLINE, ONLINE, CANCELLED = 48, 8, 4
+MOST_S = 240.0
+
+
+def prompts() -> list[list[int]]:
+    """Token ids, the same in every run."""
+    rng = random.Random(7)
+    shared = [rng.randrange(10, 4000) for _ in range(300)]
+    return [
+        shared[: rng.randrange(1, 300)] + [rng.randrange(10, 4000) for _ in range(rng.randrange(20, 400))]
+        for _ in range(OFFLINE + ONLINE + CANCELLED)
+    ]
+
+
+async def answer(llm: Any, name: str, ids: list[int], *, online: bool, guided: bool) -> list[int]:
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    outputs = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True) if guided else None
+    params = SamplingParams(
+        temperature=0, max_tokens=64, ignore_eos=not guided, output_kind=RequestOutputKind.FINAL_ONLY, structured_outputs=outputs
+    )
+    priority = PRIORITY_ONLINE if online else PRIORITY_OFFLINE
+    found: list[int] = []
+    async for output in llm.generate(TokensPrompt(prompt_token_ids=ids), params, name, priority=priority):
+        found = list(output.outputs[0].token_ids)
+    return found
+
+
+async def ask_all(llm: Any, turn: int) -> list[list[int]]:
+    given = prompts()
+
+    async def online(number: int) -> list[int]:
+        await asyncio.sleep(0.15 * (number - OFFLINE))
+        return await answer(llm, f"{turn}-{number}", given[number], online=True, guided=False)
+
+    async def cancelled(number: int) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(
+                answer(llm, f"{turn}-{number}", given[number], online=False, guided=False), 0.3 * (number - OFFLINE - ONLINE + 1)
+            )
+
+    offline = [answer(llm, f"{turn}-{i}", given[i], online=False, guided=i % 4 == 0) for i in range(OFFLINE)]
+    lost = [asyncio.create_task(cancelled(i)) for i in range(OFFLINE + ONLINE, len(given))]
+    found = await asyncio.wait_for(asyncio.gather(*offline, *(online(i) for i in range(OFFLINE, OFFLINE + ONLINE))), MOST_S)
+    await asyncio.gather(*lost)
+    return found
+
+
+async def run(engine: dict[str, Any], chaos: float, stock: bool, model: Path) -> dict[str, Any]:
+    from harvester.engine.arguments import engine_arguments
+    from harvester.engine.board import Board, Count
+    from harvester.engine.host import EngineHost
+    from harvester.engine.models import choose_model
+
+    choice = choose_model(None, None, model)
+    config = parse_config({"engine": engine, "slo": {"ttft_slo_ms": 50.0}}, "test")
+    board = Board.make()
+    values = engine_arguments(config, choice.path, choice.name, cpu=True, embedded=choice.embedded, board=board.path)
+    if stock:
+        values = {key: value for key, value in values.items() if key not in OURS}
+    else:
+        values["additional_config"]["harvester_safepoints"]["chaos"] = chaos
+    host = await EngineHost.start(values)
+    try:
+        tokens = [await ask_all(host.llm, turn) for turn in range(2)]
+    finally:
+        host.close()
+    asked = board.count(Count.DETECTED)
+    return {"tokens": tokens, "ended": board.count(Count.ENDED_STEPS), "asked": asked, "mixed": board.count(Count.MIXED_STEPS)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", type=json.loads, default={})
+    parser.add_argument("--chaos", type=float, default=0.0, help="probability that a step of offline work ends at a random layer")
+    parser.add_argument("--stock", action="store_true", help="vLLM's own scheduler and worker")
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    found = asyncio.run(run(given.engine, given.chaos, given.stock, given.models))
+    given.output.write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
