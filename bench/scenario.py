@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``seconds``: about how long one timed run of an engine takes; None leaves it to the scenario."""
+    """``seconds``: about how long one timed run of an engine takes; None leaves it to the scenario. ``set``: by name, see `bench.knobs`."""
 
     model: str | None = None
     seconds: float | None = None
     quick: bool = False
     seed: int = 0
+    set: dict[str, float] = field(default_factory=dict)
 
 
 Run = Callable[[Options], dict[str, Any]]
@@ -36,5 +37,12 @@ class Scenario:
 
 SCENARIOS = {
     "overhead": Scenario("bench.overhead", "TTFT and total time of one stream: raw vLLM, harvester's ingress, Serve's default proxy"),
+    "mlfq_sim": Scenario("bench.mlfq_sim", "simulated OPT-13B on an A100: request rates at equal normalized latency, by order"),
     "jobs": Scenario("bench.jobs", "the job path with a scripted engine, kill and resume; a real engine against vLLM's run-batch"),
+    "coserve": Scenario("bench.coserve", "chat of a trace beside batch work: online only, offline only, vLLM's priority policy, harvester"),
+    "phases": Scenario("bench.phases", "chat on, off and on again beside batch work"),
+    "burst": Scenario("bench.burst", "chat in bursts and at rising rates beside batch work"),
+    "ablation": Scenario("bench.ablation", "the parts of harvester's scheduler, turned on one after the other"),
+    "preempt": Scenario("bench.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"),
+    "mlfq": Scenario("bench.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
 }

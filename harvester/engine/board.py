@@ -13,6 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 COEFFICIENTS = 16  # places for those of the latency model
+RING = 512
 
 
 class Field(IntEnum):
@@ -35,6 +36,7 @@ class Field(IntEnum):
     SAVED_PROFILE = 14  # engine core: the last such wish that was fulfilled
     COUNTERS = 16  # engine core: the first of `Count`
     MODEL = 64  # engine core: the first coefficient
+    STEPS_S = 80  # engine core: seconds of the last `RING` steps of offline work alone, a ring
 
 
 class Count(IntEnum):
@@ -60,7 +62,7 @@ class Count(IntEnum):
     RESERVED_BLOCKS = 17  # gauge
 
 
-SIZE = (Field.MODEL + COEFFICIENTS) * 8
+SIZE = (Field.STEPS_S + RING) * 8
 
 
 class Board:
@@ -99,6 +101,11 @@ class Board:
 
     def count(self, count: Count) -> float:
         return self._cells[Field.COUNTERS + count]
+
+    def steps_s(self) -> list[float]:
+        """Seconds of the latest steps of offline work alone, unordered."""
+        count = min(RING, int(self.count(Count.OFFLINE_STEPS)))
+        return list(self._cells[Field.STEPS_S : Field.STEPS_S + count])
 
     def remove(self) -> None:
         """Take its name away; processes that have mapped it go on."""

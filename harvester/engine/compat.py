@@ -53,6 +53,7 @@ def view(
     ranks: Mapping[str, int],
     promise: Callable[[Request], Promise],
     reserve: tuple[int, int] | None,
+    offline_step_s: float,
 ) -> View:
     """What the scheduler holds now. ``online_idle_s``: since a step last had online work."""
     pool = scheduler.kv_cache_manager.block_pool
@@ -72,6 +73,7 @@ def view(
         waiting_due_s=min((r.arrival_time + shift_s + promise(r).ttft_s for r in online), default=float("inf")),
         waiting_tokens=sum(r.num_tokens for r in online),
         max_tokens=most_tokens,
+        offline_step_s=offline_step_s,
         reserve=reserve,
     )
 

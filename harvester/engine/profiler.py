@@ -52,18 +52,16 @@ async def profile(llm: HarvestLLM, board: Board, seconds: float, *, kv_copy: boo
 
     Chat goes first all the while. Raises `EngineError` where the engine core does not answer.
     """
-    config = llm.vllm_config
+    limits = llm.vllm_config.scheduler_config
+    one_round = list(probes(limits.max_num_batched_tokens, limits.max_num_seqs, llm.model_config.max_model_len))
     rng = random.Random(0)
     began_s, steps = time.monotonic(), board.count(Count.STEPS)
     done = 0
-    while True:
-        for probe in probes(config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs, llm.model_config.max_model_len):
-            await _run(llm, probe, rng, f"profile-{done}")
-            done += 1
-            if time.monotonic() - began_s > seconds:
-                break
+    for probe in itertools.cycle(one_round):
         if time.monotonic() - began_s > seconds:
             break
+        await _run(llm, probe, rng, f"profile-{done}")
+        done += 1
     copies = await llm.collective_rpc("kv_copy") if kv_copy else []
     await _save(llm, board, rng)
     return {
@@ -83,9 +81,8 @@ async def _run(llm: HarvestLLM, probe: Probe, rng: random.Random, name: str) -> 
 
     async def one(number: int) -> None:
         ids = [rng.randrange(vocabulary // 2, vocabulary) for _ in range(probe.prompt)]
-        params = SamplingParams(
-            temperature=0.0, max_tokens=probe.answer, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, extra_args={"job": "profile"}
-        )
+        params = SamplingParams(temperature=0.0, max_tokens=probe.answer, ignore_eos=True, extra_args={"job": "profile"})
+        params.output_kind = RequestOutputKind.FINAL_ONLY
         async for _ in llm.generate(TokensPrompt(prompt_token_ids=ids), params, f"{name}-{number}", priority=PRIORITY_OFFLINE):
             pass
 

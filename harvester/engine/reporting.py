@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from harvester.engine.board import Board, Count, Field
+from harvester.engine.board import RING, Board, Count, Field
 from harvester.engine.learning import Learning
 from harvester.engine.settings import Settings
 from harvester.engine.steps import Step
@@ -68,6 +68,8 @@ class Reporting:
         harvested = sum(count for name, count in tokens.items() if name in offline)
         whole = step.output.total_num_scheduled_tokens
         board.add(Count.STEPS, 1)
+        if step.offline_only:
+            board[Field.STEPS_S + int(board.count(Count.OFFLINE_STEPS)) % RING] = now_s - step.began_s
         board.add(Count.OFFLINE_STEPS, step.offline_only)
         board.add(Count.MIXED_STEPS, 0 < harvested < whole)
         board.add(Count.OFFLINE_TOKENS, harvested)

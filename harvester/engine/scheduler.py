@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from harvester.engine.reporting import Reporting
 from harvester.engine.settings import NOTHING, Promise, Settings
 from harvester.engine.steps import Step, registered_blocks, take_back
 from harvester.engine.waiting import sleep_between_looks
-from harvester.policy.arrivals import Bursts
+from harvester.policy.arrivals import Bursts, Pace
 from harvester.policy.fair import FairOrder
 from harvester.policy.latency import StepLoad
 from harvester.policy.mlfq import Mlfq
@@ -33,6 +34,7 @@ from harvester.policy.share import plan_step
 from harvester.policy.view import Plan, View
 
 SAME_ROW_S = 0.003
+LOST_SHARE = 0.05  # of the time between two arrivals, what a step that ends early may lose on average
 
 
 class HarvestScheduling:
@@ -54,6 +56,7 @@ class HarvestScheduling:
         self.waiting = TwoLaneQueue(lambda request: compat.final_blocks(request, self.block_size), self._fair)
         self._turns = OnlineTurns(Mlfq(schedule.mlfq_levels, 0.01, schedule.starvation_ms / 1000) if schedule.mlfq else None)
         self._bursts = self._first_reserve() if schedule.reserve == "bursts" else None
+        self._pace = Pace()
         self._learning = Learning(self._settings)
         self._report = Reporting(self._settings, self.vllm_config)  # type: ignore[attr-defined]
         self._steps: deque[Step] = deque()
@@ -78,6 +81,7 @@ class HarvestScheduling:
             now_s = time.monotonic()
             prefill_s = self._learning.model.predict(StepLoad.prefill(request.num_prompt_tokens))
             self._turns.arrive(request.request_id, request.priority, prefill_s, now_s)
+            self._pace.arrival(now_s)
             if self._bursts is not None:
                 self._bursts.arrival(now_s, compat.waiting_blocks(request, self.block_size))
         super().add_request(request)  # type: ignore[misc]
@@ -101,7 +105,7 @@ class HarvestScheduling:
         ranks = self._turns.ranks(now_s)
         self.waiting.online.ranks = ranks
         reserve = self._bursts.reserve(now_s) if self._bursts is not None else None
-        view = compat.view(self, self.waiting, now_s, now_s - self._online_at_s, ranks, self._promise, reserve)
+        view = compat.view(self, self.waiting, now_s, now_s - self._online_at_s, ranks, self._promise, reserve, self._offline_step_s(now_s))
         if view.online_waiting or any(not item.offline for item in view.running):
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
@@ -111,6 +115,10 @@ class HarvestScheduling:
         self._report.planned(plan, reserve)
         self._planned(output, plan, now_s)
         return output
+
+    def _offline_step_s(self, now_s: float) -> float:
+        """Most seconds of a step of offline work alone: little is lost where an arrival ends it."""
+        return LOST_SHARE * 2 * self._pace.gap_s(now_s) if self._settings.schedule.budget == "slo" else math.inf
 
     @contextmanager
     def _applied(self, plan: Plan, view: View, ranks: dict[str, int]) -> Iterator[None]:

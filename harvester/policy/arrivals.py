@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -27,6 +28,26 @@ class _Estimate:
 
     def high(self) -> float:
         return self.mean + 2 * self.deviation
+
+
+class Pace:
+    """The time between arrivals, as an exponential average; longer where the quiet since the last one already is."""
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._gap_s: float | None = None
+
+    def arrival(self, now_s: float) -> None:
+        if self._last_s is not None:
+            gap_s = now_s - self._last_s
+            self._gap_s = gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) / 8
+        self._last_s = now_s
+
+    def gap_s(self, now_s: float) -> float:
+        """Seconds to expect until the next arrival; inf before there were two."""
+        if self._last_s is None or self._gap_s is None:
+            return math.inf
+        return max(self._gap_s, now_s - self._last_s)
 
 
 class Bursts:

@@ -19,6 +19,7 @@ from harvester.policy.view import Limits, Plan, Running, View
 
 __all__ = ["Limits", "Plan", "Running", "View", "limit_s", "online_load", "plan_step"]
 
+LEAST_CHUNK = 256  # tokens
 PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work: each is counted in the budget, whether its turn comes or not
 
 
@@ -38,7 +39,7 @@ def plan_step(view: View, limits: Limits, model: LatencyModel | None = None) -> 
     parts = _parts(view, kept)
     if not parts.online and view.online_waiting == 0:
         slots, blocks = room(view, limits)
-        return Plan(tuple(kept), (), (), None, slots, blocks, preemptible=True)
+        return Plan(tuple(kept), (), (), _alone_tokens(view, parts, model), slots, blocks, preemptible=True)
     slots, blocks = room(view, limits) if view.online_waiting == 0 else (0, 0)
     step_s = limit_s(view)
     if model is None or not model.ready or step_s == math.inf:
@@ -47,6 +48,20 @@ def plan_step(view: View, limits: Limits, model: LatencyModel | None = None) -> 
         slots = min(slots, max(0, PROMPTS_PER_STEP - len(parts.prefills)))
         plan = _budgeted(view, parts, limits, model, step_s, (slots, blocks))
     return replace(plan, preempt=tuple(sorted(preempt))) if preempt else plan
+
+
+def _alone_tokens(view: View, parts: _Parts, model: LatencyModel | None) -> int | None:
+    """Tokens of a step of offline work alone: no bound, or what fits ``offline_step_s``, but never less than a small prompt chunk.
+
+    An arrival may end such a step, and what it computed is lost: where arrivals are frequent, steps are kept short beside the time between
+    two of them.
+    """
+    if model is None or not model.ready or view.offline_step_s == math.inf or view.max_tokens is None:
+        return None
+    contexts = [view.running[i].context for i in parts.decodes]
+    behind = max((view.running[i].context for i in parts.prefills), default=0)
+    fit = offline_budget(model, StepLoad(), view.offline_step_s, contexts, behind, view.max_tokens, max(1, len(parts.prefills)))
+    return min(view.max_tokens, max(fit.tokens, len(contexts) + LEAST_CHUNK))
 
 
 def limit_s(view: View) -> float:

@@ -49,6 +49,7 @@ class View:
     waiting_due_s: float = math.inf  # when the first of the waiting online requests' first tokens is due
     waiting_tokens: int = 0  # tokens of the waiting online prompts
     max_tokens: int | None = None  # most tokens of any step; None: not known
+    offline_step_s: float = math.inf  # most seconds of a step of offline work alone
     reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals (`Bursts.reserve`); None: those of `Limits`
 
 

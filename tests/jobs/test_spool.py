@@ -90,7 +90,7 @@ def test_any_text_comes_back_as_it_was(path: Path, text: str) -> None:
 steps = st.lists(st.tuples(st.integers(0, 12_345), st.none() | st.text(max_size=12)), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps=steps, more=steps, data=st.data())
 def test_a_file_cut_at_any_byte_loses_at_most_the_line_that_was_cut(
     steps: list[tuple[int, str | None]], more: list[tuple[int, str | None]], data: st.DataObject

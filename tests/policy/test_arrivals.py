@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.arrivals import Bursts
+from harvester.policy.arrivals import Bursts, Pace
 
 
 def after(*bursts: tuple[float, int], blocks: int = 3) -> Bursts:
@@ -67,3 +69,21 @@ def test_a_reserve_is_never_negative_and_never_grows_in_quiet(gaps: list[tuple[f
     soon, late = (kept.reserve(now_s + s) for s in sorted((one_s, other_s)))
     assert soon[0] >= late[0] >= 0
     assert soon[1] >= late[1] >= 0
+
+
+def test_no_arrival_is_expected_before_two_have_come() -> None:
+    pace = Pace()
+    assert pace.gap_s(5.0) == math.inf
+    pace.arrival(5.0)
+    assert pace.gap_s(6.0) == math.inf
+
+
+def test_the_expected_gap_follows_the_gaps_seen_and_grows_with_the_quiet() -> None:
+    pace = Pace()
+    for second in range(40):
+        pace.arrival(float(second))
+    assert pace.gap_s(39.0) == pytest.approx(1.0)
+    for tick in range(60):
+        pace.arrival(39.0 + tick / 10)
+    assert pace.gap_s(44.9) == pytest.approx(0.1, rel=0.01)
+    assert pace.gap_s(144.9) == pytest.approx(100.0)

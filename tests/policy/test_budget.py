@@ -27,7 +27,7 @@ def load_of(budget: Budget, decodes: list[int], prefill_context: int, prefill_se
     return load
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(models, online, limits, contexts, st.integers(0, 5000), st.integers(0, 3000), st.integers(1, 16))
 def test_a_budget_never_exceeds_the_limit_by_the_model_s_own_bound(
     model: LatencyModel, load: StepLoad, limit_s: float, decodes: list[int], behind: int, most: int, seqs: int
@@ -38,7 +38,7 @@ def test_a_budget_never_exceeds_the_limit_by_the_model_s_own_bound(
         assert model.bound(load + load_of(budget, decodes, behind, seqs)) <= limit_s
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(models, online, limits, contexts, st.integers(0, 5000), st.integers(0, 3000))
 def test_a_budget_is_the_largest_that_fits(
     model: LatencyModel, load: StepLoad, limit_s: float, decodes: list[int], behind: int, most: int
@@ -54,7 +54,7 @@ def test_a_budget_is_the_largest_that_fits(
     assert model.bound(load + load_of(larger, decodes, behind)) > limit_s
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(models, online, limits, limits, contexts, st.integers(0, 5000), st.integers(0, 3000))
 def test_a_higher_limit_never_lowers_a_budget(
     model: LatencyModel, load: StepLoad, one_s: float, other_s: float, decodes: list[int], behind: int, most: int

@@ -179,7 +179,7 @@ def test_a_broken_profile_is_refused_with_what_to_do(broken: dict[str, object]) 
         LatencyModel.from_state(state)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(observations, loads, loads)
 def test_whatever_was_seen_no_coefficient_is_negative_and_more_work_never_takes_less(
     seen: list[tuple[StepLoad, float]], load: StepLoad, more: StepLoad

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.share import PROMPTS_PER_STEP, Limits, Plan, Running, View, limit_s, online_load, plan_step
+from harvester.policy.share import LEAST_CHUNK, PROMPTS_PER_STEP, Limits, Plan, Running, View, limit_s, online_load, plan_step
 from tests.policy.machine import CPU, a_model
 
 LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
@@ -199,7 +199,7 @@ def planned_load(seen: View, plan: Plan) -> StepLoad:
     return load
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(views(), a_model_seen)
 def test_every_request_has_one_place_and_online_ones_run_first_by_rank(seen: View, model: LatencyModel) -> None:
     plan = plan_step(seen, LIMITS, model)
@@ -208,7 +208,7 @@ def test_every_request_has_one_place_and_online_ones_run_first_by_rank(seen: Vie
     assert list(plan.run[: len(online)]) == online
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(views(), st.sampled_from([MODEL, a_model(CPU, 0.4)]))
 def test_a_step_with_offline_work_beside_chat_keeps_what_is_promised(seen: View, model: LatencyModel) -> None:
     plan = plan_step(seen, LIMITS, model)
@@ -221,3 +221,24 @@ def test_a_larger_reserve_never_admits_more(seen: View, fewer: int, more: int) -
     small, large = (plan_step(replace(seen, reserve=(n, n)), LIMITS, MODEL) for n in sorted((fewer, more)))
     assert small.offline_slots >= large.offline_slots
     assert small.offline_blocks >= large.offline_blocks
+
+
+# -- steps of offline work alone ------------------------------------------------------------------------------------------------------
+
+
+def test_offline_work_alone_has_no_bound_where_no_arrival_is_to_be_expected() -> None:
+    assert plan_step(view(row(), row(2000)), LIMITS, MODEL).budget_tokens is None
+
+
+def test_offline_work_alone_takes_short_steps_where_arrivals_would_end_long_ones() -> None:
+    plan = plan_step(view(row(), row(2000), offline_step_s=0.1), LIMITS, MODEL)
+    assert plan.budget_tokens is not None
+    assert LEAST_CHUNK < plan.budget_tokens < 2048
+    load = StepLoad.decode(100) + StepLoad.prefill(plan.budget_tokens - 1, 100)
+    assert MODEL.bound(load) <= 0.1
+    assert plan.preemptible
+
+
+def test_the_shortest_step_of_offline_work_alone_still_makes_every_token_and_a_small_chunk() -> None:
+    plan = plan_step(view(*[row()] * 40, row(2000), offline_step_s=1e-6), LIMITS, MODEL)
+    assert plan.budget_tokens == 40 + LEAST_CHUNK

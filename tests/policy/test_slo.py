@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ class Believer(LatencyModel):
         return 1.0
 
 
+@cache
 def profile(factor: float) -> dict[str, Any]:
     """Of a machine that takes ``factor`` times as long as the one that will run."""
     return a_model(tuple(factor * value for value in CPU), 0.05, count=400).state()
@@ -32,8 +34,19 @@ def served(model: LatencyModel | None, noise: float = 0.05, steps: int = 1000) -
     return engine
 
 
+@cache
+def at_home() -> FakeEngine:
+    """An engine that ran with its own profile."""
+    return served(LatencyModel.from_state(profile(1.0)))
+
+
+@cache
+def with_fixed_share() -> FakeEngine:
+    return served(None)
+
+
 def test_with_its_own_profile_chat_is_on_time_and_offline_work_gets_more_than_the_fixed_share_gave() -> None:
-    budgeted, fixed = served(LatencyModel.from_state(profile(1.0))), served(None)
+    budgeted, fixed = at_home(), with_fixed_share()
     assert budgeted.late_share() < 0.01
     assert max(budgeted.ttfts_s) < budgeted.ttft_s
     assert budgeted.offline_tokens_per_s() > 1.2 * fixed.offline_tokens_per_s()
@@ -43,7 +56,7 @@ def test_with_its_own_profile_chat_is_on_time_and_offline_work_gets_more_than_th
     "factor", [1 / 4, 1 / 2, 2.0, 4.0], ids=["4 times too fast", "twice too fast", "twice too slow", "4 times too slow"]
 )
 def test_a_wrong_profile_costs_throughput_and_not_the_slo(factor: float) -> None:
-    right, wrong = served(LatencyModel.from_state(profile(1.0))), served(LatencyModel.from_state(profile(factor)))
+    right, wrong = at_home(), served(LatencyModel.from_state(profile(factor)))
     assert wrong.late_share() < 0.01
     assert wrong.offline_tokens_per_s() > 0.9 * right.offline_tokens_per_s()
 
@@ -51,7 +64,7 @@ def test_a_wrong_profile_costs_throughput_and_not_the_slo(factor: float) -> None
 def test_a_model_without_a_profile_learns_while_it_serves() -> None:
     engine = served(LatencyModel())
     assert engine.late_share() < 0.01
-    assert engine.offline_tokens_per_s() > 1.2 * served(None).offline_tokens_per_s()
+    assert engine.offline_tokens_per_s() > 1.2 * with_fixed_share().offline_tokens_per_s()
 
 
 def test_a_noisy_machine_costs_throughput_and_not_the_slo() -> None:

@@ -79,7 +79,7 @@ def test_the_clock_jumps_over_idle_time_and_stops_where_told() -> None:
     assert (simulation.now_s, simulation.busy_s) == (52.0, 3.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 90), st.integers(1, 20), st.sampled_from(["", "", "j", "k"])), max_size=12),
     st.sampled_from(["fcfs", "mlfq", "shortest", "batches"]),
