@@ -20,8 +20,8 @@ demo: setup ## harvest a table beside chat traffic, on the embedded model
 	@$(PY) examples/demo.py
 
 test: setup ## run every test, the fast ones first
-	$(PY) -m pytest -q -n 2 --dist worksteal -m "not engine and not serve and not acceptance" --ignore=tests/wheel
-	$(PY) -m pytest -q tests/wheel
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not engine and not serve and not acceptance" --ignore=tests/wheel --ignore=tests/bench
+	$(PY) -m pytest -q tests/wheel tests/bench
 	$(PY) -m pytest -q -m engine
 	$(PY) -m pytest -q -m serve
 	$(PY) -m pytest -q -m acceptance

@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+from bench.plot import draw
 from bench.record import machine, outcome
 from bench.scenario import SCENARIOS, Options
-from harvester.errors import HarvesterError
+from harvester.errors import HarvesterError, UsageError
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,7 +30,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", metavar="PATH", help="model folder; without it, the embedded model")
     parser.add_argument("--quick", action="store_true", help="the short form, for a first look")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (0)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a knob of a co-serving scenario, see bench/README.md"
+    )
     return parser
+
+
+def _set(words: list[str]) -> dict[str, float]:
+    """Raises `UsageError` for a word that is no name and number."""
+    found = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError as error:
+            raise UsageError(f"--set {word}: write it as NAME=NUMBER") from error
+    return found
 
 
 def main(words: list[str] | None = None) -> int:
@@ -40,10 +56,10 @@ def main(words: list[str] | None = None) -> int:
     if given.json is not None and not given.json.absolute().parent.is_dir():
         print(f"error: the folder of {given.json} does not exist; make it first", file=sys.stderr)
         return 2
-    options = Options(model=given.model, seconds=given.seconds, quick=given.quick, seed=given.seed)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server outlives us
     started_at_s, before = time.time(), machine()
     try:
+        options = Options(model=given.model, seconds=given.seconds, quick=given.quick, seed=given.seed, set=_set(given.set))
         measured = SCENARIOS[given.scenario].load()(options)
     except HarvesterError as error:
         print(f"error: {error.message}", file=sys.stderr)
@@ -58,6 +74,8 @@ def main(words: list[str] | None = None) -> int:
         draft = given.json.with_name(f".{given.json.name}.{os.getpid()}")
         draft.write_text(text, encoding="utf-8")
         draft.replace(given.json)
+        for path in draw(result, given.json):
+            print(f"drew {path}", file=sys.stderr)
         print(f"wrote {given.json} after {result['seconds']:.0f} s", file=sys.stderr)
     return 0
 

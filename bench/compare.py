@@ -1,0 +1,151 @@
+"""Runs of the systems that the co-serving scenarios compare, each on a server of its own, and the ratios between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.arrivals import Arrival
+from bench.knobs import Knobs
+from bench.latency import Slo
+from bench.measure import Span, Stretch, idle, stretch
+from bench.systems import Harvester, Site, Stock
+
+Load = Sequence[Arrival]
+SUMMARIES = ("ttft_ms", "tpot_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What every run of a scenario shares."""
+
+    site: Site
+    knobs: Knobs
+    seed: int
+    seconds: float  # of one load
+
+
+def stock_alone(ground: Ground, loads: Sequence[Load], *, offline_too: bool) -> tuple[list[Stretch], Span | None]:
+    """Stock vLLM, fcfs: each load alone; then, on the same server, offline work alone."""
+    with Stock(ground.site, "online_only", concurrency=round(ground.knobs.concurrency)) as server:
+        found = [_play(ground, server, load, offline=False) for load in loads]
+        if not offline_too:
+            return found, None
+        server.begin_offline()
+        time.sleep(ground.knobs.warm_s)
+        return found, idle(server, ground.knobs.idle_s)
+
+
+def offline_alone(ground: Ground, step_tokens: int) -> Span:
+    """Stock vLLM, offline work alone, on a fresh server."""
+    label = f"offline_only-{step_tokens}"
+    given = ground.knobs
+    with Stock(ground.site, label, concurrency=round(given.concurrency), max_num_batched_tokens=step_tokens) as server:
+        server.begin_offline()
+        time.sleep(given.warm_s)
+        return idle(server, given.idle_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Of the peer `vllm_priority`. With fewer offline requests open than ``max_num_seqs``, an arrival finds a slot."""
+
+    step_tokens: int
+    concurrency: int
+
+    @classmethod
+    def usual(cls, given: Knobs) -> Setting:
+        """A quarter of the slots free: the peer at its best where it is not swept."""
+        return cls(round(given.step_tokens), round(given.slots) * 3 // 4)
+
+
+def priority(ground: Ground, loads: Sequence[Load], setting: Setting) -> list[Stretch]:
+    """Stock vLLM with its priority policy, offline requests beside each load."""
+    label = f"vllm_priority-{setting.step_tokens}-{setting.concurrency}"
+    engine = {"max_num_batched_tokens": setting.step_tokens}
+    with Stock(ground.site, label, policy="priority", concurrency=setting.concurrency, **engine) as server:
+        server.begin_offline()
+        time.sleep(ground.knobs.warm_s)
+        return [_play(ground, server, load, offline=True) for load in loads]
+
+
+def harvester(
+    ground: Ground,
+    loads: Sequence[Load],
+    slo: Slo,
+    config: Mapping[str, Any] | None = None,
+    *,
+    label: str = "harvester",
+    idle_s: float = 0.0,
+) -> tuple[list[Stretch], Span | None]:
+    """harvester with a job beside each load, told ``slo``; before them, where ``idle_s``, the job alone."""
+    objectives = {"ttft_slo_ms": round(slo.ttft_ms, 3), "tpot_slo_ms": round(slo.tpot_ms, 3)}
+    with Harvester(ground.site, label, {"slo": objectives, **(config or {})}) as server:
+        server.begin_offline()
+        time.sleep(ground.knobs.warm_s)
+        alone = idle(server, idle_s) if idle_s else None
+        return [_play(ground, server, load, offline=True) for load in loads], alone
+
+
+def _play(ground: Ground, server: Stock | Harvester, load: Load, *, offline: bool) -> Stretch:
+    given = ground.knobs
+    return stretch(server, ground.site, load, ground.seconds, given.window_s, seed=ground.seed, offline=offline, drain_s=given.drain_s)
+
+
+def offline_system(alone: Span, step_tokens: int) -> dict[str, Any]:
+    """The entry of `offline_only` under ``systems``."""
+    nothing = {"p50": None, "p90": None, "p99": None}
+    return {
+        **dict.fromkeys(SUMMARIES, nothing),
+        "online_requests": 0,
+        "online_tokens_per_s": 0.0,
+        "offline_tokens_per_s": alone.tokens_per_s,
+        "total_tokens_per_s": alone.tokens_per_s,
+        "recomputed_tokens": 0,
+        "recomputed_share": 0.0,
+        "preemptions": 0,
+        "seconds": alone.seconds,
+        "step_tokens": step_tokens,
+    }
+
+
+def over(above: float | None, below: float | None) -> float | None:
+    """A ratio; None where one side was not measured or the lower one is 0."""
+    return round(above / below, 3) if above is not None and below else None
+
+
+def ratios(systems: Mapping[str, Any], alone: Span | None = None, offline_only: Span | None = None) -> dict[str, float | None]:
+    """The goals' figures, by name, from the summaries of `online_only`, `vllm_priority` and `harvester`."""
+
+    def of(kind: str, name: str) -> float | None:
+        value: Any = systems.get(name, {}).get(kind)
+        found: float | None = value["p99"] if isinstance(value, dict) else value
+        return found
+
+    found = {}
+    for kind in SUMMARIES:
+        short = f"p99_{kind.removesuffix('_ms')}"
+        found[f"{short}_harvester_over_online_only"] = over(of(kind, "harvester"), of(kind, "online_only"))
+        found[f"{short}_vllm_priority_over_harvester"] = over(of(kind, "vllm_priority"), of(kind, "harvester"))
+    for kind in ("total_tokens", "offline_tokens"):
+        rate = f"{kind}_per_s"
+        found[f"{kind}_harvester_over_vllm_priority"] = over(of(rate, "harvester"), of(rate, "vllm_priority"))
+    found["total_tokens_harvester_over_online_only"] = over(of("total_tokens_per_s", "harvester"), of("total_tokens_per_s", "online_only"))
+    if offline_only is not None:
+        idle_rate = alone.tokens_per_s if alone is not None else None
+        found["offline_tokens_idle_harvester_over_offline_only"] = over(idle_rate, offline_only.tokens_per_s)
+    return found
+
+
+def best_priority(found: Mapping[Setting, Stretch]) -> Setting:
+    """The setting to hold against harvester: the lowest P99 TTFT among those within 5% of the highest total throughput."""
+    most = max(stretch.rates()["total_tokens_per_s"] for stretch in found.values())
+    able = [setting for setting, stretch in found.items() if stretch.rates()["total_tokens_per_s"] >= 0.95 * most]
+    return min(able, key=lambda setting: found[setting].p99().ttft_ms)
+
+
+def sweep_line(setting: Setting, found: Stretch) -> dict[str, Any]:
+    p99 = found.p99()
+    return {**asdict(setting), "ttft_p99_ms": round(p99.ttft_ms, 2), "tpot_p99_ms": round(p99.tpot_ms, 2), **found.rates()}

@@ -1,0 +1,163 @@
+"""One measured stretch of one system: offline work beside a plan of online requests, and what both got."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import counters
+from bench.arrivals import Arrival
+from bench.latency import Online, Slo, attainment, online_summary, percentile, read_online, windows
+from bench.systems import Site, System, client_core
+from harvester.errors import EngineError
+
+READY_S = 120.0
+START_S = 0.5  # between the agreement on the start and the start
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A system under one load for ``seconds``. Counters were read at the start and after every ``window_s``."""
+
+    seconds: float
+    window_s: float
+    requests: Sequence[Online]
+    samples: Sequence[counters.Counters]
+    work: counters.Work
+    offline: bool
+
+    def p99(self) -> Slo:
+        """Raises `EngineError` where no request ended."""
+        ttft = percentile((request.ttft_ms for request in self.requests), 99)
+        tpot = percentile((gap_ms for request in self.requests for _, gap_ms in request.gaps()), 99)
+        if ttft is None or tpot is None:
+            raise EngineError("no online request had two tokens; give the run more --seconds or a higher rate")
+        return Slo(ttft, tpot)
+
+    def rates(self, begin: int = 0, end: int = -1) -> dict[str, float]:
+        """Tokens per second between two samples: all by the engine's counters, online by its clients, offline what is left."""
+        first, last = self.samples[begin], self.samples[end]
+        start_s = self.samples[0].at_s
+        online = sum(r.tokens_before(last.at_s - start_s) - r.tokens_before(first.at_s - start_s) for r in self.requests)
+        seconds, both = last.at_s - first.at_s, last.tokens - first.tokens
+        return {
+            "online_tokens_per_s": round(online / seconds, 1),
+            "offline_tokens_per_s": round(max(0, both - online) / seconds, 1) if self.offline else 0.0,
+            "total_tokens_per_s": round(both / seconds, 1),
+        }
+
+    def summary(self, slo: Slo | None) -> dict[str, Any]:
+        lines = windows(self.requests, self.seconds, self.window_s, slo)
+        for index, line in enumerate(lines):
+            line |= self.rates(index, index + 1)
+        first, last = self.samples[0], self.samples[-1]
+        return {
+            **online_summary(self.requests),
+            **self.rates(),
+            "cached_tokens": last.cached_tokens - first.cached_tokens,
+            "recomputed_tokens": self.work.recomputed,
+            "recomputed_share": round(self.work.recomputed / self.work.tokens, 5) if self.work.tokens else 0.0,
+            "preemptions": last.preemptions - first.preemptions,
+            "engine_steps": self.work.steps,
+            "slo": attainment(self.requests, lines, slo) if slo is not None else None,
+            "windows": lines,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offline work alone for a while."""
+
+    tokens_per_s: float
+    seconds: float
+
+
+def idle(system: System, seconds: float) -> Span:
+    """How fast offline work goes with no online request there. Offline work must have begun."""
+    print(f"{system.label}: offline work alone for {seconds:g} s", file=sys.stderr)
+    first = counters.read(system.url)
+    time.sleep(seconds)
+    last = counters.read(system.url)
+    system.check()
+    return Span(round((last.tokens - first.tokens) / (last.at_s - first.at_s), 1), round(last.at_s - first.at_s, 1))
+
+
+def stretch(
+    system: System,
+    site: Site,
+    load: Sequence[Arrival],
+    seconds: float,
+    window_s: float,
+    *,
+    seed: int,
+    offline: bool,
+    drain_s: float,
+) -> Stretch:
+    """Play ``load`` against the system. Raises `EngineError` where a request is refused or offline work ends.
+
+    An answer that has not ended ``drain_s`` after the load counts as unfinished, with the time it waited until then.
+    """
+    print(f"{system.label}: {len(load)} online requests in {seconds:g} s{', beside offline work' if offline else ''}", file=sys.stderr)
+    plan, output = _plan(system, site, load, seconds + drain_s, seed)
+    client = _start_client(plan, output, system.label)
+    try:
+        start_s = time.monotonic() + START_S
+        assert client.stdin is not None
+        client.stdin.write(f"{start_s!r}\n".encode())
+        client.stdin.flush()
+        count = max(1, round(seconds / window_s))
+        samples = counters.Sampler(system.url, [start_s + seconds * index / count for index in range(count + 1)]).samples()
+        if client.wait(drain_s + READY_S) != 0:
+            raise EngineError(f"the online client of {system.label} ended with {client.returncode}: {_last(output)}")
+    finally:
+        client.kill()
+        client.wait()
+    system.check()
+    requests, errors = read_online(output, [arrival.prompt_tokens for arrival in load])
+    if errors:
+        raise EngineError(f"{len(errors)} of {len(load)} online requests failed at {system.label}; the first: {errors[0]}")
+    work = counters.work_between(system.counts, samples[0].at_s, samples[-1].at_s)
+    return Stretch(seconds, seconds / count, requests, samples, work, offline)
+
+
+def _plan(system: System, site: Site, load: Sequence[Arrival], limit_s: float, seed: int) -> tuple[Path, Path]:
+    output = site.folder / f"{system.label}-{time.monotonic_ns()}.jsonl"
+    plan = output.with_suffix(".plan")
+    values = {
+        "url": system.url,
+        "model": site.name,
+        "seed": seed,
+        "vocabulary": site.vocabulary,
+        "limit_s": limit_s,
+        "requests": [(a.at_s, a.prompt_tokens, a.output_tokens) for a in load],
+    }
+    plan.write_text(json.dumps(values), encoding="utf-8")
+    return plan, output
+
+
+def _start_client(plan: Path, output: Path, label: str) -> subprocess.Popen[bytes]:
+    """The online client, warmed up and waiting for its start."""
+    command = [sys.executable, "-m", "bench.online_client", "--plan", str(plan), "--output", str(output)]
+    core = client_core()
+    command += ["--core", str(core)] if core is not None else []
+    with output.with_suffix(".log").open("wb") as log:
+        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+    assert client.stdout is not None
+    if client.stdout.readline().strip() != b"ready":
+        client.kill()
+        client.wait()
+        raise EngineError(f"the online client of {label} did not get ready: {_last(output)}")
+    return client
+
+
+def _last(output: Path) -> str:
+    with suppress(OSError):
+        return "".join(output.with_suffix(".log").read_text("utf-8", "replace").strip().splitlines()[-1:])[:300]
+    return "it said nothing"

@@ -1,0 +1,72 @@
+"""The picture and the page beside a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import plot
+from bench.plot import draw, page_of
+
+FIGURES = {"p50": 1.0, "p90": 2.0, "p99": 1234.5}
+WINDOW = {"from_s": 0.0, "ttft_p99_ms": 10.0, "tpot_p99_ms": None, "total_tokens_per_s": 100.0}
+SYSTEM: dict[str, Any] = {
+    "ttft_ms": FIGURES,
+    "tpot_ms": dict.fromkeys(FIGURES, None),
+    "normalized_ms": {"mean": 20.0, "p95": 40.0},
+    "online_tokens_per_s": 10.0,
+    "offline_tokens_per_s": 90.0,
+    "total_tokens_per_s": 100.0,
+    "recomputed_share": 0.25,
+    "preemptions": 3,
+    "online_requests": 7,
+    "slo": {"ttft_ms": 100.0, "tpot_ms": 20.0},
+    "windows": [WINDOW, WINDOW | {"from_s": 5.0}],
+}
+
+
+def result(scenario: str) -> dict[str, Any]:
+    systems = {"online_only": SYSTEM, "skip <join>": SYSTEM}
+    machine = {"cpu": "a CPU", "cores": 2}
+    head = {"scenario": scenario, "model": "m", "machine": machine, "commit": None, "seed": 0, "started_at": "2026-01-01"}
+    points = [{"cv": cv, "rate": 1.0, "systems": systems, "ratios": {}} for cv in (1.0, 4.0)]
+    return (
+        head | {"systems": systems, "ratios": {"ours_over_theirs": 0.5, "none": None}} | ({"points": points} if scenario == "burst" else {})
+    )
+
+
+def test_the_page_has_every_system_and_ratio_and_escapes_names() -> None:
+    page = page_of(result("coserve"), "<svg/>")
+    assert "skip &lt;join&gt;" in page
+    assert "<td>ours_over_theirs</td><td>0.5</td>" in page
+    assert "<td>1,234.5</td>" in page
+    assert "<svg/>" in page
+
+
+def test_each_point_has_a_table_of_its_own() -> None:
+    assert page_of(result("burst"), "").count("<h2>") == 2
+
+
+def test_a_scenario_without_a_picture_writes_nothing(tmp_path: Path) -> None:
+    assert draw(result("jobs"), tmp_path / "jobs.json") == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_page_has_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    assert draw(result("coserve"), tmp_path / "c.json") == [tmp_path / "c.html"]
+    assert "<table>" in (tmp_path / "c.html").read_text()
+
+
+@pytest.mark.parametrize("scenario", ["coserve", "phases", "burst", "ablation", "mlfq"])
+def test_every_co_serving_scenario_has_a_picture(scenario: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    given = result(scenario)
+    given.setdefault("points", [{"rate": 1.0, "systems": given["systems"]}] if scenario == "mlfq" else [])
+    if not given["points"]:
+        del given["points"]
+    png, page = draw(given, tmp_path / f"{scenario}.json")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in page.read_text()
