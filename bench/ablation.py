@@ -55,5 +55,6 @@ def _ratios(systems: dict[str, Any]) -> dict[str, float | None]:
     for name, system in systems.items():
         if name != "online_only":
             found[f"p99_ttft_{name}_over_online_only"] = over(system["ttft_ms"]["p99"], systems["online_only"]["ttft_ms"]["p99"])
+        if name not in ("online_only", "none"):
             found[f"offline_tokens_{name}_over_none"] = over(system["offline_tokens_per_s"], systems["none"]["offline_tokens_per_s"])
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.arrivals import Arrival
 from bench.knobs import Knobs
-from bench.latency import Slo
+from bench.latency import Slo, online_summary
 from bench.measure import Span, Stretch, idle, stretch
 from bench.systems import Harvester, Site, Stock
 
@@ -143,9 +143,11 @@ def best_priority(found: Mapping[Setting, Stretch]) -> Setting:
     """The setting to hold against harvester: the lowest P99 TTFT among those within 5% of the highest total throughput."""
     most = max(stretch.rates()["total_tokens_per_s"] for stretch in found.values())
     able = [setting for setting, stretch in found.items() if stretch.rates()["total_tokens_per_s"] >= 0.95 * most]
-    return min(able, key=lambda setting: found[setting].p99().ttft_ms)
+    return min(able, key=lambda setting: float(online_summary(found[setting].requests)["ttft_ms"]["p99"] or 0.0))
 
 
 def sweep_line(setting: Setting, found: Stretch) -> dict[str, Any]:
-    p99 = found.p99()
-    return {**asdict(setting), "ttft_p99_ms": round(p99.ttft_ms, 2), "tpot_p99_ms": round(p99.tpot_ms, 2), **found.rates()}
+    """One line of the sweep; a figure without anything to measure is None."""
+    online = online_summary(found.requests)
+    p99 = {f"{kind.removesuffix('_ms')}_p99_ms": online[kind]["p99"] for kind in SUMMARIES}
+    return {**asdict(setting), **p99, **found.rates()}

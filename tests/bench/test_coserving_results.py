@@ -13,7 +13,7 @@ import pytest
 from bench.__main__ import _set
 from bench.ablation import NOTHING, variants
 from bench.burst import points
-from bench.compare import Setting, best_priority, offline_system, over, ratios
+from bench.compare import Setting, best_priority, offline_system, over, ratios, sweep_line
 from bench.coserve import settings
 from bench.counters import Counters, Work, total, work_between
 from bench.knobs import QUICK, Knobs, knobs
@@ -158,6 +158,13 @@ def test_the_peer_s_setting_is_the_fastest_of_those_that_reach_the_throughput() 
 
     found = {Setting(512, 24): measured(0.2, 9000), Setting(2048, 24): measured(0.5, 9700), Setting(4096, 64): measured(0.9, 10000)}
     assert best_priority(found) == Setting(2048, 24)
+
+
+def test_a_setting_under_which_no_request_got_a_token_has_a_line() -> None:
+    line = sweep_line(Setting(512, 64), stretch(0, 100, requests=[Online(0.0, 0.0, 9, [], False, 12.0)]))
+    assert line["ttft_p99_ms"] == 12000
+    assert line["tpot_p99_ms"] is None
+    assert line["offline_tokens_per_s"] == 10.0
 
 
 def test_the_sweep_has_settings_that_leave_slots_free() -> None:
