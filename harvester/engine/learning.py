@@ -29,7 +29,10 @@ class Learning:
 
     def estimate_s(self, load: StepLoad) -> float:
         """Seconds that the step takes at most, 99 times of 100; 0 where the model cannot tell."""
-        return self.model.bound(load) if self.model.ready else 0.0
+        if not self.model.ready:
+            return 0.0
+        predicted_s = self.model.predict(load)
+        return predicted_s * self.model.margin_at(predicted_s)
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         self.model.observe(load, seconds)

@@ -36,6 +36,7 @@ class LatencyModel:
     MEMORY_STEPS = 512.0  # an observation this old weighs 1/e of a new one
     PROFILE_STEPS = 128.0  # what a loaded profile weighs at most, in steps
     ERROR_STEPS = 256  # window of the error
+    ALIKE_STEPS = 32  # fewest steps of one length that tell their own error
     MOST_MARGIN = 8.0
     REFIT_STEPS = 4
     PACE = 1.5  # a median error beyond this factor, either way, is a machine that changed its pace
@@ -48,7 +49,7 @@ class LatencyModel:
         self._steps = 0
         self._unready_steps, self._warm_up_steps = self.READY_STEPS, self.WARM_UP_STEPS
         self._most_tokens = 0
-        self._ratios: deque[float] = deque()
+        self._ratios: deque[tuple[float, float]] = deque()  # predicted seconds, actual over predicted
         self._sorted: list[float] = []
         self._latest: deque[float] = deque(maxlen=self.CHECK_STEPS)
 
@@ -69,6 +70,16 @@ class LatencyModel:
     def margin(self) -> float:
         """What `bound` multiplies a prediction with."""
         return min(max(self.error()[1], 1.0), self.MOST_MARGIN) if self._sorted else self.MOST_MARGIN
+
+    def margin_at(self, seconds: float) -> float:
+        """The margin for steps of about ``seconds``: from those of a sixth to twice that length, or `margin` where they are few.
+
+        A stall of some ms is a large error of a short step and a small one of a long step, and budgets are made for long ones.
+        """
+        alike = sorted(ratio for predicted, ratio in self._ratios if seconds / 6 <= predicted <= 2 * seconds)
+        if len(alike) < self.ALIKE_STEPS:
+            return self.margin
+        return min(max(alike[min(len(alike), math.ceil(0.99 * (len(alike) + 1))) - 1], 1.0), self.MOST_MARGIN)
 
     def predict(self, load: StepLoad) -> float:
         """Seconds, without a margin."""
@@ -100,7 +111,7 @@ class LatencyModel:
         self._most_tokens = max(self._most_tokens, load.tokens)
         self._steps += 1
         if predicted > 0.0 and self._steps > self._warm_up_steps:
-            self._watch(seconds / predicted)
+            self._watch(predicted, seconds / predicted)
         if self._steps % self.REFIT_STEPS == 0:
             self._refit(sweeps=2 if self.ready else 16)
 
@@ -128,11 +139,11 @@ class LatencyModel:
                 if row[i] > 0.0:
                     found[i] = max(0.0, found[i] + (moment[i] - sum(map(mul, row, found))) / row[i])
 
-    def _watch(self, ratio: float) -> None:
-        self._ratios.append(ratio)
+    def _watch(self, predicted: float, ratio: float) -> None:
+        self._ratios.append((predicted, ratio))
         insort(self._sorted, ratio)
         if len(self._ratios) > self.ERROR_STEPS:
-            del self._sorted[bisect_left(self._sorted, self._ratios.popleft())]
+            del self._sorted[bisect_left(self._sorted, self._ratios.popleft()[1])]
         self._latest.append(ratio)
         if len(self._latest) == self.CHECK_STEPS and self._steps % self.REFIT_STEPS == 0:
             median = sorted(self._latest)[self.CHECK_STEPS // 2]

@@ -197,3 +197,18 @@ def test_the_time_of_a_gpu_step_is_convex_in_tokens() -> None:
     times = [model.predict(StepLoad(tokens, 0.0, 0, 0, 1)) for tokens in range(0, 2049, 64)]
     growth = [after - before for before, after in pairwise(times)]
     assert all(after >= before - 1e-12 for before, after in pairwise(growth))
+
+
+def test_a_long_step_is_not_judged_by_the_stalls_of_short_ones() -> None:
+    model = a_model(CPU, count=400)
+    for _ in range(100):
+        short, long = StepLoad.decode(100), StepLoad.prefill(2000)
+        model.observe(short, 3 * model.predict(short))
+        model.observe(long, 1.1 * model.predict(long))
+    assert model.margin_at(model.predict(StepLoad.prefill(2000))) < 1.5
+    assert model.margin > 2.0
+
+
+def test_where_few_steps_were_as_long_the_margin_of_all_counts() -> None:
+    model = a_model(CPU, 0.1, count=400)
+    assert model.margin_at(1e6) == model.margin

@@ -21,6 +21,9 @@ class Believer(LatencyModel):
     def margin(self) -> float:
         return 1.0
 
+    def margin_at(self, seconds: float) -> float:
+        return 1.0
+
 
 @cache
 def profile(factor: float) -> dict[str, Any]:
