@@ -201,10 +201,10 @@ def test_the_time_of_a_gpu_step_is_convex_in_tokens() -> None:
 
 def test_a_long_step_is_not_judged_by_the_stalls_of_short_ones() -> None:
     model = a_model(CPU, count=400)
-    for _ in range(100):
-        short, long = StepLoad.decode(100), StepLoad.prefill(2000)
-        model.observe(short, 3 * model.predict(short))
-        model.observe(long, 1.1 * model.predict(long))
+    short, long = StepLoad.decode(100), StepLoad.prefill(2000)
+    for step in range(120):
+        model.observe(short, predict_with(CPU, short) * (3 if step % 10 == 0 else 1))
+        model.observe(long, predict_with(CPU, long))
     assert model.margin_at(model.predict(StepLoad.prefill(2000))) < 1.5
     assert model.margin > 2.0
 
