@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from harvester.engine.waiting import sleep_between_looks
 
 
-class PatientScheduler(AsyncScheduler):  # type: ignore[misc]
+class PatientScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         sleep_between_looks()

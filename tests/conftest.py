@@ -10,6 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# Many short searches in each run; `--hypothesis-profile=thorough` for a long one.
+settings.register_profile("short", max_examples=30, deadline=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile("short")
 
 PURE = {"policy", "sim", "jobs", "jobs_api", "connectors", "cli", "docs"}
 HEAVY = {"ray", "vllm", "torch"}

@@ -31,7 +31,7 @@ def profile(factor: float) -> dict[str, Any]:
     return a_model(tuple(factor * value for value in CPU), 0.05, count=400).state()
 
 
-def served(model: LatencyModel | None, noise: float = 0.05, steps: int = 1000) -> FakeEngine:
+def served(model: LatencyModel | None, noise: float = 0.05, steps: int = 600) -> FakeEngine:
     engine = FakeEngine(CPU, model, TPOT_S, noise=noise)
     engine.run(steps)
     return engine
@@ -55,9 +55,7 @@ def test_with_its_own_profile_chat_is_on_time_and_offline_work_gets_more_than_th
     assert budgeted.offline_tokens_per_s() > 1.2 * fixed.offline_tokens_per_s()
 
 
-@pytest.mark.parametrize(
-    "factor", [1 / 4, 1 / 2, 2.0, 4.0], ids=["4 times too fast", "twice too fast", "twice too slow", "4 times too slow"]
-)
+@pytest.mark.parametrize("factor", [1 / 4, 4.0], ids=["4 times too fast", "4 times too slow"])
 def test_a_wrong_profile_costs_throughput_and_not_the_slo(factor: float) -> None:
     right, wrong = at_home(), served(LatencyModel.from_state(profile(factor)))
     assert wrong.late_share() < 0.01
