@@ -47,10 +47,11 @@ def probes(max_tokens: int, max_seqs: int, context: int) -> Iterator[Probe]:
         yield Probe(batch, size, DECODED)
 
 
-async def profile(llm: HarvestLLM, board: Board, seconds: float, *, kv_copy: bool = True) -> dict[str, Any]:
+async def profile(llm: HarvestLLM, board: Board, seconds: float, *, short: bool = False) -> dict[str, Any]:
     """Run rounds of probes for about ``seconds``, have the profile written, and return what is known then.
 
-    Chat goes first all the while. Raises `EngineError` where the engine core does not answer.
+    Chat goes first all the while. The ``short`` form copies no KV, and ends as soon as there is other work, whose steps tell as much.
+    Raises `EngineError` where the engine core does not answer.
     """
     limits = llm.vllm_config.scheduler_config
     one_round = list(probes(limits.max_num_batched_tokens, limits.max_num_seqs, llm.model_config.max_model_len))
@@ -58,11 +59,11 @@ async def profile(llm: HarvestLLM, board: Board, seconds: float, *, kv_copy: boo
     began_s, steps = time.monotonic(), board.count(Count.STEPS)
     done = 0
     for probe in itertools.cycle(one_round):
-        if time.monotonic() - began_s > seconds:
+        if time.monotonic() - began_s > seconds or (short and llm.output_processor.has_unfinished_requests()):
             break
         await _run(llm, probe, rng, f"profile-{done}")
         done += 1
-    copies = await llm.collective_rpc("kv_copy") if kv_copy else []
+    copies = [] if short else await llm.collective_rpc("kv_copy")
     await _save(llm, board, rng)
     return {
         "seconds": round(time.monotonic() - began_s, 1),
@@ -103,4 +104,4 @@ async def profile_when_absent(llm: HarvestLLM, board: Board, known: bool) -> Non
     """The short form, in the background of a new engine that has no profile yet. Never raises; cancelled with its task."""
     if not known:
         with suppress(EngineError, ValueError):
-            await profile(llm, board, SHORT_S, kv_copy=False)
+            await profile(llm, board, SHORT_S, short=True)

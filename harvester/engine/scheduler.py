@@ -156,6 +156,8 @@ class HarvestScheduling:
         """Note the step, tell the worker whether it may end, and the board what runs."""
         output.epoch = self._epoch
         if not output.total_num_scheduled_tokens:
+            if len(self.waiting.online) and not self._steps:
+                self._evict_newest()
             self._steps.append(Step(0, output, False, StepLoad(), now_s, 0.0, {}, frozenset()))
             return
         self._step_number += 1
@@ -171,6 +173,13 @@ class HarvestScheduling:
         self._steps.append(step)
         if len(self._steps) == 1:
             self._report.begins(step)
+
+    def _evict_newest(self) -> None:
+        """Nothing could run though chat waits: whatever vLLM lacks, the newest offline request gives up its KV for it."""
+        newest = next((request for request in reversed(self.running) if is_offline(request)), None)
+        if newest is not None:
+            self.running.remove(newest)
+            self._preempt_request(newest, time.monotonic())  # type: ignore[attr-defined]
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         step, now_s = self._steps.popleft(), time.monotonic()

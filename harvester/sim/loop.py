@@ -89,7 +89,8 @@ class Simulation:
         if plan.budget_tokens is not None:
             step.tokens_left = min(plan.budget_tokens, step.tokens_left)
         for i in plan.run:
-            self._add(step, running[i])
+            if running[i].blocks:  # else it was pushed out in this step
+                self._add(step, running[i])
         for track in waiting:
             if not self._add(step, track):
                 break
@@ -117,6 +118,8 @@ class Simulation:
         if tokens <= 0 or step.seqs_left <= 0:
             return False
         blocks = max(0, self._engine.blocks(track.computed + tokens) - track.blocks)
+        if track.blocks and not self._push_out(step, track, blocks):
+            return False
         if blocks > self._free:
             return False
         step.blocks_in += track.host_blocks
@@ -128,6 +131,19 @@ class Simulation:
         step.work.append((track, tokens))
         step.tokens_left -= tokens
         step.seqs_left -= 1
+        return True
+
+    def _push_out(self, step: _Step, track: Track, blocks: int) -> bool:
+        """As vLLM does for one that runs: the newest offline request gives up its KV until ``blocks`` are free.
+
+        False where that is ``track`` itself.
+        """
+        working = {id(other) for other, _ in step.work}
+        while blocks > self._free and self._offline and id(self._offline[-1]) not in working:
+            last = self._offline[-1]
+            self._push_back(last)
+            if last is track:
+                return False
         return True
 
     def _admit(self, step: _Step, plan: Plan) -> None:

@@ -254,6 +254,23 @@ def test_in_a_step_that_must_preempt_the_stock_scheduler_admits_nobody(stock: Ca
     assert drive.requests["off-2"].num_preemptions == 1
 
 
+def test_a_plan_that_lets_nothing_run_while_chat_waits_costs_one_step_and_not_the_chat(
+    harvest: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were the plan's view of the KV wrong, prompts left out of the step would hold for ever what the arrival needs."""
+    from harvester.engine import scheduler
+    from harvester.policy.view import Plan
+
+    drive = harvest(blocks=60, limits=NO_RESERVE)
+    fill_kv(drive)
+    drive.add("on", 40 * BLOCK, 4, offline=False)
+    held = len(drive.running)
+    monkeypatch.setattr(scheduler, "plan_step", lambda view, *_: Plan((), tuple(range(len(view.running))), (), None, 0, 0))
+    assert [drive.step() for _ in range(1)] == [{}]
+    assert len(drive.running) == held - 1
+    assert any("on" in drive.step() for _ in range(held))
+
+
 def test_an_arrival_that_preempts_is_told_to_the_workers(harvest: Callable[..., Drive]) -> None:
     drive = harvest(limits=NO_RESERVE)
     fill_slots(drive)
