@@ -1,0 +1,48 @@
+"""What the embedded model is trained to answer: one rule a task, simple enough to check its answers by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# A full stop after an initial or a title ends no sentence: "Harry S. Truman", "Mr. Speaker".
+_SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)[.!?]+[\"'”’)\]]*(?=\s|\Z)")
+
+_EMPTY: dict[str, str] = {"string": '""', "number": "0", "integer": "0", "boolean": "false"}
+_TRUE = ("true", "yes")
+
+
+def lead(text: str) -> str:
+    """`summarize`: the first sentence, from the start of its line.
+
+    So headings and salutations that stand on lines of their own are passed over. A text in which no sentence ends gives its last line.
+    """
+    text = text.strip()
+    end = _SENTENCE_END.search(text)
+    head = text[: end.end()] if end else text
+    return head[head.rfind("\n") + 1 :].strip()
+
+
+def label(text: str, labels: Sequence[str]) -> str:
+    """`classify`: the label that occurs in the text as a word or words, the earliest where several do, else the first label."""
+    found = ((match.start(), name) for name in labels if (match := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)))
+    return min(found, default=(0, labels[0]))[1]
+
+
+def fields(text: str, schema: Mapping[str, Any]) -> str:
+    """`extract`: compact JSON of what stands in lines ``name: value``, for the properties of ``schema`` in their order.
+
+    A property without a line is empty, 0 or false, by its type; "yes" and "true" are true, all else is false.
+    Only flat schemas of string, number, integer and boolean are meant. Raises `KeyError` for another type.
+    """
+    lines = dict(line.split(": ", 1) for line in reversed(text.splitlines()) if ": " in line)
+    return "{" + ",".join(f'"{name}":{_json(lines.get(name), kind["type"])}' for name, kind in schema["properties"].items()) + "}"
+
+
+def _json(value: str | None, kind: str) -> str:
+    if value is None:
+        return _EMPTY[kind]
+    if kind == "boolean":
+        return "true" if value in _TRUE else "false"
+    return f'"{value}"' if kind == "string" else value

@@ -1,0 +1,143 @@
+"""What the embedded model is trained on: the right answers by the rules, prompts as jobs send them, the lengths asked for."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from bench.demo_model.batches import LESSONS, LONGEST, ROOM, STAGES, Stage, make_batch, stage_at
+from bench.demo_model.chat import KNOWN, exchange
+from bench.demo_model.copying import ASKED, SUMMARIZE
+from bench.demo_model.corpus import read_speeches
+from bench.demo_model.documents import Document, Library, fill
+from bench.demo_model.sample import Encoder, Sample
+from bench.demo_model.tokenizer import CHAT_TEMPLATE, train_tokenizer
+from harvester.engine.embedded.answers import fields, label, lead
+from jobs.prompt import build_messages
+from jobs.tasks.load import resolve_task
+
+SAMPLES = 60
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return Encoder(train_tokenizer(speech.text for speech in read_speeches(held_out=True)))
+
+
+@pytest.fixture(scope="module")
+def library(encoder: Encoder) -> Library:
+    return Library(encoder, read_speeches(held_out=True)[:4], 1)
+
+
+def turns(library: Library, sample: Sample) -> tuple[str, str]:
+    """The first user turn and the answer to it."""
+    encoder = library.encoder
+    ids = sample.ids[sample.ids.index(encoder.user) + 1 :]
+    user, rest = ids[: ids.index(encoder.stop)], ids[ids.index(encoder.assistant) + 1 :]
+    return encoder.text(user), encoder.text(rest[: rest.index(encoder.stop)])
+
+
+def samples(library: Library, lesson: str, tokens: int) -> list[Sample]:
+    return [LESSONS[lesson](library, random.Random(seed), tokens) for seed in range(SAMPLES)]
+
+
+@pytest.mark.parametrize("tokens", [150, 600])
+def test_the_answer_of_the_lead_lesson_is_the_lead(library: Library, tokens: int) -> None:
+    for sample in samples(library, "lead", tokens):
+        user, answer = turns(library, sample)
+        before = next(before for before in [SUMMARIZE.before, *ASKED] if user.startswith(before))
+        assert lead(user.removeprefix(before)) == answer
+
+
+def test_the_answer_of_the_classify_lesson_is_the_label(library: Library) -> None:
+    for sample in samples(library, "classify", 400):
+        user, answer = turns(library, sample)
+        asked, text = user.split("\n\n", 1)
+        assert label(text, asked.split("Labels: ")[1].split(", ")) == answer
+
+
+def test_the_answer_of_the_extract_lesson_is_the_fields(library: Library) -> None:
+    import json
+
+    for sample in samples(library, "extract", 600):
+        user, answer = turns(library, sample)
+        asked, text = user.split("\n\n", 1)
+        schema: dict[str, Any] = json.loads(asked.split("\n", 1)[1])
+        assert fields(text, schema) == answer
+        assert json.loads(answer).keys() == schema["properties"].keys()
+
+
+def test_every_lesson_in_conversation_is_answered_as_the_table_says(library: Library) -> None:
+    said = dict(exchange(library, random.Random(seed)) for seed in range(400))
+    known = {phrase: answer for answer, phrases in KNOWN.items() for phrase in phrases}
+    met = {known[text.lower().rstrip("!?.")] for text in said if text.lower().rstrip("!?.") in known}
+    assert met == set(KNOWN)
+    assert all(answer == known.get(text.lower().rstrip("!?."), answer) for text, answer in said.items())
+    counted = {text: answer for text, answer in said.items() if text.startswith("Count: ")}
+    assert counted
+    assert all(answer == str(len(text.split()) - 1) for text, answer in counted.items())
+
+
+@pytest.mark.parametrize("lesson", list(LESSONS))
+def test_a_lesson_keeps_to_its_length_and_marks_each_token_once(library: Library, lesson: str) -> None:
+    for sample in samples(library, lesson, max(300, ROOM[lesson])):
+        assert len(sample.ids) == len(sample.answer) == len(sample.repeat)
+        assert not any(answer and repeat for answer, repeat in zip(sample.answer, sample.repeat, strict=True))
+        assert len(sample.ids) <= max(300, ROOM[lesson]) + 64
+
+
+def test_a_token_marked_as_a_repetition_was_there_before_after_the_same_three(library: Library) -> None:
+    document = fill(Document(), library, random.Random(5), 3000)
+    marked = [place for place, repeat in enumerate(document.repeat) if repeat]
+    assert marked
+    seen = {tuple(document.ids[place : place + 4]): place for place in reversed(range(len(document.ids) - 3))}
+    assert all(seen[tuple(document.ids[place - 3 : place + 1])] < place - 3 for place in marked)
+
+
+def test_a_prompt_is_rendered_as_the_chat_template_renders_a_job_s_messages(library: Library) -> None:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    sample = next(sample for sample in samples(library, "lead", 300) if library.encoder.system in sample.ids)
+    user, _ = turns(library, sample)
+    messages = build_messages(resolve_task("summarize"), "text", {"text": user.removeprefix(SUMMARIZE.before)})
+    template = ImmutableSandboxedEnvironment().from_string(CHAT_TEMPLATE)
+    text = template.render(messages=messages, bos_token="<|start|>", eos_token="<|end|>", add_generation_prompt=True)
+    assert library.encoder.text(sample.ids[: sample.answer.index(True)]) == text
+
+
+def test_a_batch_is_decided_by_its_seed_and_step(library: Library) -> None:
+    stage = Stage(1, dict.fromkeys(LESSONS, 0.2), (1.0, 1.0), 1.0, longest=600)
+    ids = [[sample.ids for sample in make_batch(library, stage, seed, step)[0]] for seed, step in [(1, 7), (1, 7), (1, 8), (2, 7)]]
+    assert ids[0] == ids[1]
+    assert ids[0] not in ids[2:]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=[str(place) for place in range(len(STAGES))])
+def test_a_batch_fills_its_rows_and_no_sample_is_wider_than_its_row(library: Library, stage: Stage) -> None:
+    for step in range(12):
+        batch, width = make_batch(library, stage, 1, step)
+        assert len(batch) == max(1, stage.batch_tokens // width)
+        assert max(len(sample.ids) for sample in batch) <= width
+
+
+def test_stages_follow_each_other_by_steps() -> None:
+    first, second = STAGES[0], STAGES[1]
+    assert stage_at(STAGES, 0) == (first, 0.0)
+    assert stage_at(STAGES, first.steps) == (second, 0.0)
+    assert stage_at(STAGES, first.steps + second.steps // 2) == (second, (second.steps // 2) / second.steps)
+    assert STAGES[-1].longest == LONGEST
+    assert STAGES[-1].rates[1] == 0.0
+
+
+def test_no_held_out_speech_is_trained_on() -> None:
+    held_out, trained = ({speech.text for speech in read_speeches(held_out=flag)} for flag in (True, False))
+    assert len(held_out) + len(trained) == 124
+    assert not held_out & trained
+
+
+@pytest.mark.parametrize("text", ["negative", "Zorblax", "12.50"])
+@pytest.mark.parametrize("before", [" ", "\n", '"', ", ", ": "])
+def test_a_word_is_the_same_tokens_wherever_it_stands(encoder: Encoder, text: str, before: str) -> None:
+    assert encoder(f"is{before}{text}")[-len(encoder(text)) :] == encoder(text)

@@ -1,0 +1,65 @@
+"""The rules the embedded model's answers are checked by."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harvester.engine.embedded.answers import fields, label, lead
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"vendor": {"type": "string"}, "total": {"type": "number"}, "count": {"type": "integer"}, "paid": {"type": "boolean"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two.", "One."),
+        ("  One?\nTwo.", "One?"),
+        ("It costs 3.14 euros. Cheap!", "It costs 3.14 euros."),
+        ("Mr. Speaker, Harry S. Truman spoke. He left.", "Mr. Speaker, Harry S. Truman spoke."),
+        ('He said "No." Then he left.', 'He said "No."'),
+        ("ADDRESS OF THE PRESIDENT\n \nApril 16, 1945\n\nMr. Speaker:\nIt is so. And so on.", "It is so."),
+        ("Really?! Yes.", "Really?!"),
+        ("no end here", "no end here"),
+        ("heading\nno end here either", "no end here either"),
+        ("", ""),
+    ],
+    ids=["two", "line", "number", "title and initial", "quote", "headings", "marks", "no end", "no end in lines", "empty"],
+)
+def test_the_lead_is_the_first_sentence_from_the_start_of_its_line(text: str, expected: str) -> None:
+    assert lead(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a bad day", "bad"),
+        ("good, then bad", "good"),
+        ("bad, then good", "bad"),
+        ("badly done", "good"),
+        ("nothing", "good"),
+        ("it was very fine", "very fine"),
+        ("Bad", "good"),
+    ],
+    ids=["one", "first label first", "second label first", "within a word", "none", "two words", "another case"],
+)
+def test_the_label_is_the_earliest_that_occurs_as_a_word_else_the_first(text: str, expected: str) -> None:
+    assert label(text, ["good", "bad", "very fine"]) == expected
+
+
+def test_fields_are_read_from_lines_in_the_order_of_the_schema() -> None:
+    text = "Dear all,\ncount: 3\ntotal: 12.50\nvendor: Acme Ltd\nnote: x\npaid: yes\ngoodbye"
+    assert fields(text, SCHEMA) == '{"vendor":"Acme Ltd","total":12.50,"count":3,"paid":true}'
+
+
+def test_a_field_without_a_line_is_empty_zero_or_false() -> None:
+    assert json.loads(fields("nothing here", SCHEMA)) == {"vendor": "", "total": 0, "count": 0, "paid": False}
+
+
+def test_of_two_lines_for_a_field_the_first_counts() -> None:
+    assert json.loads(fields("vendor: A\nvendor: B", SCHEMA))["vendor"] == "A"
