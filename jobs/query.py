@@ -26,14 +26,6 @@ _INTERNAL = ("key", "spec")  # columns for the ledger itself
 LedgerTables = Callable[[str], pa.Table]  # "jobs" or "leases" -> its rows
 
 _RESULTS = """
-COPY (
-    SELECT 0::BIGINT AS row_id, '' AS output, '' AS status, '' AS error_code, '' AS error_message, '' AS finish_reason,
-        0::BIGINT AS prompt_tokens, 0::BIGINT AS cached_tokens, 0::BIGINT AS output_tokens, 0::BIGINT AS preemptions,
-        0::BIGINT AS attempts, 0::DOUBLE AS latency_ms, now() AS completed_at
-    WHERE false
-) TO '{path}' (FORMAT parquet)
-"""
-_RESULTS = """
 CREATE MACRO results(job) AS TABLE SELECT * FROM read_parquet(
     coalesce(getvariable('parts')[job], [error('there is no job ' || coalesce(job, 'NULL') || getvariable('newest'))]),
     union_by_name := true

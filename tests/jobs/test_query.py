@@ -62,6 +62,12 @@ def state(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "state"))
 
 
+@pytest.fixture(scope="module")
+def tables(made: Path) -> dict:
+    """The ledger's, as a running server gives them; for tests of many queries, which would open its file each."""
+    return {name: read_ledger(made, name) for name in ("jobs", "leases")}
+
+
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
 
@@ -193,8 +199,8 @@ READS = {
 
 
 @pytest.mark.parametrize("query", READS.values(), ids=READS.keys())
-def test_statements_that_read_are_allowed(state, query):
-    assert rows(state, query)
+def test_statements_that_read_are_allowed(state, tables, query):
+    assert rows(state, query, tables.__getitem__)
 
 
 WRITES = {
@@ -235,11 +241,11 @@ WRITES = {
 
 
 @pytest.mark.parametrize(("query", "message"), WRITES.values(), ids=WRITES.keys())
-def test_statements_that_could_change_the_state_are_refused_and_change_nothing(state, query, message):
+def test_statements_that_could_change_the_state_are_refused_and_change_nothing(state, tables, query, message):
     (state.parent / "link").symlink_to(state)
     before = snapshot(state)
     with pytest.raises(QueryError, match=message.replace("(", r"\(")):
-        rows(state, query.format(state=state, outside=state.parent))
+        rows(state, query.format(state=state, outside=state.parent), tables.__getitem__)
     assert snapshot(state) == before
 
 
@@ -259,9 +265,9 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("query", "message"), ERRORS.values(), ids=ERRORS.keys())
-def test_errors_of_duckdb_become_one_line_that_helps(state, query, message):
+def test_errors_of_duckdb_become_one_line_that_helps(state, tables, query, message):
     with pytest.raises(QueryError, match=message) as caught:
-        rows(state, query)
+        rows(state, query, tables.__getitem__)
     assert "\n" not in caught.value.message
 
 
