@@ -1,7 +1,8 @@
 """``python -m tests.engine.tokens_child``: answer a fixed set of prompts with one engine, and write down the tokens.
 
 The set is made to find wrong KV: shared prefixes, prompts of many chunks, structured outputs, online arrivals among offline work, requests
-that are cancelled half way, and everything asked a second time, out of the prefix cache of the first.
+that are cancelled half way, and everything asked a second time, out of the prefix cache of the first. How many steps a turn takes is the
+machine's affair, so a caller that needs many says how many.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ SCHEMA = {
     "required": ["count", "kind"],
 }
 OFFLINE, ONLINE, CANCELLED = 48, 8, 4
+TURNS, MOST_TURNS = 2, 6
 MOST_S = 240.0
 
 
@@ -73,7 +75,7 @@ async def ask_all(llm: Any, turn: int) -> list[list[int]]:
     return found
 
 
-async def run(engine: dict[str, Any], chaos: float, stock: bool, model: Path) -> dict[str, Any]:
+async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, model: Path) -> dict[str, Any]:
     from harvester.engine.arguments import engine_arguments
     from harvester.engine.board import Board, Count
     from harvester.engine.host import EngineHost
@@ -89,7 +91,9 @@ async def run(engine: dict[str, Any], chaos: float, stock: bool, model: Path) ->
         values["additional_config"]["harvester_safepoints"]["chaos"] = chaos
     host = await EngineHost.start(values)
     try:
-        tokens = [await ask_all(host.llm, turn) for turn in range(2)]
+        tokens: list[list[list[int]]] = []
+        while len(tokens) < TURNS or (board.count(Count.ENDED_STEPS) < least and len(tokens) < MOST_TURNS):
+            tokens.append(await ask_all(host.llm, len(tokens)))
     finally:
         host.close()
     asked = board.count(Count.DETECTED)
@@ -100,11 +104,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", type=json.loads, default={})
     parser.add_argument("--chaos", type=float, default=0.0, help="probability that a step of offline work ends at a random layer")
+    parser.add_argument("--least", type=int, default=0, help="ask everything again until so many steps ended early")
     parser.add_argument("--stock", action="store_true", help="vLLM's own scheduler and worker")
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
-    found = asyncio.run(run(given.engine, given.chaos, given.stock, given.models))
+    found = asyncio.run(run(given.engine, given.chaos, given.least, given.stock, given.models))
     given.output.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
