@@ -51,6 +51,13 @@ class ScheduleConfig(Section):
     """Parts of the scheduler, each with a switch."""
 
     budget: Literal["slo", "fixed"] = Field(default="slo", description="slo: by the latency model; fixed: `share.offline_step_tokens`.")
+    intrusion: float = Field(
+        default=0.1,
+        ge=0.0,
+        le=1.0,
+        description="Share of `slo.ttft_slo_ms` that an arrival may wait for offline work: for a longer step beside chat, or the end of "
+        "a step without chat. 1: only the SLO counts.",
+    )
     reserve: Literal["bursts", "fixed"] = Field(
         default="bursts",
         description="bursts: as large as recent bursts of arrivals; fixed: `share.reserved_slots` and `share.reserved_kv`.",

@@ -67,7 +67,7 @@ class EngineHost:
         settings = Settings.parse(vllm_config.additional_config) if KEY in vllm_config.additional_config else None
         board = Board(settings.board) if settings is not None and settings.board is not None else None
         if settings is not None and board is not None:
-            llm.attend(ArrivalSignal(board), ClassMetrics(), settings)
+            llm.attend(ArrivalSignal(board, settings.schedule.intrusion), ClassMetrics(), settings)
             REGISTRY.register(BoardMetrics(board))
         return cls(llm, app, args.chat_template, board)
 

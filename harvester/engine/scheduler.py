@@ -30,11 +30,11 @@ from harvester.policy.fair import FairOrder
 from harvester.policy.latency import StepLoad
 from harvester.policy.mlfq import Mlfq
 from harvester.policy.online import OnlineTurns, left_out
+from harvester.policy.preempt import best_step_s
 from harvester.policy.share import plan_step
 from harvester.policy.view import Plan, View
 
 SAME_ROW_S = 0.003
-LOST_SHARE = 0.05  # of the time between two arrivals, what a step that ends early may lose on average
 
 
 class HarvestScheduling:
@@ -118,7 +118,9 @@ class HarvestScheduling:
 
     def _offline_step_s(self, now_s: float) -> float:
         """Most seconds of a step of offline work alone: little is lost where an arrival ends it."""
-        return LOST_SHARE * 2 * self._pace.gap_s(now_s) if self._settings.schedule.budget == "slo" else math.inf
+        if self._settings.schedule.budget != "slo":
+            return math.inf
+        return best_step_s(self._learning.model.predict(StepLoad(seqs=1)), self._pace.gap_s(now_s))
 
     @contextmanager
     def _applied(self, plan: Plan, view: View, ranks: dict[str, int]) -> Iterator[None]:

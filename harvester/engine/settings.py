@@ -43,7 +43,8 @@ class Settings:
     @property
     def limits(self) -> Limits:
         share = self.share
-        return Limits(share.reserved_slots, share.reserved_kv, share.offline_step_tokens, share.reserve_s)
+        intrusion, ttft_s = self.schedule.intrusion, self.slo.ttft_slo_ms / 1000
+        return Limits(share.reserved_slots, share.reserved_kv, share.offline_step_tokens, share.reserve_s, intrusion, ttft_s)
 
     def promise(self, extra: Mapping[str, Any] | None) -> Promise:
         """Of a request with these `vllm_xargs`. An unknown class gets the deployment's promise."""

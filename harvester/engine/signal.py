@@ -12,10 +12,10 @@ assert FEATURES <= COEFFICIENTS
 
 
 class ArrivalSignal:
-    """Of one replica. The board's writer is the engine core."""
+    """Of one replica. The board's writer is the engine core. ``intrusion``: see `must_end`."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, board: Board, intrusion: float = 1.0) -> None:
+        self._board, self._intrusion = board, intrusion
 
     def arrived(self, prompt_tokens: int, ttft_slo_s: float, waited_s: float = 0.0) -> bool:
         """Tell of an online request that the engine core has been sent. Returns whether the running step was asked to end.
@@ -28,7 +28,7 @@ class ArrivalSignal:
             return False
         step = RunningStep(bool(board[Field.OFFLINE_ONLY]), board[Field.STARTED_S], board[Field.ESTIMATE_S])
         now_s = time.monotonic()
-        if not must_end(step, now_s, self._prompt_s(prompt_tokens), ttft_slo_s, waited_s):
+        if not must_end(step, now_s, self._prompt_s(prompt_tokens), ttft_slo_s, waited_s, self._intrusion):
             return False
         board[Field.ABORT_AT_S] = now_s
         board[Field.ABORT_STEP] = number

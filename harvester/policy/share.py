@@ -13,19 +13,20 @@ from dataclasses import dataclass, replace
 
 from harvester.policy.budget import longest_decode, offline_budget
 from harvester.policy.latency import LatencyModel
+from harvester.policy.limit import Online, added_s, limit_s, online_work
 from harvester.policy.load import StepLoad
 from harvester.policy.room import room, victims
 from harvester.policy.view import Limits, Plan, Running, View
 
-__all__ = ["Limits", "Plan", "Running", "View", "limit_s", "online_load", "plan_step"]
+__all__ = ["Limits", "Plan", "Running", "View", "plan_step"]
 
-LEAST_CHUNK = 256  # tokens
+LEAST_CHUNK = 64  # tokens
 PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work: each is counted in the budget, whether its turn comes or not
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Places in ``View.running`` that are not preempted: online by rank, offline oldest first."""
+    """Places in ``View.running`` that are not preempted: online, those that decode first, then by rank; offline oldest first."""
 
     online: list[int]
     decodes: list[int]
@@ -42,7 +43,7 @@ def plan_step(view: View, limits: Limits, model: LatencyModel | None = None) -> 
         return Plan(tuple(kept), (), (), _alone_tokens(view, parts, model), slots, blocks, preemptible=True)
     slots, blocks = room(view, limits) if view.online_waiting == 0 else (0, 0)
     step_s = limit_s(view)
-    if model is None or not model.ready or step_s == math.inf:
+    if model is None or not model.ready or (step_s == math.inf and limits.ttft_s == math.inf):
         plan = _fixed(view, parts, limits, (slots, blocks))
     else:
         slots = min(slots, max(0, PROMPTS_PER_STEP - len(parts.prefills)))
@@ -60,49 +61,14 @@ def _alone_tokens(view: View, parts: _Parts, model: LatencyModel | None) -> int 
         return None
     contexts = [view.running[i].context for i in parts.decodes]
     behind = max((view.running[i].context for i in parts.prefills), default=0)
-    fit = offline_budget(model, StepLoad(), view.offline_step_s, contexts, behind, view.max_tokens, max(1, len(parts.prefills)))
+    step_s = model.margin * view.offline_step_s  # the best length on average, no promise
+    fit = offline_budget(model, StepLoad(), step_s, contexts, behind, view.max_tokens, max(1, len(parts.prefills)))
     return min(view.max_tokens, max(fit.tokens, len(contexts) + LEAST_CHUNK))
-
-
-def limit_s(view: View) -> float:
-    """Seconds that the step may take: inf where nothing is promised, 0 or less where a first token is already late.
-
-    The least TPOT of those that decode, and the time left until the earliest first token is due. Where the prompts need several steps,
-    each gets an equal part of that time.
-    """
-    online = [r for r in view.running if not r.offline]
-    tpot_s = min((r.tpot_s for r in online if r.decoding), default=math.inf)
-    due_s = min((r.due_s for r in online if not r.decoding), default=math.inf)
-    slack_s = min(due_s, view.waiting_due_s if view.online_waiting else math.inf) - view.now_s
-    if view.max_tokens is not None and slack_s > 0:
-        slack_s /= max(1, math.ceil((sum(r.step_tokens for r in online) + view.waiting_tokens) / view.max_tokens))
-    return min(tpot_s, slack_s)
-
-
-def online_load(view: View) -> StepLoad:
-    """What the online requests compute in the step: all that run and all that wait, within ``max_tokens``."""
-    left = math.inf if view.max_tokens is None else view.max_tokens
-    decodes = contexts = chunks = seqs = 0
-    attention = 0.0
-    for r in view.running:
-        if r.offline or left <= 0:
-            continue
-        tokens = int(min(r.step_tokens, left))
-        left -= tokens
-        seqs += 1
-        if tokens <= 1:
-            decodes, contexts = decodes + tokens, contexts + r.context
-        else:
-            chunks += tokens
-            attention += tokens * (r.context + tokens / 2)
-    waiting = int(min(view.waiting_tokens, left)) if view.online_waiting else 0
-    load = StepLoad(chunks, attention, decodes, contexts, seqs) + StepLoad.prefill(waiting)
-    return load + StepLoad(seqs=view.online_waiting - 1) if waiting else load
 
 
 def _parts(view: View, kept: list[int]) -> _Parts:
     running = view.running
-    online = sorted((i for i in kept if not running[i].offline), key=lambda i: running[i].rank)
+    online = sorted((i for i in kept if not running[i].offline), key=lambda i: (running[i].step_tokens > 1, running[i].rank))
     offline = [i for i in kept if running[i].offline]
     decodes = [i for i in offline if running[i].step_tokens <= 1]
     prefills = [i for i in offline if running[i].step_tokens > 1]
@@ -110,8 +76,11 @@ def _parts(view: View, kept: list[int]) -> _Parts:
 
 
 def _budgeted(view: View, parts: _Parts, limits: Limits, model: LatencyModel, step_s: float, space: tuple[int, int]) -> Plan:
-    running, load = view.running, online_load(view)
-    step_s *= model.margin / model.margin_at(step_s)  # the budget counts with the margin of all steps, short ones among them
+    running, online = view.running, online_work(view, model)
+    load, alone_s = online.load, model.predict(online.load)
+    # The budget counts with the margin of all steps, short ones among them.
+    step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
+    step_s = min(step_s, model.margin * (alone_s + added_s(view, limits, alone_s)))
     longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
     decodes = [i for i in parts.decodes if running[i].context <= longest]
     prefills = parts.prefills[:PROMPTS_PER_STEP]
@@ -119,16 +88,25 @@ def _budgeted(view: View, parts: _Parts, limits: Limits, model: LatencyModel, st
     behind = max((running[i].context for i in prefills), default=0)
     most = _most_tokens(view, limits, model, load) - load.tokens
     budget = offline_budget(model, load, step_s, contexts, behind, most, len(prefills) + space[0])
-    run = decodes[: budget.decodes]
-    if view.online_waiting or budget.prefill_tokens == 0:  # offline prompts that run would take the waiting prompts' tokens
+    run, tokens = decodes[: budget.decodes], budget.tokens
+    if view.online_waiting or online.prompt_tokens is not None:
+        tokens, space = budget.decodes, (0, 0)  # offline prompts that run would take the tokens of prompts that wait
+    elif budget.prefill_tokens == 0:
         space = (0, 0)
     else:
         run += prefills
     chosen = frozenset(run)
     pause = tuple(i for i in (*parts.decodes, *parts.prefills) if i not in chosen)
-    tokens = budget.decodes if view.online_waiting else budget.tokens
-    whole = None if view.online_waiting else sum(running[i].step_tokens for i in parts.online) + tokens
-    return Plan((*parts.online, *run), pause, (), whole, *space, offline_tokens=tokens)
+    return Plan((*parts.online, *run), pause, (), _whole(view, parts, online, tokens), *space, offline_tokens=tokens)
+
+
+def _whole(view: View, parts: _Parts, online: Online, offline_tokens: int) -> int | None:
+    """Tokens of the whole step; None where waiting prompts may take all that it can hold."""
+    if online.prompt_tokens is not None:
+        return online.load.decode_seqs + online.prompt_tokens + offline_tokens
+    if view.online_waiting:
+        return None
+    return sum(view.running[i].step_tokens for i in parts.online) + offline_tokens
 
 
 def _most_tokens(view: View, limits: Limits, model: LatencyModel, load: StepLoad) -> int:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """See `harvester.config.ShareConfig`."""
+    """See `harvester.config.ShareConfig` and `ScheduleConfig.intrusion`. Without ``ttft_s`` there is nothing to intrude on."""
 
     reserved_slots: int
     reserved_kv: float
     offline_step_tokens: int
     reserve_s: float = 60.0
+    intrusion: float = 1.0  # share of ``ttft_s`` that offline work may add to the step an arrival waits for
+    ttft_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def test_every_running_request_is_run_paused_or_preempted_and_only_one_of_them(v
 def test_an_online_request_always_runs_before_any_offline_one_in_a_step_that_it_shares(view: View, limits: Limits) -> None:
     plan = plan_step(view, limits)
     places = [i for i, request in enumerate(view.running) if not request.offline]
-    assert list(plan.run[: len(places)]) == places
+    assert sorted(plan.run[: len(places)]) == places
 
 
 @given(views(), a_limit)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.share import LEAST_CHUNK, PROMPTS_PER_STEP, Limits, Plan, Running, View, limit_s, online_load, plan_step
+from harvester.policy.limit import LEAST_PROMPT_CHUNK, limit_s, online_load, online_work
+from harvester.policy.share import LEAST_CHUNK, PROMPTS_PER_STEP, Limits, Plan, Running, View, plan_step
 from tests.policy.machine import CPU, a_model
 
 LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
@@ -187,9 +188,9 @@ def views(draw: st.DrawFn) -> View:
     return view(*running, online_waiting=waiting, waiting_tokens=tokens, waiting_due_s=draw(st.floats(0.0, 3.0)), now_s=1.0, max_seqs=slots)
 
 
-def planned_load(seen: View, plan: Plan) -> StepLoad:
+def planned_load(seen: View, plan: Plan, model: LatencyModel = MODEL) -> StepLoad:
     """What the engine would compute: offline chunks in order until the tokens are spent."""
-    load, left = online_load(seen), plan.offline_tokens or 0
+    load, left = online_work(seen, model).load, plan.offline_tokens or 0
     for i in plan.run:
         request = seen.running[i]
         if request.offline and left > 0:
@@ -201,10 +202,12 @@ def planned_load(seen: View, plan: Plan) -> StepLoad:
 
 @settings(max_examples=60)
 @given(views(), a_model_seen)
-def test_every_request_has_one_place_and_online_ones_run_first_by_rank(seen: View, model: LatencyModel) -> None:
+def test_every_request_has_one_place_and_online_ones_run_first_those_that_decode_before_prompts(seen: View, model: LatencyModel) -> None:
     plan = plan_step(seen, LIMITS, model)
     assert sorted((*plan.run, *plan.pause, *plan.preempt)) == list(range(len(seen.running)))
-    online = sorted((i for i, r in enumerate(seen.running) if not r.offline), key=lambda i: (seen.running[i].rank, i))
+    online = sorted(
+        (i for i, r in enumerate(seen.running) if not r.offline), key=lambda i: (seen.running[i].step_tokens > 1, seen.running[i].rank, i)
+    )
     assert list(plan.run[: len(online)]) == online
 
 
@@ -214,7 +217,7 @@ def test_a_step_with_offline_work_beside_chat_keeps_what_is_promised(seen: View,
     plan = plan_step(seen, LIMITS, model)
     if plan.offline_tokens and limit_s(seen) < math.inf:
         limit = limit_s(seen)
-        assert model.margin_at(limit) * model.predict(planned_load(seen, plan)) <= limit * (1 + 1e-9)
+        assert model.margin_at(limit) * model.predict(planned_load(seen, plan, model)) <= limit * (1 + 1e-9)
 
 
 @given(views(), st.integers(0, 50), st.integers(0, 50))
@@ -222,6 +225,62 @@ def test_a_larger_reserve_never_admits_more(seen: View, fewer: int, more: int) -
     small, large = (plan_step(replace(seen, reserve=(n, n)), LIMITS, MODEL) for n in sorted((fewer, more)))
     assert small.offline_slots >= large.offline_slots
     assert small.offline_blocks >= large.offline_blocks
+
+
+# -- what offline work may add to the time of a first token --------------------------------------------------------------------------
+
+
+def beside(*running: Running, intrusion: float = 0.1, ttft_s: float = 1.0, **fields: object) -> tuple[StepLoad, float]:
+    """What the plan of such a step computes, and the seconds of its online work alone."""
+    seen = view(*running, *[row()] * 30, row(2000), **fields)
+    plan = plan_step(seen, replace(LIMITS, intrusion=intrusion, ttft_s=ttft_s), MODEL)
+    return planned_load(seen, plan), MODEL.predict(online_work(seen, MODEL).load)
+
+
+@pytest.mark.parametrize("intrusion", [0.02, 0.05, 0.1])
+def test_beside_chat_that_decodes_a_step_grows_by_a_share_of_the_first_tokens_time(intrusion: float) -> None:
+    load, alone_s = beside(*[chat(tpot_s=10.0)] * 8, intrusion=intrusion)
+    assert alone_s + 0.8 * intrusion < MODEL.predict(load) <= alone_s + intrusion * 1.0001
+
+
+def test_a_step_with_a_prompt_of_chat_grows_by_a_share_of_itself() -> None:
+    load, alone_s = beside(chat(tpot_s=10.0), prompt(800, due_s=50.0))
+    assert alone_s * 1.01 < MODEL.predict(load) <= alone_s * 1.1 * 1.0001
+
+
+def test_no_share_of_a_first_tokens_time_is_no_offline_work_beside_chat() -> None:
+    load, alone_s = beside(chat(tpot_s=10.0), intrusion=0.0)
+    assert MODEL.predict(load) == pytest.approx(alone_s)
+
+
+# -- prompts of chat beside chat that decodes ----------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_cut_where_it_would_break_the_tpot_of_those_that_decode() -> None:
+    seen = view(*[chat(0.1)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
+    plan = plan_step(seen, LIMITS, MODEL)
+    assert plan.budget_tokens is not None
+    load = StepLoad.prefill(plan.budget_tokens - 4) + StepLoad(0, 0.0, 4, 400, 4)
+    assert 0.08 < MODEL.margin_at(0.1) * MODEL.predict(load) <= 0.101
+
+
+def test_a_prompt_that_runs_is_cut_behind_the_tokens_of_those_that_decode() -> None:
+    seen = view(prompt(2000, due_s=60.0), *[chat(0.1, rank=5)] * 4)
+    plan = plan_step(seen, LIMITS, MODEL)
+    assert plan.run == (1, 2, 3, 4, 0)
+    assert plan.budget_tokens is not None
+    assert plan.budget_tokens < 2000
+
+
+@pytest.mark.parametrize("due_s", [0.3, -1.0], ids=["soon", "late already"])
+def test_a_prompt_whose_first_token_would_come_late_is_not_cut(due_s: float) -> None:
+    seen = view(*[chat(0.1)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=due_s)
+    assert plan_step(seen, LIMITS, MODEL).budget_tokens is None
+
+
+def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:
+    seen = view(*[chat(1e-6)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
+    assert plan_step(seen, LIMITS, MODEL).budget_tokens == 4 + LEAST_PROMPT_CHUNK
 
 
 # -- steps of offline work alone ------------------------------------------------------------------------------------------------------
@@ -236,7 +295,7 @@ def test_offline_work_alone_takes_short_steps_where_arrivals_would_end_long_ones
     assert plan.budget_tokens is not None
     assert LEAST_CHUNK < plan.budget_tokens < 2048
     load = StepLoad.decode(100) + StepLoad.prefill(plan.budget_tokens - 1, 100)
-    assert MODEL.bound(load) <= 0.1
+    assert 0.09 < MODEL.predict(load) <= 0.1
     assert plan.preemptible
 
 
