@@ -14,6 +14,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from harvester.engine.preemptible import PreemptibleWorker
 from harvester.engine.waiting import sleep_between_looks
 
+SPIN_S = 0.005  # the worker has its core to itself, and the next step mostly comes within this time
+
 
 class RewindingGenerator(torch.Generator):  # type: ignore[misc]
     """A CPU generator whose draw can be taken back before the first token: it starts again from its seed.
@@ -33,5 +35,5 @@ class HarvestCpuWorker(PreemptibleWorker, CPUWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         torch.Generator = RewindingGenerator
-        sleep_between_looks()
+        sleep_between_looks(SPIN_S)
         super().__init__(*args, **kwargs)

@@ -8,6 +8,7 @@ the step at most that, and gives the core away. On a GPU machine cores are plent
 
 from __future__ import annotations
 
+import os
 import time
 
 from vllm.distributed.device_communicators import shm_broadcast
@@ -19,9 +20,10 @@ NEW_WAIT_S = 0.001  # two looks further apart than this belong to different wait
 
 
 class Patience:
-    """Called between two looks; each call sleeps."""
+    """Called between two looks; each call sleeps, but for the first ``spin_s`` of a wait, in which it yields the core as vLLM does."""
 
-    def __init__(self) -> None:
+    def __init__(self, spin_s: float = 0.0) -> None:
+        self._spin_s = spin_s
         self._began_s = 0.0
         self._looked_s = float("-inf")
 
@@ -29,11 +31,15 @@ class Patience:
         now_s = time.monotonic()
         if now_s - self._looked_s > NEW_WAIT_S:
             self._began_s = now_s
-        time.sleep(min(MOST_S, max(LEAST_S, (now_s - self._began_s) / SHARE)))
+        waited_s = now_s - self._began_s
+        if waited_s < self._spin_s:
+            os.sched_yield()
+        else:
+            time.sleep(min(MOST_S, max(LEAST_S, waited_s / SHARE)))
         self._looked_s = time.monotonic()
 
 
-def sleep_between_looks() -> None:
-    """From now on the message queues of this process sleep between two looks. May be called again."""
+def sleep_between_looks(spin_s: float = 0.0) -> None:
+    """From now on the message queues of this process sleep between two looks, after ``spin_s`` of a wait. May be called again."""
     if not isinstance(shm_broadcast.sched_yield, Patience):
-        shm_broadcast.sched_yield = Patience()
+        shm_broadcast.sched_yield = Patience(spin_s)

@@ -14,12 +14,14 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.policy.share import Limits
+
+if TYPE_CHECKING:
+    from bench.drive import Drive
 
 pytestmark = pytest.mark.engine
 
@@ -46,119 +48,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return embedded_model(tmp_path_factory.mktemp("models"), shipped=Path("/nowhere"))
 
 
-class Drive:
-    """A scheduler, and a model's output made up after each step: every request whose prompt is computed gets one more token."""
+def drive_of(model: Path, kind: type, blocks: int, limits: Limits) -> Drive:
+    from bench.drive import Drive
 
-    def __init__(self, model: Path, kind: type, blocks: int, limits: Limits) -> None:
-        import torch
-        from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-        from vllm.utils.hashing import sha256
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-        from vllm.v1.structured_output import StructuredOutputManager
-
-        from harvester.engine.settings import KEY
-
-        init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK, sha256)
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
-        config = VllmConfig(
-            model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=2048),
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=SLOTS,
-                max_num_batched_tokens=2048,
-                max_model_len=2048,
-                policy="priority",
-                is_encoder_decoder=False,
-                async_scheduling=kind.__name__.startswith("Async"),
-            ),
-            cache_config=cache,
-            additional_config={
-                KEY: {
-                    "share": {
-                        "reserved_slots": limits.reserved_slots,
-                        "reserved_kv": limits.reserved_kv,
-                        "offline_step_tokens": limits.offline_step_tokens,
-                        "reserve_s": limits.reserve_s,
-                    },
-                    "schedule": {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "mlfq": False},
-                }
-            },
-        )
-        cache.num_gpu_blocks = blocks
-        attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        self.scheduler = kind(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)]),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK,
-            log_stats=True,
-        )
-        self.requests: dict[str, Any] = {}
-        self.finished: dict[str, int] = {}  # tokens made
-        self._serial = 0
-
-    def add(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool) -> None:
-        from vllm.sampling_params import SamplingParams
-        from vllm.v1.request import Request
-
-        self._serial += 1
-        request = Request(
-            name,
-            [1000 * self._serial + i for i in range(prompt_tokens)],  # no prefix in common
-            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-            None,
-            arrival_time=float(self._serial),
-            priority=PRIORITY_OFFLINE if offline else PRIORITY_ONLINE,
-            block_hasher=self._hasher,
-        )
-        self.requests[name] = request
-        self.scheduler.add_request(request)
-
-    def schedule(self) -> Any:
-        return self.scheduler.schedule()
-
-    def update(self, output: Any) -> None:
-        from vllm.v1.outputs import ModelRunnerOutput
-
-        names = list(output.num_scheduled_tokens)
-        tokens = [[7] if not self.requests[name].is_prefill_chunk else [] for name in names]
-        result = ModelRunnerOutput(req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=tokens)
-        for outputs in self.scheduler.update_from_output(output, result).values():
-            for item in outputs.outputs:
-                if item.finished:
-                    self.finished[item.request_id] = self.requests[item.request_id].num_output_tokens
-
-    def step(self) -> dict[str, int]:
-        """Run one step; the tokens of each request in it."""
-        output = self.schedule()
-        self.update(output)
-        return dict(output.num_scheduled_tokens)
-
-    @property
-    def running(self) -> set[str]:
-        return {request.request_id for request in self.scheduler.running}
-
-    @property
-    def free_blocks(self) -> int:
-        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
-
-    def blocks(self, name: str) -> list[int]:
-        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
+    share = {
+        "reserved_slots": limits.reserved_slots,
+        "reserved_kv": limits.reserved_kv,
+        "offline_step_tokens": limits.offline_step_tokens,
+        "reserve_s": limits.reserve_s,
+    }
+    schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "mlfq": False}
+    return Drive(model, kind, blocks, SLOTS, BLOCK, {"share": share, "schedule": schedule})
 
 
 @pytest.fixture
 def harvest(model: Path) -> Callable[..., Drive]:
     from harvester.engine.scheduler import HarvestScheduler
 
-    return lambda blocks=1000, limits=LIMITS: Drive(model, HarvestScheduler, blocks, limits)
+    return lambda blocks=1000, limits=LIMITS: drive_of(model, HarvestScheduler, blocks, limits)
 
 
 @pytest.fixture
 def stock(model: Path) -> Callable[..., Drive]:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    return lambda blocks=1000, limits=LIMITS: Drive(model, Scheduler, blocks, limits)
+    return lambda blocks=1000, limits=LIMITS: drive_of(model, Scheduler, blocks, limits)
 
 
 # -- an online arrival --------------------------------------------------------------------------------------------------------------
@@ -413,7 +327,7 @@ def test_an_aborted_request_leaves_whatever_lane_it_is_in(harvest: Callable[...,
 def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -> None:
     from harvester.engine.scheduler import AsyncHarvestScheduler
 
-    drive = Drive(model, AsyncHarvestScheduler, 1000, LIMITS)
+    drive = drive_of(model, AsyncHarvestScheduler, 1000, LIMITS)
     for i in range(SLOTS):
         drive.add(f"off-{i}", 40, 500, offline=True)
     first = drive.schedule()

@@ -1,0 +1,109 @@
+"""A vLLM scheduler without a model: requests go in, steps are planned, and each step's output is made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
+from harvester.engine.settings import KEY
+
+MODEL_TOKENS = 2048  # longest request
+STEP_TOKENS = 2048
+
+
+class Drive:
+    """``kind`` is the scheduler's class, ``sections`` what it is told under `harvester.engine.settings.KEY`, in JSON values.
+
+    After each step every request whose prompt is computed gets one more token.
+    """
+
+    def __init__(self, model: Path, kind: type, blocks: int, slots: int, block_tokens: int, sections: dict[str, Any]) -> None:
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(block_tokens, sha256)
+        cache = CacheConfig(block_size=block_tokens, enable_prefix_caching=True)
+        config = VllmConfig(
+            model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=MODEL_TOKENS),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=slots,
+                max_num_batched_tokens=STEP_TOKENS,
+                max_model_len=MODEL_TOKENS,
+                policy="priority",
+                is_encoder_decoder=False,
+                async_scheduling=kind.__name__.startswith("Async"),
+            ),
+            cache_config=cache,
+            additional_config={KEY: sections},
+        )
+        cache.num_gpu_blocks = blocks
+        attention = FullAttentionSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.scheduler = kind(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)]),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=block_tokens,
+            log_stats=True,
+        )
+        self.requests: dict[str, Request] = {}
+        self.finished: dict[str, int] = {}  # tokens made
+        self._serial = 0
+
+    def add(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> None:
+        """A prompt with no prefix in common with another. ``arrived_s``: of the wall clock; None: in the order of the calls, long ago."""
+        self._serial += 1
+        request = Request(
+            name,
+            [1000 * self._serial + i for i in range(prompt_tokens)],
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            None,
+            arrival_time=float(self._serial) if arrived_s is None else arrived_s,
+            priority=PRIORITY_OFFLINE if offline else PRIORITY_ONLINE,
+            block_hasher=self._hasher,
+        )
+        self.requests[name] = request
+        self.scheduler.add_request(request)
+
+    def schedule(self) -> Any:
+        return self.scheduler.schedule()
+
+    def update(self, output: Any) -> None:
+        self.take(output, self.output(output))
+
+    def output(self, output: Any) -> ModelRunnerOutput:
+        """What a model might have answered to the step."""
+        names = list(output.num_scheduled_tokens)
+        tokens = [[7] if not self.requests[name].is_prefill_chunk else [] for name in names]
+        return ModelRunnerOutput(req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=tokens)
+
+    def take(self, output: Any, result: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for item in outputs.outputs:
+                if item.finished:
+                    self.finished[item.request_id] = self.requests[item.request_id].num_output_tokens
+
+    def step(self) -> dict[str, int]:
+        """Run one step; the tokens of each request in it."""
+        output = self.schedule()
+        self.update(output)
+        return dict(output.num_scheduled_tokens)
+
+    @property
+    def running(self) -> set[str]:
+        return {request.request_id for request in self.scheduler.running}
+
+    @property
+    def free_blocks(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def blocks(self, name: str) -> list[int]:
+        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
