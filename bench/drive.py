@@ -76,6 +76,10 @@ class Drive:
     def schedule(self) -> Any:
         return self.scheduler.schedule()
 
+    def sent(self, output: Any) -> None:
+        """What the engine core asks of the scheduler once the workers have the step."""
+        self.scheduler.get_grammar_bitmask(output)
+
     def update(self, output: Any) -> None:
         self.take(output, self.output(output))
 
@@ -94,6 +98,7 @@ class Drive:
     def step(self) -> dict[str, int]:
         """Run one step; the tokens of each request in it."""
         output = self.schedule()
+        self.sent(output)
         self.update(output)
         return dict(output.num_scheduled_tokens)
 

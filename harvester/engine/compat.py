@@ -9,7 +9,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from harvester.engine.queue import TwoLaneQueue, is_offline
+from harvester.engine.queue import TwoLaneQueue
 from harvester.engine.settings import Promise
 from harvester.policy.latency import StepLoad
 from harvester.policy.view import Running, View
@@ -25,43 +25,46 @@ def waiting_blocks(request: Request, block_tokens: int) -> int:
     return int(-(-request.num_tokens // block_tokens))
 
 
-def running(request: Request, block_tokens: int, most_tokens: int, promise: Promise, rank: int, wall_to_monotonic_s: float) -> Running:
-    """``most_tokens``: of any step."""
-    offline = is_offline(request)
+def running(request: Request, offline: bool, block_tokens: int, most_tokens: int, promise: Promise, rank: int, shift_s: float) -> Running:
+    """What the request is when the steps planned so far are done. ``most_tokens``: of any step; ``shift_s``: from wall to monotonic clock.
+
+    Without speculative decoding: the one token that a step planned but not answered will add is not counted by vLLM yet.
+    """
     computed = request.num_computed_tokens
-    step_tokens = request.num_tokens_with_spec + request.num_output_placeholders - computed
+    left = request.num_tokens_with_spec + request.num_output_placeholders - computed
+    step_tokens = left if left > 0 else 1
     blocks_now = -(-computed // block_tokens)
     return Running(
-        offline=offline,
-        step_tokens=step_tokens,
-        blocks_now=blocks_now,
-        blocks_final=final_blocks(request, block_tokens) if offline else 0,
-        blocks_step=-(-(computed + min(step_tokens, most_tokens)) // block_tokens) - blocks_now,
-        context=computed,
-        decoding=request.num_output_tokens + request.num_output_placeholders > 0,
-        due_s=request.arrival_time + wall_to_monotonic_s + promise.ttft_s,
-        tpot_s=promise.tpot_s,
-        rank=rank,
+        offline,
+        step_tokens,
+        blocks_now,
+        final_blocks(request, block_tokens) if offline else 0,
+        -(-(computed + min(step_tokens, most_tokens)) // block_tokens) - blocks_now,
+        computed,
+        left <= 0 or request.num_output_tokens + request.num_output_placeholders > 0,
+        request.arrival_time + shift_s + promise.ttft_s,
+        promise.tpot_s,
+        rank,
     )
 
 
 def view(
     scheduler: Scheduler,
+    rows: list[Running],
     waiting: TwoLaneQueue,
     now_s: float,
     online_idle_s: float,
-    ranks: Mapping[str, int],
     promise: Callable[[Request], Promise],
     reserve: tuple[int, int] | None,
     offline_step_s: float,
 ) -> View:
-    """What the scheduler holds now. ``online_idle_s``: since a step last had online work."""
+    """What the scheduler holds now; ``rows``: of its running requests. ``online_idle_s``: since a step last had online work."""
     pool = scheduler.kv_cache_manager.block_pool
     block_tokens, most_tokens = scheduler.block_size, scheduler.max_num_scheduled_tokens
     shift_s = now_s - time.time()
     online = list(waiting.online)
     return View(
-        running=[running(r, block_tokens, most_tokens, promise(r), ranks.get(r.request_id, 0), shift_s) for r in scheduler.running],
+        running=rows,
         online_waiting=len(online),
         online_waiting_blocks=sum(waiting_blocks(r, block_tokens) for r in online),
         offline_next_blocks=final_blocks(waiting.offline.peek(), block_tokens) if len(waiting.offline) else 0,
@@ -79,8 +82,9 @@ def view(
 
 
 def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, int]:
-    """Tokens of each request of a step just planned that were computed before it."""
-    return {name: scheduler.requests[name].num_computed_tokens - tokens for name, tokens in output.num_scheduled_tokens.items()}
+    """Tokens of each request of the step planned last that were computed before it; not of those that are gone."""
+    found = ((name, scheduler.requests.get(name), tokens) for name, tokens in output.num_scheduled_tokens.items())
+    return {name: request.num_computed_tokens - tokens for name, request, tokens in found if request is not None}
 
 
 def admitted(output: SchedulerOutput) -> frozenset[str]:
@@ -88,12 +92,18 @@ def admitted(output: SchedulerOutput) -> frozenset[str]:
     return frozenset((*(new.req_id for new in output.scheduled_new_reqs), *output.scheduled_cached_reqs.resumed_req_ids))
 
 
+def rough_load(output: SchedulerOutput) -> StepLoad:
+    """About what the step computes, without looking at each request."""
+    seqs, tokens = len(output.num_scheduled_tokens), output.total_num_scheduled_tokens
+    return StepLoad(tokens - seqs, 0.0, seqs, 0, seqs)
+
+
 def load_of(output: SchedulerOutput, computed: Mapping[str, int]) -> StepLoad:
     """What the step computes. One token behind others counts as a decode, whatever it is."""
     chunks = decodes = contexts = 0
     attention = 0.0
     for name, tokens in output.num_scheduled_tokens.items():
-        before = computed[name]
+        before = computed.get(name, 0)
         if tokens == 1 and before > 0:
             decodes, contexts = decodes + 1, contexts + before
         else:

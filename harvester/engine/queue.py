@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -144,6 +145,36 @@ class TwoLaneQueue(RequestQueue):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Request]:
         yield from self.online
         yield from self.offline
+
+
+class OfflineRequests:
+    """The offline requests that the engine holds, by id, with their jobs."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, job: str) -> None:
+        if name not in self._jobs:
+            self._jobs[name] = job
+            self._counts[job] += 1
+
+    def discard(self, name: str) -> str | None:
+        """Forget it. Returns its job if that has no other request here."""
+        job = self._jobs.pop(name, None)
+        if job is None:
+            return None
+        self._counts[job] -= 1
+        if self._counts[job]:
+            return None
+        del self._counts[job]
+        return job
+
+    def get(self, name: str) -> str | None:
+        return self._jobs.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._jobs
 
 
 def is_offline(request: Request) -> bool:

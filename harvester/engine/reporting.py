@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from harvester.engine.board import RING, Board, Count, Field
@@ -56,16 +55,19 @@ class Reporting:
         board[Field.ESTIMATE_S] = step.estimate_s
         board[Field.STEP] = step.number
 
-    def ends(self, step: Step, offline: Mapping[str, Any], now_s: float) -> None:
-        """``offline``: the offline requests, by id."""
+    def told_better(self, step: Step) -> None:
+        """Its length is known better now."""
+        if self._board is not None and self._board[Field.STEP] == step.number:
+            self._board[Field.ESTIMATE_S] = step.estimate_s
+
+    def ends(self, step: Step, now_s: float) -> None:
         board = self._board
         if board is None or not step.number:
             return
         board[Field.STEP] = 0
         if step.void:
             return
-        tokens = step.output.num_scheduled_tokens
-        harvested = sum(count for name, count in tokens.items() if name in offline)
+        harvested = sum(step.served.values())
         whole = step.output.total_num_scheduled_tokens
         board.add(Count.STEPS, 1)
         if step.offline_only:

@@ -20,7 +20,7 @@ from vllm.v1.request import Request
 from harvester.engine import compat
 from harvester.engine.learning import Learning
 from harvester.engine.preemptible import ENDED_EARLY
-from harvester.engine.queue import TwoLaneQueue, extra_of, is_offline, job_of
+from harvester.engine.queue import OfflineRequests, TwoLaneQueue, extra_of, is_offline, job_of
 from harvester.engine.reporting import Reporting
 from harvester.engine.settings import NOTHING, Promise, Settings
 from harvester.engine.steps import Step, registered_blocks, take_back
@@ -32,7 +32,7 @@ from harvester.policy.mlfq import Mlfq
 from harvester.policy.online import OnlineTurns, left_out
 from harvester.policy.preempt import best_step_s
 from harvester.policy.share import plan_step
-from harvester.policy.view import Plan, View
+from harvester.policy.view import Plan, Running, View
 
 SAME_ROW_S = 0.003
 
@@ -63,7 +63,12 @@ class HarvestScheduling:
         self._step_number = 0
         self._epoch = 0  # steps planned before one ended early carry its epoch
         self._online_at_s = float("-inf")
-        self._offline_jobs: dict[str, str] = {}
+        self._jobs = OfflineRequests()
+        self._gone: list[str] = []
+        self._seen: dict[str, Running] = {}
+        self._unsettled: Step | None = None
+        self._answered: list[tuple[Step, float, float]] = []
+        self._speculative = self.vllm_config.speculative_config is not None  # type: ignore[attr-defined]
         self._updated_s = float("-inf")
 
     def _first_reserve(self) -> Bursts:
@@ -76,7 +81,7 @@ class HarvestScheduling:
     def add_request(self, request: Request) -> None:
         """vLLM's; known to the policy from here on."""
         if is_offline(request):
-            self._offline_jobs[request.request_id] = job_of(request)
+            self._jobs.add(request.request_id, job_of(request))
         elif request.request_id not in self._turns:
             now_s = time.monotonic()
             prefill_s = self._learning.model.predict(StepLoad.prefill(request.num_prompt_tokens))
@@ -86,27 +91,36 @@ class HarvestScheduling:
                 self._bursts.arrival(now_s, compat.waiting_blocks(request, self.block_size))
         super().add_request(request)  # type: ignore[misc]
 
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's, of a request that ended or was aborted."""
+        self._gone.append(request.request_id)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
     def _forget_the_gone(self) -> None:
-        for name in [name for name in self._turns.held if name not in self.requests]:
-            self._turns.forget(name)
-        for name in [name for name in self._offline_jobs if name not in self.requests]:
-            job = self._offline_jobs.pop(name)
-            if job in self._fair and job not in self._offline_jobs.values():
+        for name in self._gone:
+            self._seen.pop(name, None)
+            if name in self._turns:
+                self._turns.forget(name)
+            job = self._jobs.discard(name)
+            if job is not None and job in self._fair:
                 self._fair.leave(job)
+        self._gone.clear()
 
     def _promise(self, request: Request) -> Promise:
-        return NOTHING if is_offline(request) else self._settings.promise(extra_of(request))
+        return NOTHING if request.request_id in self._jobs else self._settings.promise(extra_of(request))
 
     # A step
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        self._settle()
         now_s = time.monotonic()
         self._forget_the_gone()
         ranks = self._turns.ranks(now_s)
         self.waiting.online.ranks = ranks
         reserve = self._bursts.reserve(now_s) if self._bursts is not None else None
-        view = compat.view(self, self.waiting, now_s, now_s - self._online_at_s, ranks, self._promise, reserve, self._offline_step_s(now_s))
-        if view.online_waiting or any(not item.offline for item in view.running):
+        rows = self._rows(ranks, now_s)
+        view = compat.view(self, rows, self.waiting, now_s, now_s - self._online_at_s, self._promise, reserve, self._offline_step_s(now_s))
+        if len(self._turns):
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
         plan = plan_step(view, self._settings.limits, model)
@@ -115,6 +129,32 @@ class HarvestScheduling:
         self._report.planned(plan, reserve)
         self._planned(output, plan, now_s)
         return output
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        """vLLM's; called when the step has been sent to the workers."""
+        bitmask = super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
+        self._learn()
+        self._settle()
+        if not self._speculative:
+            self._look_ahead()
+        return bitmask
+
+    def _rows(self, ranks: dict[str, int], now_s: float) -> list[Running]:
+        """The running requests as the policy sees them; most were looked at while the last step ran."""
+        seen = self._seen
+        return [seen.get(request.request_id) or self._row(request, ranks, now_s - time.time()) for request in self.running]
+
+    def _row(self, request: Request, ranks: dict[str, int], shift_s: float) -> Running:
+        name = request.request_id
+        offline = name in self._jobs
+        promise = NOTHING if offline else self._settings.promise(extra_of(request))
+        return compat.running(request, offline, self.block_size, self.max_num_scheduled_tokens, promise, ranks.get(name, 0), shift_s)
+
+    def _look_ahead(self) -> None:
+        """What the running requests will be in the next step. Not of online prompts: their rank is told when their turn comes."""
+        shift_s = time.monotonic() - time.time()
+        rows = ((request.request_id, self._row(request, {}, shift_s)) for request in self.running)
+        self._seen = {name: row for name, row in rows if row.offline or row.step_tokens <= 1}
 
     def _offline_step_s(self, now_s: float) -> float:
         """Most seconds of a step of offline work alone: little is lost where an arrival ends it."""
@@ -146,7 +186,9 @@ class HarvestScheduling:
 
     def _without_turn(self, ranks: dict[str, int], free_blocks: int) -> list[Request]:
         """Take online requests whose turn it is not out of the step, where there are more than slots."""
-        online = [request.request_id for request in self.running if not is_offline(request)]
+        if len(self._turns) <= self.max_num_active_reqs:
+            return []
+        online = [request.request_id for request in self.running if request.request_id not in self._jobs]
         waiting = {request.request_id: compat.waiting_blocks(request, self.block_size) for request in self.waiting.online}
         out = left_out(online, waiting, ranks, self.max_num_active_reqs, free_blocks)
         paused = [request for request in self.running if request.request_id in out]
@@ -160,37 +202,52 @@ class HarvestScheduling:
         if not output.total_num_scheduled_tokens:
             if len(self.waiting.online) and not self._steps:
                 self._evict_newest()
-            self._steps.append(Step(0, output, False, StepLoad(), now_s, 0.0, {}, frozenset()))
+            self._steps.append(Step(0, output, False, now_s, 0.0))
             return
         self._step_number += 1
-        computed = compat.computed_before(self, output)
-        offline_only = all(is_offline(self.requests[name]) for name in computed)
-        load = compat.load_of(output, computed)
-        estimate_s = self._learning.estimate_s(load)
-        step = Step(self._step_number, output, offline_only, load, now_s, estimate_s, computed, compat.admitted(output))
-        if self._report.can_end_steps:
-            step.registered = registered_blocks(self, computed)
-            if offline_only:
-                output.preemptible = (step.number, self._report.layers_between(estimate_s))
+        step = Step(self._step_number, output, plan.preemptible, now_s, self._learning.estimate_s(compat.rough_load(output)))
+        if self._report.can_end_steps and plan.preemptible:
+            output.preemptible = (step.number, self._report.layers_between(step.estimate_s))
         self._steps.append(step)
+        self._unsettled = step
         if len(self._steps) == 1:
             self._report.begins(step)
 
+    def _settle(self) -> None:
+        """What is only needed when the step is answered: noted while the workers compute it."""
+        step, self._unsettled = self._unsettled, None
+        if step is None:
+            return
+        step.computed = compat.computed_before(self, step.output)
+        step.admitted = compat.admitted(step.output)
+        step.load = compat.load_of(step.output, step.computed)
+        if self._report.can_end_steps:
+            step.registered = registered_blocks(self, step.computed)
+        for name, tokens in step.output.num_scheduled_tokens.items():
+            job = self._jobs.get(name)
+            if job is None:
+                step.online.append(name)
+            else:
+                step.served[job] = step.served.get(job, 0) + tokens
+        step.estimate_s = self._learning.estimate_s(step.load)
+        self._report.told_better(step)
+
     def _evict_newest(self) -> None:
         """Nothing could run though chat waits: whatever vLLM lacks, the newest offline request gives up its KV for it."""
-        newest = next((request for request in reversed(self.running) if is_offline(request)), None)
+        newest = next((request for request in reversed(self.running) if request.request_id in self._jobs), None)
         if newest is not None:
             self.running.remove(newest)
             self._preempt_request(newest, time.monotonic())  # type: ignore[attr-defined]
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        self._settle()
         step, now_s = self._steps.popleft(), time.monotonic()
         if getattr(model_runner_output, ENDED_EARLY, False):
             if not step.void:
                 self._ended_early(step, now_s)
         elif step.load.tokens:
-            self._done(step, now_s)
-        self._report.ends(step, self._offline_jobs, now_s)
+            self._answered.append((step, self._seconds(step, now_s), now_s))
+        self._report.ends(step, now_s)
         self._updated_s = now_s
         if self._steps:
             self._steps[0].began_s = max(now_s, self._steps[0].began_s)
@@ -199,18 +256,24 @@ class HarvestScheduling:
 
     def _ended_early(self, step: Step, now_s: float) -> None:
         self._epoch += 1
+        self._seen.clear()
         self._report.took_back(step, take_back(self, deque((step, *self._steps)), now_s))
 
-    def _done(self, step: Step, now_s: float) -> None:
-        gap_s = step.began_s - self._updated_s  # what lies between two steps in a row is a part of the time between two tokens
-        seconds = now_s - (self._updated_s if 0.0 <= gap_s < SAME_ROW_S else step.began_s)
-        self._learning.observe(step.load, seconds)
-        self._report.learnt(self._learning, step.number)
-        self._turns.ran((name for name in step.computed if name in self._turns), seconds, now_s)
-        for name, tokens in step.output.num_scheduled_tokens.items():
-            job = self._offline_jobs.get(name)
-            if job is not None and job in self._fair:
-                self._fair.charge(job, tokens)
+    def _seconds(self, step: Step, now_s: float) -> float:
+        """How long it took: what lies between two steps in a row is a part of the time between two tokens."""
+        gap_s = step.began_s - self._updated_s
+        return now_s - (self._updated_s if 0.0 <= gap_s < SAME_ROW_S else step.began_s)
+
+    def _learn(self) -> None:
+        """From the steps that were answered; done while the next one runs."""
+        for step, seconds, now_s in self._answered:
+            self._learning.observe(step.load, seconds)
+            self._report.learnt(self._learning, step.number)
+            self._turns.ran((name for name in step.online if name in self._turns), seconds, now_s)
+            for job, tokens in step.served.items():
+                if job in self._fair:
+                    self._fair.charge(job, tokens)
+        self._answered.clear()
 
 
 class HarvestScheduler(HarvestScheduling, Scheduler):  # type: ignore[misc]

@@ -19,17 +19,19 @@ from harvester.policy.latency import StepLoad
 
 @dataclass(slots=True)
 class Step:
-    """One planned step. ``computed``: tokens of each of its requests that were computed before it."""
+    """One planned step. What stands below ``estimate_s`` is filled in while the model computes it."""
 
     number: int
     output: SchedulerOutput
     offline_only: bool
-    load: StepLoad
     began_s: float
     estimate_s: float
-    computed: dict[str, int]
-    admitted: frozenset[str]  # came from the waiting queue in this step
+    load: StepLoad = field(default_factory=StepLoad)
+    computed: dict[str, int] = field(default_factory=dict)  # tokens of each of its requests that were computed before it
+    admitted: frozenset[str] = frozenset()  # came from the waiting queue in this step
     registered: list[tuple[Any, Any]] = field(default_factory=list)  # blocks with the hash that the step gave them
+    online: list[str] = field(default_factory=list)
+    served: dict[str, int] = field(default_factory=dict)  # offline tokens by job
     void: bool = False
 
 

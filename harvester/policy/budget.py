@@ -72,4 +72,6 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest count in 0..most that fits, where fewer always fit if more do; 0 where not even one does."""
     if most <= 0:
         return 0
+    if fits(most):
+        return most
     return bisect_right(range(1, most + 1), False, key=lambda count: not fits(count))

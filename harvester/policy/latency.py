@@ -52,6 +52,7 @@ class LatencyModel:
         self._ratios: deque[tuple[float, float]] = deque()  # predicted seconds, actual over predicted
         self._sorted: list[float] = []
         self._latest: deque[float] = deque(maxlen=self.CHECK_STEPS)
+        self._margins: dict[int, float] = {}  # by length, kept for a few steps
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -76,10 +77,16 @@ class LatencyModel:
 
         A stall of some ms is a large error of a short step and a small one of a long step, and budgets are made for long ones.
         """
-        alike = sorted(ratio for predicted, ratio in self._ratios if seconds / 6 <= predicted <= 2 * seconds)
-        if len(alike) < self.ALIKE_STEPS:
+        if seconds <= 0.0:
             return self.margin
-        return min(max(alike[min(len(alike), math.ceil(0.99 * (len(alike) + 1))) - 1], 1.0), self.MOST_MARGIN)
+        length = round(2.0 * math.log2(seconds))  # lengths are told apart by factors of 1.4: this is asked several times a step
+        if length not in self._margins:
+            middle_s = 2.0 ** (length / 2.0)
+            alike = sorted(ratio for predicted, ratio in self._ratios if middle_s / 6 <= predicted <= 2 * middle_s)
+            enough = len(alike) >= self.ALIKE_STEPS
+            high = alike[min(len(alike), math.ceil(0.99 * (len(alike) + 1))) - 1] if enough else self.margin
+            self._margins[length] = min(max(high, 1.0), self.MOST_MARGIN)
+        return self._margins[length]
 
     def predict(self, load: StepLoad) -> float:
         """Seconds, without a margin."""
@@ -140,6 +147,8 @@ class LatencyModel:
                     found[i] = max(0.0, found[i] + (moment[i] - sum(map(mul, row, found))) / row[i])
 
     def _watch(self, predicted: float, ratio: float) -> None:
+        if self._steps % self.REFIT_STEPS == 0:
+            self._margins.clear()
         self._ratios.append((predicted, ratio))
         insort(self._sorted, ratio)
         if len(self._ratios) > self.ERROR_STEPS:

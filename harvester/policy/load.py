@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import mul
+from typing import NamedTuple
 
 KNEES = (128, 256, 512)  # tokens
 FEATURES = len(KNEES) + 5
 DECODE_CONTEXT = FEATURES - 2  # its place among the features
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoad:
-    """What a step computes."""
+class StepLoad(NamedTuple):
+    """What a step computes. A tuple, because a budget is found by trying many."""
 
     prefill_tokens: int = 0
     prefill_attention: float = 0.0  # sum over prefill chunks of chunk tokens x mean context of a token in the chunk
@@ -25,7 +24,7 @@ class StepLoad:
     def tokens(self) -> int:
         return self.prefill_tokens + self.decode_seqs
 
-    def __add__(self, other: StepLoad) -> StepLoad:
+    def __add__(self, other: StepLoad) -> StepLoad:  # type: ignore[override]
         return StepLoad(
             self.prefill_tokens + other.prefill_tokens,
             self.prefill_attention + other.prefill_attention,

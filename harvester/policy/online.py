@@ -23,9 +23,8 @@ class OnlineTurns:
     def __contains__(self, request: str) -> bool:
         return request in self._priority
 
-    @property
-    def held(self) -> Iterable[str]:
-        return self._priority.keys()
+    def __len__(self) -> int:
+        return len(self._priority)
 
     def arrive(self, request: str, priority: int, prefill_s: float, now_s: float) -> None:
         """``prefill_s``: predicted time of its prompt."""

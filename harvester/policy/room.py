@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from harvester.policy.batch import Batch
 from harvester.policy.view import Limits, View
 
 
-def room(view: View, limits: Limits) -> tuple[int, int]:
+def room(view: View, batch: Batch, limits: Limits) -> tuple[int, int]:
     """Slots and KV blocks that new offline requests may take. An idle engine always takes one, however large.
 
     Where no chat has come for ``reserve_s`` nothing is kept back: the first arrival then evicts, and the reserve is there for the next.
     """
     kept_slots, kept_blocks = reserve(view, limits) if view.online_idle_s <= limits.reserve_s else (0, 0)
     slots = view.max_seqs - kept_slots - len(view.running)
-    growth = sum(max(0, r.blocks_final - r.blocks_now) for r in view.running if r.offline)
-    blocks = view.free_blocks - growth - kept_blocks
+    blocks = view.free_blocks - batch.growth_blocks - kept_blocks
     least = (0, 0) if view.running else (1, view.offline_next_blocks)
     return max(slots, least[0]), max(blocks, least[1])
 

@@ -9,8 +9,9 @@ error; a fixed share where there is no model yet; no bound where offline work is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from harvester.policy.batch import Batch, batch_of
 from harvester.policy.budget import longest_decode, offline_budget
 from harvester.policy.latency import LatencyModel
 from harvester.policy.limit import Online, added_s, limit_s, online_work
@@ -24,34 +25,24 @@ LEAST_CHUNK = 64  # tokens
 PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work: each is counted in the budget, whether its turn comes or not
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Places in ``View.running`` that are not preempted: online, those that decode first, then by rank; offline oldest first."""
-
-    online: list[int]
-    decodes: list[int]
-    prefills: list[int]
-
-
 def plan_step(view: View, limits: Limits, model: LatencyModel | None = None) -> Plan:
     """Plan one step; O(running). Without a ``model`` that is ready, or an objective to hold, the token share is the fixed one."""
     preempt = victims(view)
-    kept = [i for i in range(len(view.running)) if i not in preempt]
-    parts = _parts(view, kept)
-    if not parts.online and view.online_waiting == 0:
-        slots, blocks = room(view, limits)
-        return Plan(tuple(kept), (), (), _alone_tokens(view, parts, model), slots, blocks, preemptible=True)
-    slots, blocks = room(view, limits) if view.online_waiting == 0 else (0, 0)
-    step_s = limit_s(view)
+    batch = batch_of(view.running, preempt)
+    if not batch.online and view.online_waiting == 0:
+        slots, blocks = room(view, batch, limits)
+        return Plan(tuple(batch.kept), (), (), _alone_tokens(view, batch, model), slots, blocks, preemptible=True)
+    slots, blocks = room(view, batch, limits) if view.online_waiting == 0 else (0, 0)
+    step_s = limit_s(view, batch)
     if model is None or not model.ready or (step_s == math.inf and limits.ttft_s == math.inf):
-        plan = _fixed(view, parts, limits, (slots, blocks))
+        plan = _fixed(view, batch, limits, (slots, blocks))
     else:
-        slots = min(slots, max(0, PROMPTS_PER_STEP - len(parts.prefills)))
-        plan = _budgeted(view, parts, limits, model, step_s, (slots, blocks))
+        slots = min(slots, max(0, PROMPTS_PER_STEP - len(batch.prefills)))
+        plan = _budgeted(view, batch, limits, model, step_s, (slots, blocks))
     return replace(plan, preempt=tuple(sorted(preempt))) if preempt else plan
 
 
-def _alone_tokens(view: View, parts: _Parts, model: LatencyModel | None) -> int | None:
+def _alone_tokens(view: View, batch: Batch, model: LatencyModel | None) -> int | None:
     """Tokens of a step of offline work alone: no bound, or what fits ``offline_step_s``, but never less than a small prompt chunk.
 
     An arrival may end such a step, and what it computed is lost: where arrivals are frequent, steps are kept short beside the time between
@@ -59,32 +50,25 @@ def _alone_tokens(view: View, parts: _Parts, model: LatencyModel | None) -> int 
     """
     if model is None or not model.ready or view.offline_step_s == math.inf or view.max_tokens is None:
         return None
-    contexts = [view.running[i].context for i in parts.decodes]
-    behind = max((view.running[i].context for i in parts.prefills), default=0)
+    contexts = batch.contexts
+    behind = max((view.running[i].context for i in batch.prefills), default=0)
     step_s = model.margin * view.offline_step_s  # the best length on average, no promise
-    fit = offline_budget(model, StepLoad(), step_s, contexts, behind, view.max_tokens, max(1, len(parts.prefills)))
+    fit = offline_budget(model, StepLoad(), step_s, contexts, behind, view.max_tokens, max(1, len(batch.prefills)))
     return min(view.max_tokens, max(fit.tokens, len(contexts) + LEAST_CHUNK))
 
 
-def _parts(view: View, kept: list[int]) -> _Parts:
-    running = view.running
-    online = sorted((i for i in kept if not running[i].offline), key=lambda i: (running[i].step_tokens > 1, running[i].rank))
-    offline = [i for i in kept if running[i].offline]
-    decodes = [i for i in offline if running[i].step_tokens <= 1]
-    prefills = [i for i in offline if running[i].step_tokens > 1]
-    return _Parts(online, decodes, prefills)
-
-
-def _budgeted(view: View, parts: _Parts, limits: Limits, model: LatencyModel, step_s: float, space: tuple[int, int]) -> Plan:
-    running, online = view.running, online_work(view, model)
+def _budgeted(view: View, batch: Batch, limits: Limits, model: LatencyModel, step_s: float, space: tuple[int, int]) -> Plan:
+    running, online = view.running, online_work(view, batch, model)
     load, alone_s = online.load, model.predict(online.load)
     # The budget counts with the margin of all steps, short ones among them.
     step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
-    step_s = min(step_s, model.margin * (alone_s + added_s(view, limits, alone_s)))
+    step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, limits, alone_s)))
     longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
-    decodes = [i for i in parts.decodes if running[i].context <= longest]
-    prefills = parts.prefills[:PROMPTS_PER_STEP]
-    contexts = [running[i].context for i in decodes]
+    decodes, contexts = batch.decodes, batch.contexts
+    if contexts and max(contexts) > longest:
+        decodes = [i for i, context in zip(decodes, contexts, strict=True) if context <= longest]
+        contexts = [running[i].context for i in decodes]
+    prefills = batch.prefills[:PROMPTS_PER_STEP]
     behind = max((running[i].context for i in prefills), default=0)
     most = _most_tokens(view, limits, model, load) - load.tokens
     budget = offline_budget(model, load, step_s, contexts, behind, most, len(prefills) + space[0])
@@ -95,18 +79,20 @@ def _budgeted(view: View, parts: _Parts, limits: Limits, model: LatencyModel, st
         space = (0, 0)
     else:
         run += prefills
-    chosen = frozenset(run)
-    pause = tuple(i for i in (*parts.decodes, *parts.prefills) if i not in chosen)
-    return Plan((*parts.online, *run), pause, (), _whole(view, parts, online, tokens), *space, offline_tokens=tokens)
+    pause: tuple[int, ...] = ()
+    if len(run) < len(batch.decodes) + len(batch.prefills):
+        chosen = frozenset(run)
+        pause = tuple([i for i in (*batch.decodes, *batch.prefills) if i not in chosen])
+    return Plan((*batch.online, *run), pause, (), _whole(view, batch, online, tokens), *space, offline_tokens=tokens)
 
 
-def _whole(view: View, parts: _Parts, online: Online, offline_tokens: int) -> int | None:
+def _whole(view: View, batch: Batch, online: Online, offline_tokens: int) -> int | None:
     """Tokens of the whole step; None where waiting prompts may take all that it can hold."""
     if online.prompt_tokens is not None:
         return online.load.decode_seqs + online.prompt_tokens + offline_tokens
     if view.online_waiting:
         return None
-    return sum(view.running[i].step_tokens for i in parts.online) + offline_tokens
+    return len(batch.decoding) + batch.prompt_tokens + offline_tokens
 
 
 def _most_tokens(view: View, limits: Limits, model: LatencyModel, load: StepLoad) -> int:
@@ -115,10 +101,10 @@ def _most_tokens(view: View, limits: Limits, model: LatencyModel, load: StepLoad
     return reach if view.max_tokens is None else min(reach, view.max_tokens)
 
 
-def _fixed(view: View, parts: _Parts, limits: Limits, space: tuple[int, int]) -> Plan:
+def _fixed(view: View, batch: Batch, limits: Limits, space: tuple[int, int]) -> Plan:
     share = limits.offline_step_tokens
     if view.online_waiting:  # its prompt takes what the step can hold; offline prompts wait a step
-        fit, rest = parts.decodes[:share], parts.decodes[share:]
-        return Plan((*parts.online, *fit), (*rest, *parts.prefills), (), None, 0, 0, offline_tokens=share)
-    tokens = sum(view.running[i].step_tokens for i in parts.online) + share
-    return Plan((*parts.online, *parts.decodes, *parts.prefills), (), (), tokens, *space, offline_tokens=share)
+        fit, rest = batch.decodes[:share], batch.decodes[share:]
+        return Plan((*batch.online, *fit), (*rest, *batch.prefills), (), None, 0, 0, offline_tokens=share)
+    tokens = sum(view.running[i].step_tokens for i in batch.online) + share
+    return Plan((*batch.online, *batch.decodes, *batch.prefills), (), (), tokens, *space, offline_tokens=share)

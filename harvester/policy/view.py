@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,11 @@ class Limits:
     ttft_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """One request in the batch. ``step_tokens``: what it would compute in this step if nothing bounded it."""
+class Running(NamedTuple):
+    """One request in the batch. ``step_tokens``: what it would compute in this step if nothing bounded it.
+
+    A tuple, because thousands of them are made each step.
+    """
 
     offline: bool
     step_tokens: int

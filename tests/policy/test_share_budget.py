@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harvester.policy.batch import batch_of
 from harvester.policy.latency import LatencyModel, StepLoad
 from harvester.policy.limit import LEAST_PROMPT_CHUNK, limit_s, online_load, online_work
 from harvester.policy.share import LEAST_CHUNK, PROMPTS_PER_STEP, Limits, Plan, Running, View, plan_step
@@ -53,13 +54,13 @@ def view(*running: Running, **fields: object) -> View:
     ids=["least TPOT", "time left", "shared by two steps", "less left than TPOT", "waiting", "nobody waits", "late", "no objective"],
 )
 def test_a_step_may_take_what_is_promised(seen: View, seconds: float) -> None:
-    assert limit_s(seen) == pytest.approx(seconds)
+    assert limit_s(seen, batch_of(seen.running)) == pytest.approx(seconds)
 
 
 def test_the_online_load_is_all_that_runs_and_waits_within_what_a_step_holds() -> None:
     seen = view(chat(context=70), row(), prompt(100, context=50), online_waiting=2, waiting_tokens=900, max_tokens=600)
     waiting = StepLoad.prefill(499) + StepLoad(seqs=1)
-    assert online_load(seen) == StepLoad.decode(70) + StepLoad.prefill(100, 50) + waiting
+    assert online_load(seen, batch_of(seen.running)) == StepLoad.decode(70) + StepLoad.prefill(100, 50) + waiting
 
 
 # -- the plan -----------------------------------------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ def views(draw: st.DrawFn) -> View:
 
 def planned_load(seen: View, plan: Plan, model: LatencyModel = MODEL) -> StepLoad:
     """What the engine would compute: offline chunks in order until the tokens are spent."""
-    load, left = online_work(seen, model).load, plan.offline_tokens or 0
+    load, left = online_work(seen, batch_of(seen.running), model).load, plan.offline_tokens or 0
     for i in plan.run:
         request = seen.running[i]
         if request.offline and left > 0:
@@ -215,8 +216,8 @@ def test_every_request_has_one_place_and_online_ones_run_first_those_that_decode
 @given(views(), st.sampled_from([MODEL, a_model(CPU, 0.4)]))
 def test_a_step_with_offline_work_beside_chat_keeps_what_is_promised(seen: View, model: LatencyModel) -> None:
     plan = plan_step(seen, LIMITS, model)
-    if plan.offline_tokens and limit_s(seen) < math.inf:
-        limit = limit_s(seen)
+    if plan.offline_tokens and limit_s(seen, batch_of(seen.running)) < math.inf:
+        limit = limit_s(seen, batch_of(seen.running))
         assert model.margin_at(limit) * model.predict(planned_load(seen, plan, model)) <= limit * (1 + 1e-9)
 
 
@@ -234,7 +235,7 @@ def beside(*running: Running, intrusion: float = 0.1, ttft_s: float = 1.0, **fie
     """What the plan of such a step computes, and the seconds of its online work alone."""
     seen = view(*running, *[row()] * 30, row(2000), **fields)
     plan = plan_step(seen, replace(LIMITS, intrusion=intrusion, ttft_s=ttft_s), MODEL)
-    return planned_load(seen, plan), MODEL.predict(online_work(seen, MODEL).load)
+    return planned_load(seen, plan), MODEL.predict(online_work(seen, batch_of(seen.running), MODEL).load)
 
 
 @pytest.mark.parametrize("intrusion", [0.02, 0.05, 0.1])
