@@ -28,19 +28,38 @@ SHAPE: dict[str, Any] = {
 }
 
 
+DEEP_NAME = "bench-llama-deep"
+DEEP: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
+
+
 def bench_model(cache: Path | None = None) -> Path:
     """Its folder, as vLLM loads it, made in a second or two where ``cache`` (the temporary folder) does not hold it yet.
 
     float32, the same weights on every machine. The folder appears whole or not at all.
     """
+    return _made(NAME, SHAPE, cache)
+
+
+def deep_model(cache: Path | None = None) -> Path:
+    """As `bench_model`, with as many layers as models have that people serve, each small: 40 of width 256."""
+    return _made(DEEP_NAME, SHAPE | DEEP, cache)
+
+
+def _made(name: str, shape: dict[str, Any], cache: Path | None) -> Path:
     cache = cache or Path(tempfile.gettempdir()) / "harvester-bench"
-    target = cache / NAME
+    target = cache / name
     if target.is_dir():
         return target
     cache.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=cache))
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     try:
-        _fill(draft)
+        _fill(draft, shape)
         draft.chmod(0o755)
         try:
             draft.rename(target)
@@ -52,10 +71,10 @@ def bench_model(cache: Path | None = None) -> Path:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _fill(folder: Path) -> None:
+def _fill(folder: Path, shape: dict[str, Any]) -> None:
     tokenizer = train()
     ids = tokenizer.get_vocab()
-    config = llama_config(len(ids), bos_id=ids[START], eos_id=ids[STOP], pad_id=ids[PAD]) | SHAPE
+    config = llama_config(len(ids), bos_id=ids[START], eos_id=ids[STOP], pad_id=ids[PAD]) | shape
     tokenizer.save(str(folder / "tokenizer.json"))
     write_weights(folder, config)
     special = {"bos_token_id": ids[START], "eos_token_id": ids[STOP], "pad_token_id": ids[PAD]}

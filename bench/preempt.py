@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.latency import percentiles
-from bench.models import bench_model
+from bench.models import deep_model
 from bench.scenario import Options
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE
 
-PROMPT_TOKENS, ANSWER_TOKENS = 1500, 24
+PROMPT_TOKENS, ANSWER_TOKENS = 1500, 16
 STREAMS = 12
-STEP_TOKENS = 4096
+STEP_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Found:
 
 def run(options: Options) -> dict[str, Any]:
     signals = 40 if options.quick else 200
-    prompts = 24 if options.quick else 96
-    model = options.model or str(bench_model())
+    prompts = 12 if options.quick else 96
+    model = options.model or str(deep_model())
     with tempfile.TemporaryDirectory(prefix="bench-preempt-") as folder:
         kinds = {"off": ("off", 0), "on": ("auto", 0), "signals": ("auto", signals)}
         found = {
