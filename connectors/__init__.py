@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from connectors.base import RowGroup, Sink, Source
-from connectors.duckdb import DuckdbSource
+from connectors.copied import CopiedSource
 from connectors.memory import MemorySink, MemorySource
 from connectors.open import open_source
 from connectors.parquet import ParquetSource
@@ -11,7 +11,7 @@ from connectors.parts import PartsSink
 from connectors.text import TextProblem, is_text, texts
 
 __all__ = [
-    "DuckdbSource",
+    "CopiedSource",
     "MemorySink",
     "MemorySource",
     "ParquetSource",
