@@ -8,6 +8,7 @@ from connectors.memory import MemorySink, MemorySource
 from connectors.open import open_source
 from connectors.parquet import ParquetSource
 from connectors.parts import PartsSink
+from connectors.target import Target, TargetName
 from connectors.text import TextProblem, is_text, texts
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "RowGroup",
     "Sink",
     "Source",
+    "Target",
+    "TargetName",
     "TextProblem",
     "is_text",
     "open_source",

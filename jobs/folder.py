@@ -36,11 +36,16 @@ class StateFolder:
     def jobs(self) -> Path:
         return self.root / "jobs"
 
+    @property
+    def inputs(self) -> Path:
+        """What came through standard input, a folder for each."""
+        return self.root / "inputs"
+
     def results(self, job_id: str) -> Path:
         return self.jobs / job_id / "results"
 
     def snapshot(self, job_id: str) -> Path:
-        """Where the rows of a DuckDB query are kept while the job may need them."""
+        """Where the rows of a source that was copied are kept while the job may need them."""
         return self.jobs / job_id / "input"
 
     def spool(self, job_id: str, slice_id: int, generation: int) -> Path:
