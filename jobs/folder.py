@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +52,17 @@ class StateFolder:
 
     def spool(self, job_id: str, slice_id: int, generation: int) -> Path:
         return self.jobs / job_id / "spool" / f"slice-{slice_id:06d}.g{generation}.jsonl"
+
+    def forget_unmade(self, known: Collection[str]) -> None:
+        """Remove what a server that died in the middle of a submit left: copied rows of jobs that are not among ``known``.
+
+        Folders that hold results stay, whoever knows of them. Call it while nobody submits.
+        """
+        for path in self.jobs.glob("*"):
+            is_staging = path.name.startswith(".staging-")
+            is_unmade = path.name not in known and [entry.name for entry in path.glob("*")] == ["input"]
+            if is_staging or is_unmade:
+                shutil.rmtree(path, ignore_errors=True)
 
     def prepare(self) -> None:
         """Make the folder, or check that it is of this version. Raises `StorageError`."""
