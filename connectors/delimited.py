@@ -19,7 +19,7 @@ from connectors.files import DataFile
 from connectors.request import check_unique
 from harvester.errors import SourceError
 
-MAX_ROW_BYTES = 32 << 20  # a block: Arrow reads no row that is longer
+MAX_ROW_BYTES = 16 << 20  # a block: Arrow reads no row that is longer
 _HEAD_BYTES = 1 << 16
 _DELIMITERS = (",", ";", "\t", "|")
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -101,7 +101,8 @@ def _raw(files: fs.FileSystem, data_files: tuple[DataFile, ...], names: list[str
             bad.append(row)
             return "error"
 
-        with _parsing(data_file, bad), _stream(files, data_file) as stream:
+        with _parsing(data_file, bad):
+            stream = _stream(files, data_file)
             reader = pcsv.open_csv(stream, **_options(form, names, note))
         with stream:
             while True:

@@ -48,20 +48,17 @@ def _batches(schema: pa.Schema, rows: Iterator[tuple[dict[str, Any], int]]) -> I
 
 def _objects(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Iterator[tuple[dict[str, Any], int]]:
     for data_file in data_files:
-        with reading(data_file.path, "JSON lines"):
-            stream = BufferedReader(files.open_input_stream(data_file.path), 1 << 20)
-        with stream:
-            number = 0
-            while True:
-                with reading(data_file.path, "JSON lines"):
-                    line = stream.readline()
-                if not line:
-                    break
-                number += 1
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    yield _object(line, f"{shown(data_file.path)} line {number}"), len(line)
+        where = shown(data_file.path)
+        for number, line in _lines(files, data_file):
+            if line.strip():
+                yield _object(line, f"{where} line {number}"), len(line)
+
+
+def _lines(files: fs.FileSystem, data_file: DataFile) -> Iterator[tuple[int, bytes]]:
+    """Each line with its number, counted from 1."""
+    with reading(data_file.path, "JSON lines"), BufferedReader(files.open_input_stream(data_file.path), 1 << 20) as stream:
+        for number, line in enumerate(stream, 1):
+            yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:

@@ -53,9 +53,14 @@ class Columns:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._widths: dict[str, Width] = dict.fromkeys(names, Width.NULL)
+        self._seen: set[tuple[str, type]] = set()
 
     def see(self, row: Mapping[str, object]) -> None:
         for name, value in row.items():
+            kind = type(value)
+            if (name, kind) in self._seen and kind is not int:  # of integers some do not fit 64 bits
+                continue
+            self._seen.add((name, kind))
             self._widths[name] = wider(self._widths.get(name, Width.NULL), width_of(value))
 
     @property

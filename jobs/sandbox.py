@@ -72,6 +72,8 @@ def _ending(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[N
     except QueryError as error:
         if late.is_set():
             raise QueryError(f"the query took more than {seconds:.0f} s and was stopped; narrow it with WHERE or LIMIT") from error
+        if error.message.startswith("Permission Error"):
+            raise QueryError("files and addresses are out of reach here: SQL reads jobs, leases and results('JOB')") from error
         raise
     finally:
         timer.cancel()

@@ -116,6 +116,16 @@ def test_a_cell_of_binary_data_is_an_error_of_its_row_alone(tmp_path: Path) -> N
     assert (first.code, second) == ("not_utf8", "fine")
 
 
+def test_csv_of_many_blocks_is_read_whole_and_its_rows_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.delimited.MAX_ROW_BYTES", 1 << 10)
+    lines = "id,text\n" + "".join(f'{number},"a\nb"\n' for number in range(2_000))
+    assert read(put(tmp_path, "x.csv", lines))["id"].to_pylist() == list(range(2_000))
+    with pytest.raises(SourceError, match=r"row 2002 \(the header is row 1\) has 3 cells"):
+        open_source(put(tmp_path, "y.csv", lines + "1,2,3\n"))
+    with pytest.raises(SourceError, match=r"has a row of more than .* MiB; is a quote left open"):
+        open_source(put(tmp_path, "z.csv", lines + '1,"' + "x\n" * 5_000))
+
+
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
 def test_a_cell_of_a_million_characters_arrives_whole(tmp_path: Path, name: str) -> None:
     long = "ü" * 1_000_000
