@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from connectors.base import RowGroup, Sink, Source
-from connectors.duckdb import DuckdbSource
+from connectors.copied import CopiedSource
 from connectors.memory import MemorySink, MemorySource
 from connectors.open import open_source
 from connectors.parquet import ParquetSource
 from connectors.parts import PartsSink
+from connectors.target import Target, TargetName
 from connectors.text import TextProblem, is_text, texts
 
 __all__ = [
-    "DuckdbSource",
+    "CopiedSource",
     "MemorySink",
     "MemorySource",
     "ParquetSource",
@@ -19,6 +20,8 @@ __all__ = [
     "RowGroup",
     "Sink",
     "Source",
+    "Target",
+    "TargetName",
     "TextProblem",
     "is_text",
     "open_source",

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from connectors.edge import first_line
+from connectors.edge import first_line, shown
 from connectors.request import listed
 from harvester.errors import SourceError
 
@@ -20,6 +20,8 @@ BATCH_ROWS = 2048  # DuckDB's own vector length
 # The file is all that a query may touch: no other file, no network, no variable of this program. DuckDB wants one configuration
 # of all who open a file in one process, so this one is fixed. Past the memory limit a sort or join goes to disk.
 _CONFIG = {"enable_external_access": "false", "memory_limit": "2GB"}
+# A database behind an extension is reached over the network or through another library; only the query is held to one SELECT there.
+_ATTACH_CONFIG = {"memory_limit": "2GB", "python_enable_replacements": "false"}
 _TABLES = """
     select schema_name, table_name from duckdb_tables() where not internal and database_name = current_database()
     union all
@@ -47,6 +49,24 @@ class Database:
             raise _cannot_open(path, error) from error
         try:
             yield cls(path, connection)
+        finally:
+            connection.close()
+
+    @classmethod
+    @contextmanager
+    def attach(cls, address: str) -> Iterator[Database]:
+        """Whatever DuckDB's ATTACH takes, read-only. Raises `SourceError`, also for an extension that is not installed here."""
+        connection = duckdb.connect(config=_ATTACH_CONFIG)
+        try:
+            quoted = address.replace("'", "''")
+            # A prefix such as mysql: says the kind; an address of the database's own does not.
+            kind = next((f", type {kind}" for kind in ("postgres", "mysql") if re.match(rf"{kind}(ql)?://", address, re.IGNORECASE)), "")
+            connection.execute(f"attach '{quoted}' as origin (read_only{kind})")
+            connection.execute("use origin")
+            connection.execute("set lock_configuration = true")
+            yield cls(Path(shown(address)), connection)
+        except duckdb.Error as error:
+            raise _cannot_attach(address, error) from error
         finally:
             connection.close()
 
@@ -112,6 +132,17 @@ def _cannot_open(path: Path, error: duckdb.Error) -> SourceError:
     if "different configuration" in message:
         return SourceError(f"{path} is open in this same process with other settings; close it there, or submit a copy of the file")
     return SourceError(f"cannot open {path}: {first_line(error)}; give the path of a DuckDB file that can be read")
+
+
+def _cannot_attach(address: str, error: duckdb.Error) -> SourceError:
+    message = str(error)
+    extension = re.search(r'extension "(\w+)"', message)
+    if "Failed to download" in message and extension:
+        return SourceError(
+            f"{shown(address)} needs DuckDB's extension {extension[1]}, which is not installed; once, where the server runs: "
+            f"python -c \"import duckdb; duckdb.sql('install {extension[1]}')\""
+        )
+    return SourceError(f"cannot attach {shown(address)}: {shown(first_line(error))}; give what DuckDB's ATTACH takes")
 
 
 def _shown(schema: str, table: str) -> str:

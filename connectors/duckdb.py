@@ -1,110 +1,64 @@
-"""A table or query of a DuckDB file as a source, read from a Parquet snapshot that is made when it is opened."""
+"""A table or query of a DuckDB file, or of a database that DuckDB attaches, to be copied when it is opened."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-import pyarrow as pa
-
-from connectors.base import RowGroup
+from connectors.copied import Rows
 from connectors.database import Database
 from connectors.edge import reading
-from connectors.location import locate
 from connectors.naming import source_name
-from connectors.parquet import ParquetSource
-from connectors.request import check_unique
-from connectors.snapshot import Origin, latest_snapshot, snapshot_path, write_snapshot
-
-SUFFIXES = (".duckdb", ".ddb", ".db")
+from connectors.snapshot import Origin
 
 
-class DuckdbSource:
-    """Rows of one table or query, copied to Parquet once, so that the user's file is free and the row order stands still.
+class DuckdbReading:
+    """A DuckDB file on a local disk."""
 
-    With ``snapshot_dir`` the copy stays there and is used again by whoever opens the same table or query of the same file; the file is
-    then not opened, and need not be there. Without it the copy goes away with `close`.
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.name = source_name((origin.table or "").rpartition(".")[2], Path(origin.path).stem)
 
-    ``fingerprint`` asks for the copy with that fingerprint where there is one, whatever became of the file since: work under way goes on
-    with the rows that it began with.
+    def fingerprint(self) -> str | None:
+        """Over the file's path, size and time of change (its write-ahead log's too) and the table or query."""
+        return stats_digest(self.origin, ".wal")
+
+    @contextmanager
+    def rows(self) -> Iterator[Rows]:
+        with Database.open(Path(self.origin.path)) as database:
+            yield database.rows(self.origin.table, self.origin.query)
+
+
+class AttachedReading:
+    """Any database that DuckDB's ATTACH reaches (Postgres, MySQL, DuckLake, ...), named as ATTACH names it: ``postgres:dbname=shop``.
+
+    Nothing says cheaply whether its rows changed, so each opening without a known fingerprint copies it anew.
     """
 
-    def __init__(self, origin: Origin, snapshot_dir: Path | None = None, fingerprint: str | None = None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="harvester-") if snapshot_dir is None else None
-        folder = Path(self._temporary.name) if self._temporary is not None else Path(snapshot_dir or "")
-        try:
-            snapshot, self._fingerprint = _snapshot(origin, folder, fingerprint)
-            self._rows = ParquetSource(locate(str(snapshot)), _name_of(origin))
-        except BaseException:
-            self._clean()
-            raise
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.name = source_name((origin.table or "").rpartition(".")[2], origin.path.partition(":")[0])
+        self._fingerprint = secrets.token_hex(32)
 
-    @property
-    def name(self) -> str:
-        return self._rows.name
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._rows.schema
-
-    @property
-    def row_count(self) -> int:
-        return self._rows.row_count
-
-    def fingerprint(self) -> str:
-        """Over the file's path, size and time of change (its write-ahead log's too) and the table or query, when the copy was made."""
+    def fingerprint(self) -> str | None:
         return self._fingerprint
 
-    def row_groups(self) -> Sequence[RowGroup]:
-        return self._rows.row_groups()
-
-    def read(self, group: RowGroup, offset: int, count: int, columns: Sequence[str] | None = None) -> pa.Table:
-        return self._rows.read(group, offset, count, columns)
-
-    def close(self) -> None:
-        self._rows.close()
-        self._clean()
-
-    def _clean(self) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+    @contextmanager
+    def rows(self) -> Iterator[Rows]:
+        with Database.attach(self.origin.path) as database:
+            yield database.rows(self.origin.table, self.origin.query)
 
 
-def _name_of(origin: Origin) -> str:
-    return source_name((origin.table or "").rpartition(".")[2], Path(origin.path).stem)
-
-
-def _snapshot(origin: Origin, folder: Path, fingerprint: str | None) -> tuple[Path, str]:
-    """A complete snapshot of ``origin`` in ``folder`` and its fingerprint: one that is there, or a new one."""
-    if fingerprint is not None and snapshot_path(folder, fingerprint).exists():
-        return snapshot_path(folder, fingerprint), fingerprint
-    if not Path(origin.path).exists() and (kept := latest_snapshot(folder, origin)):
-        return kept
-    now = _fingerprint(origin) if Path(origin.path).exists() else ""
-    if now and snapshot_path(folder, now).exists():
-        return snapshot_path(folder, now), now
-    with Database.open(Path(origin.path)) as database:
-        now = _fingerprint(origin)  # again, now that nobody can write to the file
-        schema, batches = database.rows(origin.table, origin.query)
-        check_unique(schema.names, f"the query on {origin.path}")
-        write_snapshot(snapshot_path(folder, now), schema, batches, origin, now)
-    return snapshot_path(folder, now), now
-
-
-def _fingerprint(origin: Origin) -> str:
-    # What was committed last may still be in the write-ahead log, with the file itself unchanged.
-    paths = [Path(origin.path), Path(f"{origin.path}.wal")]
+def stats_digest(origin: Origin, log_suffix: str) -> str | None:
+    """Of the origin and the size and time of change of its file and of its log; None where the file is not there."""
+    # What was committed last may still be in the log, with the file itself unchanged.
+    paths = [Path(origin.path), Path(f"{origin.path}{log_suffix}")]
     with reading(origin.path):
+        if not paths[0].exists():
+            return None
         stats = [(stat.st_size, stat.st_mtime_ns) if path.exists() and (stat := path.stat()) else None for path in paths]
     return hashlib.sha256(json.dumps([origin.path, stats, origin.table, origin.query]).encode()).hexdigest()

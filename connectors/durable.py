@@ -56,7 +56,7 @@ def publish(path: Path, *, keep_first: bool = False) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         _put(temporary, path, keep_first)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise storage_error("write", path, error) from error
     finally:
@@ -111,10 +111,11 @@ def _put(temporary: Path, path: Path, keep_first: bool) -> None:
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from harvester.errors import HarvesterError, SourceError
 
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
+_PASSWORD = re.compile(r"(password|token|secret)=[^\s&;]+", re.IGNORECASE)
 
 
 def first_line(error: BaseException) -> str:
@@ -20,12 +21,12 @@ def first_line(error: BaseException) -> str:
 
 def shown(uri: str) -> str:
     """The address as it may stand in a message: without the user and password that an address can hold."""
-    return _CREDENTIALS.sub("://***@", uri)
+    return _PASSWORD.sub(r"\1=***", _CREDENTIALS.sub("://***@", uri))
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Raise `SourceError` naming ``what`` for every error of the library calls inside. Wrap nothing else in it.
+def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
+    """Raise `SourceError` naming ``what``, of that kind, for every error of the library calls inside. Wrap nothing else in it.
 
     It catches `Exception`, because a file system reached through fsspec may raise any class of its own.
     """
@@ -38,7 +39,7 @@ def reading(what: str) -> Iterator[None]:
     except PermissionError as error:
         raise SourceError(f"cannot read {shown(what)}: permission denied; ask for the right to read it") from error
     except pa.ArrowInvalid as error:
-        raise SourceError(f"{shown(what)} is not Parquet, or is damaged: {_plain(error)}; write it again") from error
+        raise SourceError(f"{shown(what)} is not {kind}, or is damaged: {_plain(error)}; write it again") from error
     except Exception as error:
         raise SourceError(f"cannot read {shown(what)}: {_plain(error)}; check the address and that it can be reached") from error
 

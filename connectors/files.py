@@ -1,21 +1,21 @@
-"""The Parquet files that a path, glob or folder stands for, in sorted path order."""
+"""The files that a path, glob or folder stands for, all of one kind, in sorted path order."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from urllib.parse import unquote
 
 from pyarrow import fs
 
 from connectors.edge import reading
+from connectors.kinds import KNOWN, Kind, kind_of
 from connectors.location import Location
 from harvester.errors import SourceError
 
-SUFFIXES = (".parquet", ".pq", ".parq")
-_NAMES = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
 _MAGIC = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -43,32 +43,53 @@ def is_glob(path: str) -> bool:
     return _MAGIC.search(path) is not None
 
 
-def suffix_of(name: str) -> str:
-    """The suffix that marks a Parquet file, or nothing."""
-    return next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), "")
+def find(location: Location) -> tuple[Kind, tuple[DataFile, ...]]:
+    """Every file that the location stands for, and what kind they are. A path that exists is taken as it is, whatever glob signs are in it.
 
-
-def find(location: Location) -> tuple[DataFile, ...]:
-    """Every file that the location stands for. A path that exists is taken as it is, whatever glob signs are in it.
-
-    Folders are searched to the bottom for ``*.parquet``, ``*.pq`` and ``*.parq``; names that start with ``_`` or ``.`` are left out.
-    Raises `SourceError` where there is nothing.
+    Folders are searched to the bottom; names that start with ``_`` or ``.`` are left out. Beside Parquet files all others are left out,
+    beside other tables text is (a README); two kinds of table in one folder are refused.
+    Raises `SourceError` where there is nothing, or nothing of a known kind.
     """
     with reading(location.uri):
         info = location.files.get_file_info([location.path])[0]
         if info.type == fs.FileType.File:
-            return (DataFile.of(location.files, info, info.base_name),)
+            return _single(location, info)
         if info.type == fs.FileType.Directory:
-            found, root, nothing = _below(location.files, info.path), info.path, "holds no Parquet file"
+            found, root, nothing = _below(location.files, info.path), info.path, "holds no file"
         elif is_glob(location.path):
             root, found = _matches(location.files, location.path)
-            nothing = "matches no Parquet file"
+            nothing = "matches no file"
         else:
-            raise SourceError(f"{location.label} does not exist; give the path of a Parquet file, glob or folder")
-    chosen = _chosen(location.files, root, found)
-    if not chosen:
-        raise SourceError(f"{location.label} {nothing} ({_NAMES}; names that start with _ or . are left out); check the path")
-    return chosen
+            raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
+    prefix = root.rstrip("/") + "/"
+    visible = {relative: entry for entry in found if not _is_hidden(relative := entry.path.removeprefix(prefix))}
+    kind = _common_kind(location, list(visible), nothing)
+    with reading(root):
+        chosen = sorted(relative for relative in visible if kind_of(relative) is kind)
+        return kind, tuple(DataFile.of(location.files, visible[relative], relative) for relative in chosen)
+
+
+def _single(location: Location, info: fs.FileInfo) -> tuple[Kind, tuple[DataFile, ...]]:
+    kind = kind_of(info.base_name)
+    if kind is None:
+        suffix = PurePosixPath(info.base_name).suffix or "a file without suffix"
+        raise SourceError(f"{location.label} is of an unknown kind ({suffix}); known: {KNOWN}")
+    return kind, (DataFile.of(location.files, info, info.base_name),)
+
+
+def _common_kind(location: Location, names: Sequence[str], nothing: str) -> Kind:
+    example = {kind: name for name in sorted(names, reverse=True) if (kind := kind_of(name)) is not None}
+    if Kind.PARQUET in example:
+        return Kind.PARQUET
+    tables = [kind for kind in example if kind is not Kind.TEXT]
+    if len(tables) > 1:
+        raise SourceError(
+            f"{location.label} holds {example[tables[0]]} ({tables[0]}) and {example[tables[1]]} ({tables[1]}); "
+            "choose one kind with a glob such as 'folder/*.csv'"
+        )
+    if not example:
+        raise SourceError(f"{location.label} {nothing} of a known kind (names that start with _ or . are left out); known: {KNOWN}")
+    return tables[0] if tables else Kind.TEXT
 
 
 def _stamp(files: fs.FileSystem, info: fs.FileInfo) -> str:
@@ -80,15 +101,8 @@ def _stamp(files: fs.FileSystem, info: fs.FileInfo) -> str:
     return str(handler.fs.ukey(info.path)) if isinstance(handler, fs.FSSpecHandler) else ""
 
 
-def _chosen(files: fs.FileSystem, root: str, found: list[fs.FileInfo]) -> tuple[DataFile, ...]:
-    prefix = root.rstrip("/") + "/"
-    by_relative = {info.path.removeprefix(prefix): info for info in found}
-    with reading(root):
-        return tuple(DataFile.of(files, by_relative[path], path) for path in sorted(by_relative) if _wanted(path))
-
-
-def _wanted(relative: str) -> bool:
-    return suffix_of(relative) != "" and not any(part.startswith(("_", ".")) for part in relative.split("/"))
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in relative.split("/"))
 
 
 def _below(files: fs.FileSystem, folder: str) -> list[fs.FileInfo]:

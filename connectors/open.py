@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 
 from pyarrow import fs
 
-from connectors import duckdb, files
 from connectors.base import Source
+from connectors.copied import CopiedSource, Reading, Rows
 from connectors.database import Database
-from connectors.edge import reading
+from connectors.duckdb import AttachedReading, DuckdbReading
+from connectors.edge import reading, shown
+from connectors.files import find
+from connectors.forward import FilesReading
+from connectors.kinds import DATABASES, Kind
 from connectors.location import Location, locate
-from connectors.parquet import ParquetSource
+from connectors.naming import source_name
+from connectors.parquet import ParquetSource, name_of
 from connectors.request import listed
-from connectors.snapshot import Origin
+from connectors.snapshot import Origin, snapshot_path
+from connectors.sqlite import SqliteReading, is_sqlite, sqlite_tables
 from harvester.errors import SourceError
 
-KNOWN = (
-    f"Parquet ({', '.join(files.SUFFIXES)}: a file, a glob or a folder, on disk or at an address such as s3://bucket/path) "
-    f"and DuckDB ({', '.join(duckdb.SUFFIXES)}: a file with --table or --query)"
-)
+# As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
+_ATTACHED = re.compile(r"^(postgres|postgresql|mysql|ducklake|md|odbc|duckdb|sqlite):", re.IGNORECASE)
+
+
+def is_attached(uri: str) -> bool:
+    """Whether ``uri`` names a database in the words of DuckDB's ATTACH, and no path."""
+    return _ATTACHED.match(uri) is not None
 
 
 def open_source(
@@ -32,44 +43,77 @@ def open_source(
 ) -> Source:
     """Open what ``uri`` names. The caller closes it.
 
-    ``table`` or ``query`` belong to a DuckDB file, whose rows are copied to Parquet in ``snapshot_dir`` (None: a temporary folder until
-    the source is closed). ``fingerprint`` is that of a DuckDB source opened before with the same ``snapshot_dir``: its copy is used even
-    if the file changed since; other sources ignore it.
+    Parquet is read where it lies. Everything else is copied to Parquet in ``snapshot_dir`` (None: a temporary folder until the source is
+    closed). ``table`` or ``query`` belong to a database. ``fingerprint`` is that of a source opened before with the same
+    ``snapshot_dir``: its copy is used even if the origin changed or went away since; for Parquet it is ignored.
 
-    Raises `SourceError` for what cannot be read: no such path, not Parquet, no rows, an unknown kind, options that do not fit.
+    Raises `SourceError` for what cannot be read: no such path, another kind than its suffix says, no rows, options that do not fit.
     """
+    if snapshot_dir is not None and fingerprint is not None and snapshot_path(snapshot_dir, fingerprint).exists():
+        return CopiedSource(_Kept(Origin(uri, table, query), fingerprint), snapshot_dir, fingerprint)
+    if is_attached(uri):
+        return CopiedSource(_attached(uri, table, query), snapshot_dir, fingerprint)
     location = locate(uri)
-    if PurePosixPath(location.path).suffix.lower() in duckdb.SUFFIXES and not _is_folder(location):
-        return duckdb.DuckdbSource(_origin(location, table, query), snapshot_dir, fingerprint)
+    if PurePosixPath(location.path).suffix.lower() in DATABASES and not _is_folder(location):
+        return CopiedSource(_database(location, table, query), snapshot_dir, fingerprint)
     if table is not None or query is not None:
         option = "--table" if table is not None else "--query"
-        raise SourceError(f"{option} goes with a DuckDB file ({', '.join(duckdb.SUFFIXES)}), not with {location.label}; leave it out")
-    if not files.is_glob(location.path) and not files.suffix_of(location.path) and not _is_folder(location):
-        raise _unknown(location)
-    return ParquetSource(location)
+        raise SourceError(f"{option} goes with a database ({', '.join(DATABASES)}), not with {location.label}; leave it out")
+    kind, data_files = find(location)
+    if kind is Kind.PARQUET:
+        return ParquetSource(location, data_files=data_files)
+    return CopiedSource(FilesReading(location, kind, data_files), snapshot_dir, fingerprint)
 
 
-def _origin(location: Location, table: str | None, query: str | None) -> Origin:
+class _Kept:
+    """What is known of an origin whose copy is there: enough, for it is not read again."""
+
+    def __init__(self, origin: Origin, fingerprint: str) -> None:
+        self.origin = origin
+        self.name = source_name((origin.table or "").rpartition(".")[2], name_of(origin.path))
+        self._fingerprint = fingerprint
+
+    def fingerprint(self) -> str | None:
+        return self._fingerprint
+
+    def rows(self) -> AbstractContextManager[Rows]:
+        raise SourceError(f"the copy of {self.origin.label} went away; submit it again")
+
+
+def _database(location: Location, table: str | None, query: str | None) -> Reading:
     if location.local is None:
-        raise SourceError(f"a DuckDB file must be on a local disk: copy {location.label} here first")
-    if table is not None and query is not None:
-        raise SourceError(f"both --table {table} and --query were given for {location.label}; give one of them")
+        raise SourceError(f"a database file must be on a local disk: copy {location.label} here first")
+    sqlite = is_sqlite(location.local)
     if table is None and query is None:
-        with Database.open(location.local) as database:
-            tables = listed(database.tables()) or "none"
-        raise SourceError(f"{location.label} is a DuckDB file: choose --table or --query; its tables: {tables}")
-    return Origin(location.path, table, query)
+        with reading(location.uri):
+            tables = sqlite_tables(location.local) if sqlite else _duckdb_tables(location.local)
+        kind = "SQLite" if sqlite else "DuckDB"
+        raise SourceError(f"{location.label} is a {kind} file: choose --table or --query; its tables: {listed(tables) or 'none'}")
+    origin = _origin(location.path, table, query)
+    return SqliteReading(origin) if sqlite else DuckdbReading(origin)
+
+
+def _duckdb_tables(path: Path) -> list[str]:
+    with Database.open(path) as database:
+        return database.tables()
+
+
+def _attached(uri: str, table: str | None, query: str | None) -> Reading:
+    scheme, _, rest = uri.partition(":")
+    if scheme.lower() in ("duckdb", "sqlite") and not rest.startswith("//"):
+        return _database(locate(rest), table, query)
+    if table is None and query is None:
+        with Database.attach(uri) as database:
+            raise SourceError(f"{shown(uri)} is a database: choose --table or --query; its tables: {listed(database.tables()) or 'none'}")
+    return AttachedReading(_origin(uri, table, query))
+
+
+def _origin(path: str, table: str | None, query: str | None) -> Origin:
+    if table is not None and query is not None:
+        raise SourceError(f"both --table {table} and --query were given for {shown(path)}; give one of them")
+    return Origin(path, table, query)
 
 
 def _is_folder(location: Location) -> bool:
     with reading(location.uri):
         return bool(location.files.get_file_info([location.path])[0].type == fs.FileType.Directory)
-
-
-def _unknown(location: Location) -> SourceError:
-    with reading(location.uri):
-        missing = location.files.get_file_info([location.path])[0].type == fs.FileType.NotFound
-    if missing:
-        return SourceError(f"{location.label} does not exist; give the path of a file, glob or folder of {KNOWN}")
-    kind = PurePosixPath(location.path).suffix or "a file without suffix"
-    return SourceError(f"{location.label} is of an unknown kind ({kind}); known: {KNOWN}")

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from connectors.base import RowGroup
 from connectors.cursor import GroupCursor
-from connectors.files import find, is_glob, suffix_of
+from connectors.files import DataFile, find, is_glob
 from connectors.footer import Footer, common_schema, read_footers
+from connectors.kinds import stem_of
 from connectors.location import Location
 from connectors.naming import source_name
 from connectors.partitions import Partitions
@@ -34,12 +35,15 @@ class _Place:
 
 
 class ParquetSource:
-    """The rows of all files of a location, files in sorted path order. Reads footers when made, rows only in `read`."""
+    """The rows of all files of a location, files in sorted path order. Reads footers when made, rows only in `read`.
 
-    def __init__(self, location: Location, name: str | None = None) -> None:
+    ``data_files`` are what `find` gives for the location, where that is known already.
+    """
+
+    def __init__(self, location: Location, name: str | None = None, data_files: Sequence[DataFile] | None = None) -> None:
         self._location = location
-        self._name = source_name(name) if name else _name_of(location.path)
-        self._data_files = find(location)
+        self._name = source_name(name) if name else name_of(location.path)
+        self._data_files = tuple(data_files) if data_files is not None else find(location)[1]
         self._footers = read_footers(location.files, self._data_files)
         self._stored = common_schema(self._data_files, self._footers)
         self._partitions = Partitions.of(self._data_files, self._stored.names)
@@ -129,8 +133,8 @@ def _joined(batches: Sequence[pa.RecordBatch], field: pa.Field) -> pa.ChunkedArr
     return pa.chunked_array([chunk if chunk.type == field.type else chunk.cast(field.type) for chunk in chunks], type=field.type)
 
 
-def _name_of(path: str) -> str:
+def name_of(path: str) -> str:
     """From ``docs`` of ``/data/docs.parquet``, ``/data/docs/`` or ``/data/docs/*.parquet``."""
     last = [part for part in reversed(PurePosixPath(path).parts) if part != "**"][:3]
     stems = [re.sub(r"[*?\[].*", "", part) if is_glob(part) else part for part in last]
-    return source_name(*(stem[: -len(suffix)] if (suffix := suffix_of(stem)) else stem for stem in stems))
+    return source_name(*(stem_of(stem) for stem in stems))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +18,30 @@ from harvester.errors import StorageError
 SUFFIX = ".parquet"
 _PREFIX = b"harvester."  # keeps a part's metadata apart from what Arrow and pandas keep in the same place
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part as it stands now. ``edition`` changes when it is written again."""
+
+    name: str
+    edition: str
+    path: Path
+
+    @property
+    def rows(self) -> int:
+        return int(self._opened().metadata.num_rows)
+
+    def read(self) -> pa.Table:
+        """Its rows, of this edition or a later one; without the metadata of the sink. Raises `StorageError`."""
+        table = self._opened().read()
+        return table.replace_schema_metadata(None)
+
+    def _opened(self) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self.path)
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(self.path, error) from error
 
 
 class PartsSink:
@@ -66,6 +92,15 @@ class PartsSink:
         except OSError as error:
             raise storage_error("list", self._folder, error) from error
         yield from (name for name in found if _NAME.fullmatch(name))
+
+    def parts(self) -> list[Part]:
+        """All parts with their editions, in the order of `names`. Asks the file system only, so many parts cost little."""
+        found = []
+        for name in self.names():
+            with suppress(FileNotFoundError):
+                stat = self.path(name).stat()
+                found.append(Part(name, f"{stat.st_ino}-{stat.st_mtime_ns}-{stat.st_size}", self.path(name)))
+        return found
 
     def sweep(self) -> tuple[Path, ...]:
         """Remove what writers that died have left half written; returns those files. Safe while others write."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from connectors.durable import publish
+from connectors.edge import shown
 from harvester.errors import SourceError
 
 GROUP_ROWS = 16_384
@@ -22,11 +23,18 @@ _ORIGIN = b"harvester.origin"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a snapshot was made from: a table or a query of a database file."""
+    """What a snapshot was made from: a table or a query of a database, or the files of ``path`` where both are None."""
 
     path: str
-    table: str | None
-    query: str | None
+    table: str | None = None
+    query: str | None = None
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        if self.query is not None:
+            return f"the query on {shown(self.path)}"
+        return shown(self.path) if self.table is None else f"table {self.table!r} on {shown(self.path)}"
 
 
 def snapshot_path(folder: Path, fingerprint: str) -> Path:
@@ -60,8 +68,9 @@ def write_snapshot(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBat
     marked = schema.with_metadata({_FINGERPRINT: fingerprint, _ORIGIN: json.dumps(asdict(origin))})
     with publish(path, keep_first=True) as file:  # two readers may be at it, and a query need not give the same order twice
         if _write_groups(file, marked, batches) == 0:
-            what = f"table {origin.table!r}" if origin.table else "the query"
-            raise SourceError(f"{what} on {origin.path} gives no rows; give one with at least one")
+            raise SourceError(
+                f"{origin.label} {'holds' if origin.table is origin.query is None else 'gives'} no rows; give one with at least one"
+            )
 
 
 def _write_groups(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -97,5 +106,5 @@ def _check_types(schema: pa.Schema) -> None:
             pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
         except pa.ArrowNotImplementedError as error:
             raise SourceError(
-                f"column {field.name!r} is of type {field.type}, which cannot be kept; leave it out or cast it in --query"
+                f"column {field.name!r} is of type {field.type}, which cannot be kept; leave it out, or cast it (--query can)"
             ) from error

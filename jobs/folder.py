@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,15 +38,31 @@ class StateFolder:
     def jobs(self) -> Path:
         return self.root / "jobs"
 
+    @property
+    def inputs(self) -> Path:
+        """What came through standard input, a folder for each."""
+        return self.root / "inputs"
+
     def results(self, job_id: str) -> Path:
         return self.jobs / job_id / "results"
 
     def snapshot(self, job_id: str) -> Path:
-        """Where the rows of a DuckDB query are kept while the job may need them."""
+        """Where the rows of a source that was copied are kept while the job may need them."""
         return self.jobs / job_id / "input"
 
     def spool(self, job_id: str, slice_id: int, generation: int) -> Path:
         return self.jobs / job_id / "spool" / f"slice-{slice_id:06d}.g{generation}.jsonl"
+
+    def forget_unmade(self, known: Collection[str]) -> None:
+        """Remove what a server that died in the middle of a submit left: copied rows of jobs that are not among ``known``.
+
+        Folders that hold results stay, whoever knows of them. Call it while nobody submits.
+        """
+        for path in self.jobs.glob("*"):
+            is_staging = path.name.startswith(".staging-")
+            is_unmade = path.name not in known and [entry.name for entry in path.glob("*")] == ["input"]
+            if is_staging or is_unmade:
+                shutil.rmtree(path, ignore_errors=True)
 
     def prepare(self) -> None:
         """Make the folder, or check that it is of this version. Raises `StorageError`."""

@@ -51,6 +51,23 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str, state_dir: Pa
     _refuse_inner_copy(words[1:])
 
 
+def check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Raise `QueryError` unless ``query`` is one statement that only reads, whatever it reads."""
+    try:
+        statements = connection.extract_statements(query)
+    except duckdb.Error as error:
+        raise QueryError(str(error).splitlines()[0]) from error
+    if len(statements) != 1:
+        raise QueryError(f"give one SQL statement, given {len(statements)}")
+    words = tokens(query)
+    first, kind = words[0].text.lower(), statements[0].type
+    if kind not in _READS and not (kind == _KIND.MULTI and first in ("pivot", "with", "from", "select", "(")):
+        raise QueryError(f"{first.upper()} is not allowed here: SQL only reads jobs, leases and results('JOB')")
+    if kind == _KIND.EXPLAIN and next(_after_explain(words)).text.lower() not in _EXPLAINED:
+        raise QueryError("EXPLAIN is allowed for queries only, for EXPLAIN ANALYZE would carry out the rest")
+    _refuse_inner_copy(words)
+
+
 def check_target(path: Path, state_dir: Path) -> None:
     """Raise `QueryError` where writing to ``path`` could touch ``state_dir``. Links and ``..`` are followed first."""
     target, state = path.expanduser().resolve(), state_dir.expanduser().resolve()

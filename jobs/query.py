@@ -34,13 +34,17 @@ CREATE MACRO results(job) AS TABLE SELECT * FROM read_parquet(
 
 
 @contextmanager
-def connect(state_dir: Path, ledger_tables: LedgerTables | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+def connect(state_dir: Path, ledger_tables: LedgerTables | None = None, *, is_sandbox: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database in memory over the state folder, as it stands now. Parts are read in place, the ledger's tables are copied.
 
     ``ledger_tables`` asks a running server for the tables; without one the ledger's file is read. Where neither can be had (a server
     that is starting holds the file), ``results`` works all the same and `run` says why ``jobs`` and ``leases`` do not.
+
+    ``is_sandbox`` leaves only the parts of jobs within reach; the caller then sets its limits and locks the configuration.
     """
-    with tempfile.TemporaryDirectory(prefix="harvester-sql-") as scratch, duckdb.connect() as connection:
+    # Without replacements, or a query would see the variables of this program as tables.
+    config = {"python_enable_replacements": "false"}
+    with tempfile.TemporaryDirectory(prefix="harvester-sql-") as scratch, duckdb.connect(config=config) as connection:
         connection.execute("SET temp_directory = $1", [str(Path(scratch, "spill"))])
         connection.execute("ATTACH ':memory:' AS ledger")
         try:
@@ -48,7 +52,10 @@ def connect(state_dir: Path, ledger_tables: LedgerTables | None = None) -> Itera
         except HarvesterError as error:
             connection.execute("SET VARIABLE ledger_error = $1", [error.message])
         _name_results(connection, state_dir, Path(scratch))
-        connection.execute("SET lock_configuration = true")  # logging to files is a setting too
+        if is_sandbox:
+            _shut_in(connection, state_dir, Path(scratch))
+        else:
+            connection.execute("SET lock_configuration = true")  # logging to files is a setting too
         yield connection
 
 
@@ -60,6 +67,12 @@ def run(connection: duckdb.DuckDBPyConnection, state_dir: Path, query: str, batc
     """
     with _mapped(connection, query):
         check_query(connection, query, state_dir)
+    return run_checked(connection, query, batch_rows)
+
+
+def run_checked(connection: duckdb.DuckDBPyConnection, query: str, batch_rows: int) -> pa.RecordBatchReader:
+    """As `run`, for a query that the caller has checked."""
+    with _mapped(connection, query):
         result = connection.sql(query)
         if result is None:
             return pa.RecordBatchReader.from_batches(pa.schema([]), [])
@@ -76,6 +89,13 @@ def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise QueryError(_first_lines(str(error))) from error
         yield batch
+
+
+def _shut_in(connection: duckdb.DuckDBPyConnection, state_dir: Path, scratch: Path) -> None:
+    """External access off, but for the parts of the jobs; never the rows of their sources, which lie beside them."""
+    folders = [str(path) for path in StateFolder(state_dir).jobs.glob("[!.]*/results")]
+    connection.execute("SET allowed_directories = $1", [[f"{folder}/" for folder in folders] + [f"{scratch}/"]])
+    connection.execute("SET enable_external_access = false")
 
 
 def _copy_ledger(connection: duckdb.DuckDBPyConnection, ledger_tables: LedgerTables) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
+from connectors.lines import csv_lines, json_lines
 from harvester.cli.table import markdown_table, text_table
-from harvester.cli.value import dump, text
 from harvester.errors import StorageError, UsageError
 
 
@@ -60,7 +59,7 @@ def write(out: IO[bytes], shape: Format, schema: pa.Schema, batches: Batches) ->
             for batch in counted:
                 parquet.write_batch(batch)
     elif shape is Format.CSV:
-        _write_csv(out, renamed, counted)
+        csv_lines(out, renamed, counted)
     else:
         stream = TextIOWrapper(out, encoding="utf-8", newline="\n", write_through=True)
         try:
@@ -125,7 +124,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _jsonl(schema: pa.Schema, batches: Batches) -> Iterator[str]:
-    return (f"{dump(row)}\n" for row in chain.from_iterable(batch.to_pylist() for batch in batches))
+    return chain.from_iterable(json_lines(batch) for batch in batches)
 
 
 def _json(schema: pa.Schema, batches: Batches) -> Iterator[str]:
@@ -134,32 +133,6 @@ def _json(schema: pa.Schema, batches: Batches) -> Iterator[str]:
         yield before + line.rstrip("\n")
         before = ",\n"
     yield "[]\n" if before == "[\n" else "\n]\n"
-
-
-def _write_csv(out: IO[bytes], schema: pa.Schema, batches: Batches) -> None:
-    flat = pa.schema([field if _fits_csv(field.type) else pa.field(field.name, pa.string()) for field in schema])
-    options = pc.WriteOptions(quoting_style="needed", quoting_header="needed")
-    with pc.CSVWriter(out, flat, write_options=options) as writer:
-        for batch in batches:
-            writer.write_batch(pa.record_batch([_flat(column) for column in batch.columns], schema=flat))
-
-
-def _flat(column: pa.Array) -> pa.Array:
-    if _fits_csv(column.type):
-        return column
-    return pa.array([None if value is None else text(value) for value in column.to_pylist()], pa.string())
-
-
-def _fits_csv(kind: pa.DataType) -> bool:
-    is_plain = (
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_boolean,
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_date,
-    )
-    return any(check(kind) for check in is_plain)
 
 
 _TEXTS: dict[Format, Callable[[pa.Schema, Batches], Iterator[str]]] = {

@@ -8,13 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from connectors import TargetName
+from connectors.incoming import Form
 from harvester.cli.client import Client
+from harvester.cli.completion import task_names
 from harvester.cli.estimate import estimate
+from harvester.cli.into import INTO_HELP, checked_target, copying, written_line
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.jobtext import duration, job_lines
 from harvester.cli.local import serving
-from harvester.cli.progress import failure, follow
+from harvester.cli.progress import failure, follow, show, updates
 from harvester.cli.request import build_request, read_schema
+from harvester.cli.stdin import Given, given_source
 from harvester.errors import HarvesterError
 from jobs.spec import JobRequest, JobView
 from jobs.states import ENDED
@@ -26,10 +31,16 @@ app = typer.Typer()
 def submit(
     here: Invocation,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Parquet file, glob or folder, here or at a URI; or a .duckdb file.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="File, glob or folder, here or at a URI; a database; or - for standard input.", show_default=False
+        ),
     ],
     task: Annotated[
-        str | None, typer.Option("--task", "-t", metavar="T", help="Built-in task (harvester tasks) or FILE.yaml; summarize.")
+        str | None,
+        typer.Option(
+            "--task", "-t", metavar="T", help="Built-in task (harvester tasks) or FILE.yaml; summarize.", autocompletion=task_names
+        ),
     ] = None,
     labels: Annotated[str | None, typer.Option("--labels", metavar="A,B", help="Labels to choose from; implies --task classify.")] = None,
     schema: Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="JSON schema to extract; implies --task extract.")] = None,
@@ -38,13 +49,19 @@ def submit(
     column: Annotated[str | None, typer.Option("--column", metavar="C", help="Text column; picked where one is obvious.")] = None,
     keep: Annotated[str | None, typer.Option("--keep", metavar="A,B", help="Input columns to keep in the results, or none; all.")] = None,
     id_column: Annotated[str | None, typer.Option("--id-column", metavar="C", help="Column whose values must be unique.")] = None,
-    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Table of a .duckdb file.")] = None,
-    query: Annotated[str | None, typer.Option("--query", metavar="SQL", help="Query over a .duckdb file.")] = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Table of a database.")] = None,
+    query: Annotated[str | None, typer.Option("--query", metavar="SQL", help="Query over a database.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="Model it must run on; the server's.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer; the task's.")
     ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", min=0.0, max=2.0, help="The task's.")] = None,
+    input_format: Annotated[
+        Form | None, typer.Option("--input-format", help="What standard input is; told by its first bytes.", show_default=False)
+    ] = None,
+    into: Annotated[
+        str | None, typer.Option("--into", "-o", metavar="TARGET", help=f"{INTO_HELP} Implies --watch.", show_default=False)
+    ] = None,
     new: Annotated[bool, typer.Option("--new", help="Make a new job even where the same one exists.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch it to its end; exit with 1 if it failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print rows, tokens and time it would take; make nothing.")] = False,
@@ -60,52 +77,66 @@ def submit(
         harvester submit docs.parquet --task summarize --watch
         harvester submit reviews.parquet --labels positive,negative --column text
         harvester submit shop.duckdb --query "select * from reviews" --prompt "Is this about price? {text}"
+        harvester submit "docs/*.md" --into summaries.duckdb:docs
+        cat mails.jsonl | harvester submit - --column body -o mails.csv
     """
-    request = build_request(
-        source,
-        table=table,
-        query=query,
-        task=task,
-        options={"labels": labels.split(",") if labels else None, "schema": read_schema(schema), "to": to, "prompt": prompt},
-        keep=keep,
-        column=column,
-        id_column=id_column,
-        model=model,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        new=new,
-    )
-    if dry_run:
-        _print_estimate(here, request)
-    else:
-        _submit(here, request, watch)
+    target = None if into is None else checked_target(into, here)
+    with given_source(here, source, input_format, for_a_job=not dry_run) as given:
+        request = build_request(
+            given.uri,
+            table=table,
+            query=query,
+            task=task,
+            options={"labels": labels.split(",") if labels else None, "schema": read_schema(schema), "to": to, "prompt": prompt},
+            keep=keep,
+            column=column,
+            id_column=id_column,
+            model=model,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            new=new,
+        )
+        if dry_run:
+            _print_estimate(here, request)
+        else:
+            _submit(here, request, watch, target, given)
 
 
-def _submit(here: Invocation, request: JobRequest, watch: bool) -> None:
+def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetName | None, given: Given) -> None:
+    copied: dict[str, object] = {}
     with serving(here, request.model, _say) as (client, is_embedded):
         view, created = client.submit(request)
-        if here.json and not (watch or is_embedded):
+        given.in_use = True
+        follows = watch or is_embedded or target is not None
+        if here.json and not follows:
             here.print_json(_as_json(view, created))
             return
         if not here.json:
             _print_submitted(view, created)
-        if not (watch or is_embedded):
+        if not follows:
             _print_next(view)
             return
-        view = _follow(client, view, is_embedded)
+        view, copied = _follow(client, view, is_embedded, target)
     if here.json:
-        here.print_json(_as_json(view, created))
+        here.print_json(_as_json(view, created) | copied)
     else:
         print(*job_lines(view), sep="\n")
+        if copied:
+            print(written_line(copied))
         _print_next(view)
     fault = failure(view)
     if fault:
         raise HarvesterError(fault)
 
 
-def _follow(client: Client, view: JobView, is_embedded: bool) -> JobView:
+def _follow(client: Client, view: JobView, is_embedded: bool, target: TargetName | None) -> tuple[JobView, dict[str, object]]:
+    """How the job ended, and what was written where a target was given."""
     try:
-        return follow(client, view.id)
+        if target is None:
+            return follow(client, view.id), {}
+        with copying(target, Path(client.server().state), view.id) as copy:
+            (ended,) = show(copy.follow(updates(client, [view.id]))).values()
+            return ended, copy.to_json()
     except KeyboardInterrupt:
         _say(
             f"Job {view.id} is kept; the same command takes it up again"

@@ -19,6 +19,12 @@ from harvester.errors import HarvesterError
 class Program(TyperGroup):
     """Turns what a command raises into one line on stderr and an exit code."""
 
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        try:
+            return super().make_context(*given, **named)
+        except BrokenPipeError as error:  # of --help and --version, which are answered here
+            raise _reader_left() from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -28,15 +34,19 @@ class Program(TyperGroup):
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error
         except BrokenPipeError as error:
-            # The reader has left (`| head`). The flush at the interpreter's end must not find the pipe either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(0) from error
+            raise _reader_left() from error
         except Exception as error:
             # Typer ends a command by exceptions of its own; they carry the exit code.
             if isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "exit_code"):
                 raise
             _fail(ctx, f"error: internal: {type(error).__name__}: {' '.join(str(error).split())[:300]}; --debug shows where")
             raise typer.Exit(1) from error
+
+
+def _reader_left() -> typer.Exit:
+    """Whoever read what is printed has left (`| head`): no error. The flush at the interpreter's end must not find the pipe either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return typer.Exit(0)
 
 
 def _fail(ctx: Any, line: str) -> None:

@@ -1,13 +1,13 @@
-"""Follow a job to its end: a live bar on a terminal, a line when something changed elsewhere."""
+"""Follow jobs to their end: a live bar each on a terminal, a line when something changed elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from harvester.cli.client import Client
 from harvester.cli.jobtext import progress_line, rows_done, share_done
@@ -16,38 +16,56 @@ from jobs.spec import JobView
 from jobs.states import ENDED, JobState
 
 POLL_S = 0.5
-PATIENCE_S = 30.0  # a server that restarts takes the job up again
+PATIENCE_S = 30.0  # a server that restarts takes the jobs up again
 
 Sleep = Callable[[float], None]
+Views = dict[str, JobView]  # the last one of each job, by its id
 
 
-def updates(client: Client, job_id: str, sleep: Sleep = time.sleep) -> Iterator[JobView]:
-    """How the job stands now, then each time that differs, until it has ended.
+def updates(client: Client, jobs: Sequence[str], sleep: Sleep = time.sleep) -> Iterator[JobView]:
+    """How each job stands now, then each time that differs, until all have ended.
 
     A server that is away is waited for `PATIENCE_S`; then `UnreachableError`.
     """
-    last: JobView | None = None
+    last: Views = {view.id: view for view in (client.job(job) for job in dict.fromkeys(jobs))}
+    yield from last.values()
     away_s = 0.0
-    while last is None or last.state not in ENDED:
-        if last is not None:
-            sleep(POLL_S)
+    while open_jobs := [job for job, view in last.items() if view.state not in ENDED]:
+        sleep(POLL_S)
         try:
-            view = client.job(last.id if last else job_id)
+            views = [client.job(job) for job in open_jobs]
         except UnreachableError:
             away_s += POLL_S
-            if last is None or away_s > PATIENCE_S:
+            if away_s > PATIENCE_S:
                 raise
             continue
         away_s = 0.0
-        if view != last:
-            yield view
-        last = view
+        for view in views:
+            if view != last[view.id]:
+                last[view.id] = view
+                yield view
 
 
-def follow(client: Client, job_id: str, sleep: Sleep = time.sleep) -> JobView:
-    """Show progress on stderr until the job has ended; returns how it ended."""
-    views = updates(client, job_id, sleep)
-    return _bar(views) if sys.stderr.isatty() else _plain(views)
+def show(views: Iterator[JobView]) -> Views:
+    """Show progress on stderr as it comes; returns how each job stood last."""
+    return _bars(views) if sys.stderr.isatty() else _lines(views)
+
+
+def follow(client: Client, job: str, sleep: Sleep = time.sleep) -> JobView:
+    """Show one job's progress until it has ended; returns how it ended."""
+    (view,) = show(updates(client, [job], sleep)).values()
+    return view
+
+
+def event_of(view: JobView, before: JobView | None) -> str:
+    """What a change is called in an event line: ``job`` at first sight, then ``state``, ``ended``, ``message`` or ``progress``."""
+    if view.state in ENDED:
+        return "ended"
+    if before is None:
+        return "job"
+    if view.state is not before.state:
+        return "state"
+    return "message" if view.message != before.message else "progress"
 
 
 def failure(view: JobView) -> str | None:
@@ -59,22 +77,29 @@ def failure(view: JobView) -> str | None:
     return None
 
 
-def _bar(views: Iterator[JobView]) -> JobView:
-    columns = (BarColumn(bar_width=None), TextColumn("{task.description}", markup=False))
+def _bars(views: Iterator[JobView]) -> Views:
+    last: Views = {}
+    bars: dict[str, TaskID] = {}
+    columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
         for view in views:
-            progress.update(task, total=view.rows_total, completed=rows_done(view), description=progress_line(view))
-    print(progress_line(view), file=sys.stderr)
-    return view
+            last[view.id] = view
+            if view.id not in bars:
+                bars[view.id] = progress.add_task("", total=None)
+            progress.update(bars[view.id], total=view.rows_total, completed=rows_done(view), description=progress_line(view))
+    for view in last.values():
+        print(progress_line(view), file=sys.stderr)
+    return last
 
 
-def _plain(views: Iterator[JobView]) -> JobView:
+def _lines(views: Iterator[JobView]) -> Views:
     """A line for each tenth of the rows and each change of state: a log is read later."""
-    shown = None
+    last: Views = {}
+    shown: dict[str, object] = {}
     for view in views:
         step = (view.state, int(share_done(view) * 10), view.message)
-        if step != shown:
+        if step != shown.get(view.id):
             print(progress_line(view), file=sys.stderr, flush=True)
-        shown = step
-    return view
+        shown[view.id] = step
+        last[view.id] = view
+    return last

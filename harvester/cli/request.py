@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from connectors.open import is_attached
 from harvester.errors import SourceError, TaskError, UsageError
 from jobs.spec import JobRequest, SourceSpec
 from jobs.tasks.load import load_task
@@ -45,9 +46,15 @@ def build_request(
 
 
 def find_source(source: str) -> str:
-    """Absolute path or glob of a local source; an address with ``://`` as it is. Raises `SourceError` where nothing is there."""
+    """Absolute path or glob of a local source; an address, with ``://`` or as DuckDB's ATTACH has it, as it is.
+
+    Raises `SourceError` where nothing is there.
+    """
     if "://" in source:
         return source
+    if is_attached(source):
+        kind, _, rest = source.partition(":")
+        return f"{kind}:{Path(rest).expanduser().absolute()}" if kind.lower() in ("duckdb", "sqlite") else source
     path = Path(source).expanduser().absolute()
     if path.exists():
         return str(path)
@@ -57,7 +64,7 @@ def find_source(source: str) -> str:
             return str(path)
         raise SourceError(f"no file matches {source}; the pattern is read from {Path.cwd()}")
     near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1) if path.parent.is_dir() else []
-    hint = f"did you mean {Path(source).with_name(near[0])}?" if near else "give a Parquet file, a glob, a folder or a .duckdb file"
+    hint = f"did you mean {Path(source).with_name(near[0])}?" if near else "give a file, a glob, a folder or a database"
     raise SourceError(f"there is no {source}; {hint}")
 
 

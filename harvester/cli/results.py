@@ -13,12 +13,16 @@ import duckdb
 import pyarrow as pa
 import typer
 
+from connectors.target import is_table
 from harvester.cli.export import Format, format_of, head, replacing, write
+from harvester.cli.into import IntoOption, checked_target, copying, written_line
 from harvester.cli.invocation import Invocation, command
-from harvester.cli.status import SomeJobArgument
+from harvester.cli.progress import show, updates
+from harvester.cli.status import SomeJobArgument, all_views, pick
 from harvester.errors import UsageError
 from jobs.guard import check_target
 from jobs.query import batches, connect, run
+from jobs.states import ENDED
 
 app = typer.Typer()
 
@@ -37,15 +41,25 @@ def results(
         Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else jsonl.", show_default=False)
     ] = None,
     errors: Annotated[bool, typer.Option("--errors", help="Only rows that ended as errors.")] = False,
+    into: IntoOption = None,
 ) -> None:
     """Print a job's results, or write them to a file.
 
-    Without -o they are printed as JSON lines. A job that runs has the rows that are done.
+    Without -o they are printed as JSON lines. A job that runs has the rows that are done; with --into they are written as they come,
+    until the job has ended. Killed and run again it goes on, no row twice.
 
     \b
     Example:
         harvester results docs-7f3a -o summaries.parquet
+        harvester results docs-7f3a --into shop.duckdb:summaries
     """
+    if into is None and output is not None and is_table(str(output)):
+        into, output = str(output), None
+    if into is not None:
+        if output is not None or shape is not None or errors:
+            raise UsageError("--into writes all rows, in the format of its name; leave -o, --format and --errors out")
+        _copy_out(here, job, into)
+        return
     quoted = job.replace("'", "''")
     query = f"SELECT * FROM results('{quoted}') " + ("WHERE status = 'error'" if errors else "")
     with _database(here) as (connection, state_dir):
@@ -98,6 +112,26 @@ def _database(here: Invocation) -> Iterator[tuple[duckdb.DuckDBPyConnection, Pat
     finally:
         if reached is not None:
             reached[0].close()
+
+
+def _copy_out(here: Invocation, job: str, into: str) -> None:
+    reached = here.try_reach()
+    name = checked_target(into, here, reached[1] if reached else None)
+    if reached is None:
+        view = pick(all_views(here), job)
+        with copying(name, here.state_dir, view.id) as copy:
+            copy.bring(is_final=True)
+        if view.state not in ENDED:
+            print(f"job {view.id} has not ended, and no server answers: these are the rows that are done", file=sys.stderr)
+    else:
+        with reached[0] as client:
+            first = client.job(job)
+            with copying(name, here.local_state(reached[1]), first.id) as copy:
+                show(copy.follow(updates(client, [first.id])))
+    if here.json:
+        here.print_json(copy.to_json())
+    else:
+        print(written_line(copy.to_json()), file=sys.stderr)
 
 
 def _print_table(reader: pa.RecordBatchReader, limit_rows: int) -> None:

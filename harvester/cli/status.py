@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
 from pydantic import ValidationError
 
+from harvester.cli.completion import job_ids
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.jobtext import job_lines, job_table
-from harvester.cli.progress import failure, follow, updates
+from harvester.cli.progress import Views, event_of, failure, updates
+from harvester.cli.progress import show as show_progress
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.folder import StateFolder
 from jobs.ledgerfile import read_ledger
 from jobs.spec import JobView
+from jobs.states import ENDED
 
 app = typer.Typer()
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or latest.", show_default=False)]
-SomeJobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job; the latest where none is given.", show_default=False)]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or latest.", show_default=False, autocompletion=job_ids)]
+SomeJobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="Id of a job; the latest where none is given.", show_default=False, autocompletion=job_ids)
+]
 
 
 @command(app)
@@ -33,7 +39,7 @@ def jobs(
     Example:
         harvester jobs
     """
-    views = _all_views(here)
+    views = all_views(here)
     if here.json:
         here.print_json({"jobs": [view.model_dump(mode="json") for view in views[:limit]]})
         return
@@ -55,7 +61,7 @@ def show(here: Invocation, job: SomeJobArgument = "latest") -> None:
     """
     reached = here.try_reach()
     if reached is None:
-        view = _pick(_all_views(here), job)
+        view = pick(all_views(here), job)
     else:
         with reached[0] as client:
             view = client.job(job)
@@ -63,26 +69,46 @@ def show(here: Invocation, job: SomeJobArgument = "latest") -> None:
 
 
 @command(app)
-def watch(here: Invocation, job: SomeJobArgument = "latest") -> None:
-    """Watch a job until it has ended. Exits with 1 if it failed.
+def watch(
+    here: Invocation,
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB...", help="Ids of jobs; all that have not ended where none is given.", show_default=False, autocompletion=job_ids
+        ),
+    ] = None,
+) -> None:
+    """Watch jobs until they have ended. Exits with 1 if one failed.
 
-    With --json a line is printed each time something changed.
+    A bar for each job. With --json a line is printed each time something changed: its event is job (first seen), state, progress,
+    message or ended.
 
     \b
     Example:
         harvester watch docs-7f3a
+        harvester watch --json > events.jsonl
     """
     client, _ = here.reach()
     with client:
+        asked = jobs or [view.id for view in client.jobs() if view.state not in ENDED] or ["latest"]
+        changes = updates(client, asked)
         if here.json:
-            for view in updates(client, job):
-                here.print_json(view.model_dump(mode="json"))
+            ended = _print_events(here, changes)
         else:
-            view = follow(client, job)
-            print(*job_lines(view), sep="\n")
-    fault = failure(view)
-    if fault:
-        raise HarvesterError(fault)
+            ended = show_progress(changes)
+            for view in ended.values():
+                print(*job_lines(view), sep="\n")
+    faults = [fault for view in ended.values() if (fault := failure(view))]
+    if faults:
+        raise HarvesterError("; ".join(faults))
+
+
+def _print_events(here: Invocation, changes: Iterator[JobView]) -> Views:
+    last: Views = {}
+    for view in changes:
+        here.print_json({"event": event_of(view, last.get(view.id)), **view.model_dump(mode="json")})
+        last[view.id] = view
+    return last
 
 
 @command(app)
@@ -152,8 +178,8 @@ def _print_view(here: Invocation, view: JobView) -> None:
         print(*job_lines(view), sep="\n")
 
 
-def _all_views(here: Invocation) -> list[JobView]:
-    """Newest first: the server's word, else the ledger's file."""
+def all_views(here: Invocation) -> list[JobView]:
+    """All jobs, newest first: the server's word, else the ledger's file."""
     try:
         client, _ = here.reach()
     except UnreachableError:
@@ -186,7 +212,7 @@ def _stored_view(here: Invocation, line: dict[str, Any]) -> JobView:
         raise StorageError(f"the ledger in {here.state_dir} was written by another version: {error.errors()[0]['msg']}") from error
 
 
-def _pick(views: list[JobView], job: str) -> JobView:
+def pick(views: list[JobView], job: str) -> JobView:
     if job == "latest" and views:
         return views[0]
     for view in views:

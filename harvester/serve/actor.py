@@ -28,6 +28,8 @@ class LedgerHost:
         folder = StateFolder(Path(state))
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._ledger = _open(folder, lease_s, new_server=not again)
+        if not again:
+            folder.forget_unmade({view.id for view in self._ledger.jobs()})
 
     def call(self, method: str, args: tuple[Any, ...], timed: bool) -> Any:
         """Call a `Ledger` method; ``timed`` appends the clock."""

@@ -19,7 +19,8 @@ from pydantic import BaseModel, Field
 import connectors
 from harvester.config import HarvestConfig
 from harvester.core import __version__
-from harvester.errors import HarvesterError, TaskError, UsageError
+from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
+from harvester.serve.sql_api import add_sql
 from jobs.folder import StateFolder
 from jobs.plan import plan_job
 from jobs.spec import JobPlan, JobRequest, JobView
@@ -50,7 +51,7 @@ class Planner:
     """Turns a request into a plan; opening and cutting a source reads files, so it works in a thread."""
 
     def __init__(self, folder: StateFolder, harvest: HarvestConfig, model: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._harvest = harvest
         self._model = model
 
@@ -59,7 +60,7 @@ class Planner:
         if request.model not in (None, self._model):
             raise UsageError(f"this server runs {self._model}, not {request.model}; leave --model out, or serve {request.model}")
         spec = request.source
-        staging = self._folder.jobs / f".staging-{secrets.token_hex(6)}"
+        staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"
         try:
             with connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
                 token = self._token(source.name)
@@ -70,7 +71,7 @@ class Planner:
                     f"that {self._model} takes; lower it with --max-tokens"
                 )
             if staging.exists():  # a snapshot was taken: the job reads that from now on
-                staging.rename(self._folder.jobs / plan.spec.id)
+                staging.rename(self.folder.jobs / plan.spec.id)
             return plan
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -79,14 +80,25 @@ class Planner:
         """Four digits that make an id of which there is no folder yet."""
         while True:
             token = secrets.token_hex(2)
-            if not (self._folder.jobs / f"{name}-{token}").exists():
+            if not (self.folder.jobs / f"{name}-{token}").exists():
                 return token
 
     def forget(self, plan: JobPlan) -> None:
         """Remove what `plan` left for a job that was not made: its snapshot. Results, of whichever job, stay."""
-        shutil.rmtree(self._folder.snapshot(plan.spec.id), ignore_errors=True)
+        shutil.rmtree(self.folder.snapshot(plan.spec.id), ignore_errors=True)
         with suppress(OSError):  # not there, or not empty
-            (self._folder.jobs / plan.spec.id).rmdir()
+            (self.folder.jobs / plan.spec.id).rmdir()
+
+
+async def is_unknown(ledger: JobsLedger, plan: JobPlan) -> bool:
+    """Whether the ledger says that it has no such job. Where it says nothing, the job may be there."""
+    try:
+        await ledger.show(plan.spec.id)
+    except NotFoundError:
+        return True
+    except HarvesterError:
+        return False
+    return False
 
 
 def jobs_api(
@@ -122,7 +134,12 @@ def jobs_api(
     async def submit(request: JobRequest, response: Response) -> Submitted:
         context_tokens = int((await server_info())["context_tokens"])
         plan = await asyncio.to_thread(planner.plan, request, context_tokens)
-        view, created = await ledger.submit(plan, new=request.new)
+        try:
+            view, created = await ledger.submit(plan, new=request.new)
+        except HarvesterError:
+            if await is_unknown(ledger, plan):
+                await asyncio.to_thread(planner.forget, plan)
+            raise
         if not created:
             if view.id != plan.spec.id:
                 await asyncio.to_thread(planner.forget, plan)
@@ -140,6 +157,8 @@ def jobs_api(
     @app.post("/jobs/{job_id}/{verb}")
     async def change(job_id: str, verb: str) -> JobView:
         return await ledger.change(job_id, verb)
+
+    add_sql(app, ledger, planner.folder)
 
     @app.get("/ledger/{name}")
     async def table(name: str) -> Response:

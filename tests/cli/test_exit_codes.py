@@ -122,7 +122,7 @@ def test_whatever_a_command_raises_becomes_one_line_and_an_exit_code(cli, monkey
     def broken(here):
         raise error
 
-    monkeypatch.setattr(status, "_all_views", broken)
+    monkeypatch.setattr(status, "all_views", broken)
     result = cli("jobs")
     assert (result.exit_code, result.stderr) == (exit_code, line)
 
@@ -132,7 +132,7 @@ def test_debug_shows_the_traceback_and_is_taken_before_or_after_the_command(cli,
     def broken(here):
         raise ZeroDivisionError("x")
 
-    monkeypatch.setattr(status, "_all_views", broken)
+    monkeypatch.setattr(status, "all_views", broken)
     result = cli(*words)
     assert result.exit_code == 1
     assert "Traceback" in result.stderr

@@ -95,14 +95,14 @@ class Away:
 
 
 def test_a_server_that_comes_back_is_waited_for():
-    assert [view.rows_ok for view in updates(Away(5), "latest", sleep=lambda seconds: None)] == [1, 4]
+    assert [view.rows_ok for view in updates(Away(5), ["latest"], sleep=lambda seconds: None)] == [1, 4]
 
 
 def test_a_server_that_stays_away_ends_the_watch(monkeypatch):
     monkeypatch.setattr("harvester.cli.progress.POLL_S", 0.5)
     client = Away(1000)
     with pytest.raises(UnreachableError):
-        list(updates(client, "latest", sleep=lambda seconds: None))
+        list(updates(client, ["latest"], sleep=lambda seconds: None))
     assert client.away == 1000 - 62
 
 

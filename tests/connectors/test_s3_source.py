@@ -1,9 +1,11 @@
-"""Parquet on S3, against a server on this machine that speaks S3."""
+"""Every kind of file on S3, against a server on this machine that speaks S3."""
 
 from __future__ import annotations
 
+import gzip
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,5 +73,35 @@ def test_the_fingerprint_on_s3_is_stable_and_changes_with_the_content(bucket: st
 
 @pytest.mark.parametrize("path", ["/gone/x.parquet", "/gone/*.parquet", "-other/x.parquet"], ids=["key", "glob", "bucket"])
 def test_what_is_not_on_s3_is_one_clear_error(bucket: str, options: str, path: str) -> None:
-    with pytest.raises(SourceError, match=r"does not exist|matches no Parquet file"):
+    with pytest.raises(SourceError, match=r"does not exist|matches no file"):
         open_source(f"{bucket}{path}{options}")
+
+
+FILES = {
+    "jsonl": ("x.jsonl", b'{"id": 1}\n{"id": 2}\n'),
+    "gzip": ("x.jsonl.gz", gzip.compress(b'{"id": 1}\n{"id": 2}\n')),
+    "csv": ("x.csv", b"id\n1\n2\n"),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), FILES.values(), ids=FILES.keys())
+def test_rows_on_s3_are_copied_once_and_the_origin_may_go(bucket: str, options: str, tmp_path: Path, name: str, content: bytes) -> None:
+    files, _ = fs.FileSystem.from_uri(f"{bucket}{options}")
+    with files.open_output_stream(f"shop/rows/{name}", compression=None) as file:
+        file.write(content)
+    uri = f"{bucket}/rows/{name}{options}"
+    with open_source(uri, snapshot_dir=tmp_path) as source:
+        known = source.fingerprint()
+        assert source.read(source.row_groups()[0], 0, 2).to_pydict() == {"id": [1, 2]}
+    files.delete_file(f"shop/rows/{name}")
+    with open_source(uri, snapshot_dir=tmp_path, fingerprint=known) as source:
+        assert source.row_count == 2
+
+
+def test_text_files_on_s3_are_rows(bucket: str, options: str) -> None:
+    files, _ = fs.FileSystem.from_uri(f"{bucket}{options}")
+    for name in ("a.md", "sub/b.md"):
+        with files.open_output_stream(f"shop/texts/{name}") as file:
+            file.write(name.encode())
+    with open_source(f"{bucket}/texts{options}") as source:
+        assert source.read(source.row_groups()[0], 0, 2).to_pydict() == {"path": ["a.md", "sub/b.md"], "text": ["a.md", "sub/b.md"]}

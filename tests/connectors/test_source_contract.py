@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,14 @@ import duckdb
 import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors import MemorySource, Source, open_source
+from connectors.incoming import keep_input
 from harvester.errors import ColumnError, SourceError
 
 ROWS = 3_000
@@ -87,6 +93,11 @@ def store_fsspec(folder: Path, table: pa.Table) -> str:
     return f"memory:/{folder}/docs"
 
 
+def keep_stdin(path: str) -> Path:
+    with Path(path).open("rb") as stream:
+        return keep_input(stream, Path(path).parent / "inputs", name="docs").path
+
+
 def store_duckdb(folder: Path, table: pa.Table) -> str:
     with duckdb.connect(folder / "docs.duckdb") as connection:
         connection.register("given", table)
@@ -94,7 +105,77 @@ def store_duckdb(folder: Path, table: pa.Table) -> str:
     return str(folder / "docs.duckdb")
 
 
+def store_jsonl(folder: Path, table: pa.Table) -> str:
+    lines = "".join(f"{json.dumps(row)}\n" for row in table.to_pylist())
+    (folder / "docs.jsonl").write_text(lines, encoding="utf-8")
+    return str(folder / "docs.jsonl")
+
+
+def store_gzip(folder: Path, table: pa.Table) -> str:
+    (folder / "docs.jsonl.gz").write_bytes(gzip.compress(Path(store_jsonl(folder, table)).read_bytes()))
+    return str(folder / "docs.jsonl.gz")
+
+
+def store_csv(folder: Path, table: pa.Table) -> str:
+    pcsv.write_csv(table, folder / "docs.csv")
+    return str(folder / "docs.csv")
+
+
+def expect_csv(table: pa.Table) -> pa.Table:
+    """CSV has no null text."""
+    return table.set_column(1, "text", pc.fill_null(table["text"], ""))
+
+
+def store_csv_folder(folder: Path, table: pa.Table) -> str:
+    (folder / "docs").mkdir(exist_ok=True)
+    for index in range(3):
+        pcsv.write_csv(table.slice(index * 1_000, 1_000), folder / "docs" / f"{index}.tsv", pcsv.WriteOptions(delimiter="\t"))
+    return str(folder / "docs")
+
+
+def store_arrow(folder: Path, table: pa.Table) -> str:
+    with pa.ipc.new_file(folder / "docs.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=700)
+    return str(folder / "docs.arrow")
+
+
+def store_arrow_stream(folder: Path, table: pa.Table) -> str:
+    with pa.ipc.new_stream(folder / "docs.arrows", table.schema) as writer:
+        writer.write_table(table, max_chunksize=700)
+    return str(folder / "docs.arrows")
+
+
+def store_texts(folder: Path, table: pa.Table) -> str:
+    (folder / "docs" / "b").mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(table["text"].to_pylist()):
+        (folder / "docs" / ("b" if number >= 2_000 else "") / f"{number:04}.md").write_text(text or "")
+    return str(folder / "docs" / "**" / "*.md")
+
+
+def expect_texts(table: pa.Table) -> pa.Table:
+    paths = [f"{'b/' if number >= 2_000 else ''}{number:04}.md" for number in range(table.num_rows)]
+    return pa.table({"path": paths, "text": pc.fill_null(table["text"], "")})
+
+
+def store_sqlite(folder: Path, table: pa.Table) -> str:
+    with closing(sqlite3.connect(folder / "docs.sqlite")) as connection, connection:
+        connection.execute("drop table if exists docs")
+        connection.execute("create table docs (id, text, score)")
+        connection.executemany("insert into docs values (?, ?, ?)", list(zip(*table.to_pydict().values(), strict=True)))
+    return str(folder / "docs.sqlite")
+
+
 KINDS = {
+    "jsonl": Kind(store_jsonl, open_source),
+    "jsonl-gzip": Kind(store_gzip, open_source),
+    "csv": Kind(store_csv, open_source, expect_csv),
+    "tsv-folder": Kind(store_csv_folder, open_source, expect_csv),
+    "arrow-file": Kind(store_arrow, open_source),
+    "arrow-stream": Kind(store_arrow_stream, open_source),
+    "texts": Kind(store_texts, open_source, expect_texts),
+    "standard-input": Kind(store_jsonl, lambda path: open_source(str(keep_stdin(path)))),
+    "sqlite-table": Kind(store_sqlite, lambda uri: open_source(uri, table="docs")),
+    "duckdb-attached": Kind(store_duckdb, lambda uri: open_source(f"duckdb:{uri}", table="docs")),
     "memory": Kind(lambda _, table: table, lambda table: MemorySource(table, "docs", group_rows=700)),
     "file": Kind(store_file, open_source),
     "folder": Kind(store_folder, open_source),
@@ -206,7 +287,7 @@ def test_close_may_be_called_twice(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_a_table_without_rows_is_refused(kind: Kind, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no rows"):
+    with pytest.raises(SourceError, match=r"no rows|no file"):
         kind.open(kind.store(tmp_path, make_table(0)))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,31 @@ def test_a_duckdb_query_is_a_source(server: RealServer, tmp_path: Path) -> None:
     query = "select title, substr(text, 1, 100) as text from s where year < 1800 order by year"
     job = submit(server, str(path), "--query", query, "--max-tokens", "4")
     assert job["rows_ok"] == job["rows_total"] > 0
+
+
+def test_rows_of_standard_input_end_in_a_table_once_though_the_writer_is_killed(server: RealServer, tmp_path: Path) -> None:
+    lines = "".join(f'{{"id": {number}, "text": "Row {number} says little."}}\n' for number in range(200))
+    env = {**os.environ, "HARVESTER_URL": server.url, "HARVESTER_STATE": str(server.state)}
+    command = [sys.executable, "-m", "harvester", "submit", "-", "--max-tokens", "4", "--json"]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, env=env, timeout=240)
+    job = json.loads(done.stdout)["id"]
+    for name in ("out.duckdb:done", "out.jsonl"):
+        target = str(tmp_path / name)
+        writer = subprocess.Popen([sys.executable, "-m", "harvester", "results", job, "--into", target], env=env, stderr=subprocess.DEVNULL)
+        with suppress(subprocess.TimeoutExpired):
+            writer.wait(1.5)
+        writer.kill()
+        writer.wait()
+        harvester(server, "results", job, "--into", target)
+    counts = "select count(*), count(distinct row_id)"
+    assert duckdb.sql(f"{counts} from '{tmp_path}/out.jsonl'").fetchall() == [(200, 200)]
+    with duckdb.connect(tmp_path / "out.duckdb", read_only=True) as connection:
+        assert connection.sql(f"{counts} from done where job_id = '{job}'").fetchall() == [(200, 200)]
+
+
+def test_a_source_that_is_refused_leaves_nothing_in_the_state_folder(server: RealServer, tmp_path: Path) -> None:
+    before = sorted(path.name for path in (server.state / "jobs").iterdir())
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text"\n')
+    said = harvester(server, "submit", str(tmp_path / "bad.jsonl"), code=2)
+    assert "bad.jsonl line 2 is not JSON" in said
+    assert sorted(path.name for path in (server.state / "jobs").iterdir()) == before

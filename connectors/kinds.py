@@ -1,0 +1,50 @@
+"""The kinds of file that hold rows, told apart by their suffix."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    PARQUET = "Parquet"
+    ARROW = "Arrow IPC"
+    JSONL = "JSON lines"
+    CSV = "CSV"
+    TEXT = "text"  # a row a file
+
+
+SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    Kind.PARQUET: (".parquet", ".pq", ".parq"),
+    Kind.ARROW: (".arrow", ".arrows", ".feather", ".ipc"),
+    Kind.JSONL: (".jsonl", ".ndjson", ".json"),
+    Kind.CSV: (".csv", ".tsv", ".tab"),
+    Kind.TEXT: (
+        *(".txt", ".md", ".text", ".markdown", ".rst", ".adoc", ".org", ".tex"),
+        *(".html", ".htm", ".xml", ".eml", ".srt", ".vtt", ".log"),
+    ),
+}
+COMPRESSIONS = (".gz", ".zst", ".bz2")  # of JSON lines and CSV
+DATABASES = (".duckdb", ".ddb", ".db", ".sqlite", ".sqlite3")
+
+_SHOWN = [f"{kind} ({', '.join(suffixes[:2])})" for kind, suffixes in SUFFIXES.items()]
+KNOWN = (
+    f"a file, glob or folder of {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}, or a DuckDB or SQLite file ({', '.join(DATABASES)}) "
+    "with --table or --query"
+)
+
+
+def kind_of(name: str) -> Kind | None:
+    """By the suffix of a file's name, without regard to case."""
+    plain = name.lower()
+    bare = next((plain.removesuffix(end) for end in COMPRESSIONS if plain.endswith(end)), None)
+    for kind, suffixes in SUFFIXES.items():
+        if plain.endswith(suffixes) or (bare is not None and kind in (Kind.JSONL, Kind.CSV) and bare.endswith(suffixes)):
+            return kind
+    return None
+
+
+def stem_of(name: str) -> str:
+    """The name without the suffixes that say its kind: ``docs`` of ``docs.csv.gz``."""
+    bare = next((name[: -len(end)] for end in COMPRESSIONS if name.lower().endswith(end)), name)
+    ends = [end for suffixes in SUFFIXES.values() for end in suffixes]
+    return next((bare[: -len(end)] for end in ends if bare.lower().endswith(end)), bare)

@@ -1,0 +1,96 @@
+"""Values without declared types: the narrowest Arrow type that holds a whole column, and the values in that type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class Width(Enum):
+    """What a column holds so far. Text holds everything: other values are written out as JSON."""
+
+    NULL = pa.null()
+    BOOL = pa.bool_()
+    INT = pa.int64()
+    FLOAT = pa.float64()
+    BYTES = pa.binary()
+    TEXT = pa.string()
+
+
+def width_of(value: object) -> Width:
+    match value:
+        case None:
+            return Width.NULL
+        case bool():
+            return Width.BOOL
+        case int():
+            return Width.INT if value in _INT64 else Width.TEXT
+        case float():
+            return Width.FLOAT
+        case bytes():
+            return Width.BYTES
+        case _:
+            return Width.TEXT
+
+
+def wider(one: Width, other: Width) -> Width:
+    """The narrowest that holds both."""
+    if one is other or other is Width.NULL:
+        return one
+    if one is Width.NULL:
+        return other
+    return Width.FLOAT if {one, other} == {Width.INT, Width.FLOAT} else Width.TEXT
+
+
+class Columns:
+    """Names in the order they were first seen, each as wide as its values."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._widths: dict[str, Width] = dict.fromkeys(names, Width.NULL)
+        self._seen: set[tuple[str, type]] = set()
+
+    def see(self, row: Mapping[str, object]) -> None:
+        for name, value in row.items():
+            kind = type(value)
+            if (name, kind) in self._seen and kind is not int:  # of integers some do not fit 64 bits
+                continue
+            self._seen.add((name, kind))
+            self._widths[name] = wider(self._widths.get(name, Width.NULL), width_of(value))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """A column that is only null is text: nothing says what it would hold."""
+        return pa.schema([(name, pa.string() if width is Width.NULL else width.value) for name, width in self._widths.items()])
+
+
+def batch_of(schema: pa.Schema, rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
+    """Rows whose columns are all in ``schema`` and no wider; a missing one is null."""
+    return pa.record_batch([_array(field.type, [row.get(field.name) for row in rows]) for field in schema], schema=schema)
+
+
+def unchecked_text(cells: Sequence[bytes | None]) -> pa.Array:
+    """Text as stored, UTF-8 or not: a cell that is none is its row's error, not the source's."""
+    return pa.array(cells, pa.binary()).view(pa.string())
+
+
+def _array(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    if kind == pa.string():
+        return unchecked_text([None if value is None else _as_text(value) for value in values])
+    return pa.array([float(value) for value in values] if kind == pa.float64() and None not in values else values, kind)
+
+
+def _as_text(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    # JSON may hold half a surrogate pair, and a reader that keeps bad bytes marks them so.
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,27 @@
+"""What a shell may complete: ids of jobs, names of tasks. Quick, and silent where nothing is known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harvester.config import default_state_dir
+from jobs.folder import StateFolder
+from jobs.tasks.load import list_tasks
+
+
+def job_ids(incomplete: str) -> list[str]:
+    """By the folders of the state folder, newest first: no server is asked while a key is pressed."""
+    given = os.environ.get("HARVESTER_STATE")
+    folder = StateFolder(Path(given).expanduser() if given else default_state_dir()).jobs
+    try:
+        found = [(path.stat().st_mtime, path.name) for path in folder.glob("[!.]*") if path.is_dir()]
+    except OSError:
+        found = []
+    names = ["latest", *(name for _, name in sorted(found, reverse=True))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def task_names(incomplete: str) -> list[tuple[str, str]]:
+    """Built-in tasks with what they do; for a path the shell completes by itself."""
+    return [(task.name, task.description) for task in list_tasks() if task.name.startswith(incomplete)]

@@ -1,0 +1,80 @@
+"""SQL for whoever reaches the server: harvester's views and results, and nothing else of the machine it runs on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from connectors.value import plain
+from harvester.errors import QueryError
+from jobs.guard import check_reads
+from jobs.query import LedgerTables, batches, connect, run_checked
+
+SECONDS = 10.0
+ANSWER_BYTES = 16 << 20
+BATCH_ROWS = 256
+MAX_QUERY_CHARS = 100_000
+_LIMITS = {"memory_limit": "1GB", "threads": "2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``rows`` hold what JSON can (see `connectors.value.plain`). ``is_cut``: there are more."""
+
+    columns: tuple[tuple[str, str], ...]  # name, Arrow type
+    rows: tuple[tuple[Any, ...], ...]
+    is_cut: bool
+
+
+def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows: int, seconds: float = SECONDS) -> Answer:
+    """Run one SELECT with external access off: no other file, no network, no ATTACH, nothing written.
+
+    The answer ends at ``limit_rows`` or 16 MiB. Raises `QueryError`, also for a query that takes longer than ``seconds``.
+    """
+    if len(query) > MAX_QUERY_CHARS:
+        raise QueryError(f"the query has {len(query):,} characters; at most {MAX_QUERY_CHARS:,} are taken")
+    with connect(state_dir, ledger_tables, is_sandbox=True) as connection, _ending(connection, seconds):
+        for name, value in _LIMITS.items():
+            connection.execute(f"SET {name} = '{value}'")
+        connection.execute("SET lock_configuration = true")
+        check_reads(connection, query)
+        reader = run_checked(connection, query, BATCH_ROWS)
+        columns = tuple((field.name, str(field.type)) for field in reader.schema)
+        rows: list[tuple[Any, ...]] = []
+        taken_bytes = 0
+        for batch in batches(reader):
+            taken_bytes += batch.get_total_buffer_size()
+            rows += [tuple(plain(cell) for cell in row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+            if len(rows) > limit_rows or taken_bytes > ANSWER_BYTES:
+                return Answer(columns, tuple(rows[:limit_rows]), is_cut=True)
+        return Answer(columns, tuple(rows), is_cut=False)
+
+
+@contextmanager
+def _ending(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
+    """Stop what runs on the connection after ``seconds``."""
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        connection.interrupt()
+
+    timer = threading.Timer(seconds, stop)
+    timer.start()
+    try:
+        yield
+    except QueryError as error:
+        if late.is_set():
+            raise QueryError(f"the query took more than {seconds:.0f} s and was stopped; narrow it with WHERE or LIMIT") from error
+        if error.message.startswith("Permission Error"):
+            raise QueryError("files and addresses are out of reach here: SQL reads jobs, leases and results('JOB')") from error
+        raise
+    finally:
+        timer.cancel()
+        timer.join()

@@ -1,0 +1,394 @@
+"""One suite over every target: what `connectors.target.Target` promises, also to a writer that is killed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from connectors import PartsSink
+from connectors.parts import Part
+from connectors.target import Target, TargetName
+from harvester.errors import StorageError, UsageError
+
+ROWS = 5  # a part
+
+
+def part_table(index: int, mark: str = "a") -> pa.Table:
+    ids = range(index * ROWS, (index + 1) * ROWS)
+    texts = [None if number % 4 == 0 else f'{mark} "{number}", ü\n' for number in ids]
+    return pa.table({"row_id": pa.array(ids, pa.int64()), "output": texts, "tags": [[mark]] * ROWS})
+
+
+def rows_of(table: pa.Table) -> list[tuple[int, str | None]]:
+    return sorted(zip(table["row_id"].to_pylist(), table["output"].to_pylist(), strict=True))
+
+
+def read_csv(path: Path) -> list[tuple[int, str | None]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return sorted((int(row["row_id"]), row["output"] or None) for row in csv.DictReader(file))
+
+
+def read_jsonl(path: Path) -> list[tuple[int, str | None]]:
+    return sorted((row["row_id"], row["output"]) for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+
+
+def read_table(path: Path) -> list[tuple[int, str | None]]:
+    with duckdb.connect(path, read_only=True) as connection:
+        return connection.sql("select row_id, output from done where job_id = 'docs-1' order by row_id").fetchall()
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    read: Callable[[Path], list[tuple[int, str | None]]]
+
+    def target(self, folder: Path) -> Target:
+        return TargetName.of(str(folder / self.name)).open("docs-1")
+
+    def rows(self, folder: Path) -> list[tuple[int, str | None]]:
+        return self.read(folder / self.name.removesuffix(":done"))
+
+
+KINDS = {
+    "parquet": Kind("out.parquet", lambda path: rows_of(pq.read_table(path))),
+    "jsonl": Kind("out.jsonl", read_jsonl),
+    "csv": Kind("out.csv", read_csv),
+    "table": Kind("out.duckdb:done", read_table),
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> PartsSink:
+    return PartsSink(tmp_path / "parts")
+
+
+def write(sink: PartsSink, index: int, mark: str = "a") -> None:
+    sink.write(f"part-{index:06d}", part_table(index, mark), {})
+
+
+def expected(sink: PartsSink) -> list[tuple[int, str | None]]:
+    return sorted(row for part in sink.parts() for row in rows_of(part.read()))
+
+
+def test_a_target_takes_up_parts_as_they_come_and_holds_each_once(kind: Kind, sink: PartsSink, tmp_path: Path) -> None:
+    with kind.target(tmp_path) as target:
+        for index in (2, 0, 1):
+            write(sink, index)
+            target.update(sink.parts(), is_final=False)
+        assert target.update(sink.parts(), is_final=True) == 3 * ROWS
+        assert kind.rows(tmp_path) == expected(sink)
+        assert target.update(sink.parts(), is_final=True) == 3 * ROWS
+    assert kind.rows(tmp_path) == expected(sink)
+
+
+def test_rows_are_there_while_the_job_runs(kind: Kind, sink: PartsSink, tmp_path: Path) -> None:
+    write(sink, 0)
+    with kind.target(tmp_path) as target:
+        assert target.update(sink.parts(), is_final=False) == ROWS
+        assert kind.rows(tmp_path) == expected(sink)
+
+
+def test_opened_again_it_goes_on(kind: Kind, sink: PartsSink, tmp_path: Path) -> None:
+    for index in range(4):
+        write(sink, index)
+        with kind.target(tmp_path) as target:
+            assert target.update(sink.parts(), is_final=True) == (index + 1) * ROWS
+    assert kind.rows(tmp_path) == expected(sink)
+
+
+def test_a_part_that_was_retried_replaces_its_rows(kind: Kind, sink: PartsSink, tmp_path: Path) -> None:
+    for index in range(3):
+        write(sink, index)
+    with kind.target(tmp_path) as target:
+        target.update(sink.parts(), is_final=True)
+        write(sink, 1, mark="b")
+        target.update(sink.parts(), is_final=True)
+    assert kind.rows(tmp_path) == expected(sink)
+    assert any((text or "").startswith("b") for _, text in kind.rows(tmp_path))
+
+
+def test_no_parts_are_no_rows(kind: Kind, tmp_path: Path) -> None:
+    with kind.target(tmp_path) as target:
+        assert target.update([], is_final=True) == 0
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from connectors import PartsSink
+from connectors import appended, durable, table
+from connectors.target import TargetName
+
+calls = 0
+def dying(real):
+    def call(*given, **named):
+        global calls
+        calls += 1
+        if calls > int(sys.argv[3]):
+            os._exit(9)
+        return real(*given, **named)
+    return call
+
+os.fsync, os.replace = dying(os.fsync), dying(os.replace)
+table.TableCopy._take = dying(table.TableCopy._take)
+appended.PARTS_AT_ONCE = table.PARTS_AT_ONCE = 1
+with TargetName.of(sys.argv[1]).open("docs-1") as target:
+    target.update(PartsSink(Path(sys.argv[2])).parts()[:2], is_final=False)
+    target.update(PartsSink(Path(sys.argv[2])).parts(), is_final=True)
+"""
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 4, 7])
+def test_a_killed_writer_goes_on_without_a_row_twice(kind: Kind, sink: PartsSink, tmp_path: Path, calls: int) -> None:
+    for index in range(5):
+        write(sink, index)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / kind.name), str(tmp_path / "parts"), str(calls)]
+    assert subprocess.run(command, check=False).returncode in (0, 9)
+    with kind.target(tmp_path) as target:
+        assert target.update(sink.parts(), is_final=True) == 5 * ROWS
+    assert kind.rows(tmp_path) == expected(sink)
+    assert not [path for path in tmp_path.iterdir() if ".tmp-" in path.name]
+
+
+@pytest.mark.parametrize("extra", [b"torn row without an e", b'{"row_id": 9}\n'], ids=["half a row", "a row"])
+@pytest.mark.parametrize("name", ["jsonl", "csv"])
+def test_what_the_journal_does_not_know_is_cut_off(sink: PartsSink, tmp_path: Path, name: str, extra: bytes) -> None:
+    kind = KINDS[name]
+    write(sink, 0)
+    with kind.target(tmp_path) as target:
+        target.update(sink.parts(), is_final=False)
+    with (tmp_path / kind.name).open("ab") as file:
+        file.write(extra)
+    write(sink, 1)
+    with kind.target(tmp_path) as target:
+        target.update(sink.parts(), is_final=True)
+    assert kind.rows(tmp_path) == expected(sink)
+
+
+HARMS: dict[str, Callable[[Path, Path], None]] = {
+    "the file removed": lambda file, journal: file.unlink(),
+    "the file cut": lambda file, journal: os.truncate(file, 20),
+    "the file replaced": lambda file, journal: (file.rename(f"{file}.old"), file.write_bytes(Path(f"{file}.old").read_bytes() * 2))[0],
+    "the journal's last line torn": lambda file, journal: os.truncate(journal, journal.stat().st_size - 5),
+    "the journal's head torn": lambda file, journal: os.truncate(journal, 9),
+    "the journal empty": lambda file, journal: os.truncate(journal, 0),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS.keys())
+@pytest.mark.parametrize("name", ["jsonl", "csv"])
+def test_whatever_became_of_file_or_journal_each_row_is_there_once(sink: PartsSink, tmp_path: Path, name: str, harm: Any) -> None:
+    kind = KINDS[name]
+    for index in range(2):
+        write(sink, index)
+        with kind.target(tmp_path) as target:
+            target.update(sink.parts(), is_final=False)
+    harm(tmp_path / kind.name, tmp_path / f".{kind.name}.harvester")
+    write(sink, 2)
+    with kind.target(tmp_path) as target:
+        assert target.update(sink.parts(), is_final=True) == 3 * ROWS
+    assert kind.rows(tmp_path) == expected(sink)
+
+
+@pytest.mark.parametrize("name", ["parquet", "jsonl", "csv"])
+def test_a_file_of_someone_else_is_left_alone(sink: PartsSink, tmp_path: Path, name: str) -> None:
+    path = tmp_path / KINDS[name].name
+    pq.write_table(pa.table({"a": [1]}), path)
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match="is there already"):
+        KINDS[name].target(tmp_path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["parquet", "jsonl", "csv"])
+def test_a_file_of_another_job_is_left_alone(sink: PartsSink, tmp_path: Path, name: str) -> None:
+    write(sink, 0)
+    with KINDS[name].target(tmp_path) as target:
+        target.update(sink.parts(), is_final=True)
+    with pytest.raises(StorageError, match=r"move it away or name another file"):
+        TargetName.of(str(tmp_path / KINDS[name].name)).open("docs-2")
+    assert KINDS[name].rows(tmp_path) == expected(sink)
+
+
+def test_two_jobs_may_share_a_table_and_a_schema_may_be_named(sink: PartsSink, tmp_path: Path) -> None:
+    write(sink, 0)
+    for job in ("docs-1", "docs-2"):
+        with TargetName.of(f"{tmp_path}/out.duckdb:mine.done").open(job) as target:
+            assert target.update(sink.parts(), is_final=True) == ROWS
+    with duckdb.connect(tmp_path / "out.duckdb") as connection:
+        counted = connection.sql("select job_id, count(*) from mine.done group by all order by all").fetchall()
+    assert counted == [("docs-1", ROWS), ("docs-2", ROWS)]
+
+
+def test_a_table_that_was_dropped_is_filled_again(sink: PartsSink, tmp_path: Path) -> None:
+    kind = KINDS["table"]
+    write(sink, 0)
+    for _ in range(2):
+        with kind.target(tmp_path) as target:
+            assert target.update(sink.parts(), is_final=True) == ROWS
+        assert kind.rows(tmp_path) == expected(sink)
+        with duckdb.connect(tmp_path / "out.duckdb") as connection:
+            connection.execute("drop table done")
+
+
+def test_a_table_of_other_columns_is_refused_and_left_as_it_is(sink: PartsSink, tmp_path: Path) -> None:
+    write(sink, 0)
+    with duckdb.connect(tmp_path / "out.duckdb") as connection:
+        connection.execute("create table done as select 1 as a")
+    with KINDS["table"].target(tmp_path) as target, pytest.raises(StorageError, match=r"does not take the results .*name another table"):
+        target.update(sink.parts(), is_final=True)
+    with duckdb.connect(tmp_path / "out.duckdb") as connection:
+        assert connection.sql("from done").fetchall() == [(1,)]
+
+
+def test_an_input_column_called_job_id_keeps_its_name(tmp_path: Path, sink: PartsSink) -> None:
+    sink.write("part-000000", part_table(0).append_column("job_id", pa.array(["mine"] * ROWS)), {})
+    with KINDS["table"].target(tmp_path) as target:
+        target.update(sink.parts(), is_final=True)
+    with duckdb.connect(tmp_path / "out.duckdb") as connection:
+        assert connection.sql("select distinct _job_id, job_id from done").fetchall() == [("docs-1", "mine")]
+
+
+def hold(path: Path, ready: Any, go: Any) -> None:
+    connection = duckdb.connect(path)
+    ready.set()
+    go.wait(30)
+    connection.close()
+
+
+def test_a_database_that_another_process_has_open_is_waited_for_and_named(sink: PartsSink, tmp_path: Path) -> None:
+    from connectors.table import TableCopy
+
+    write(sink, 0)
+    context = multiprocessing.get_context("spawn")
+    ready, go = context.Event(), context.Event()
+    holder = context.Process(target=hold, args=(tmp_path / "out.duckdb", ready, go))
+    holder.start()
+    assert ready.wait(30)
+    with pytest.raises(StorageError, match=rf"is open in another process \(PID {holder.pid}\); close it there and run this again"):
+        TableCopy(tmp_path / "out.duckdb", "done", "docs-1", patience_s=0.0).update(sink.parts(), is_final=True)
+
+    def let_go(seconds: float) -> None:
+        go.set()
+        holder.join(30)
+
+    patient = TableCopy(tmp_path / "out.duckdb", "done", "docs-1", sleep=let_go)
+    assert patient.update(sink.parts(), is_final=True) == ROWS
+
+
+@pytest.mark.parametrize("name", ["jsonl", "csv"])
+def test_two_writers_of_one_file_are_kept_apart(tmp_path: Path, name: str) -> None:
+    with KINDS[name].target(tmp_path), pytest.raises(StorageError, match="another process writes to"):
+        KINDS[name].target(tmp_path)
+    KINDS[name].target(tmp_path).close()
+
+
+def test_parquet_is_written_anew_only_when_it_has_grown_by_a_quarter_or_at_the_end(sink: PartsSink, tmp_path: Path) -> None:
+    written = []
+    with KINDS["parquet"].target(tmp_path) as target:
+        for index in range(12):
+            write(sink, index)
+            written.append(target.update(sink.parts(), is_final=index == 11) // ROWS)
+    assert written == [1, 2, 3, 4, 5, 5, 7, 7, 9, 9, 9, 12]
+
+
+def test_a_parquet_copy_is_in_the_order_of_the_input(sink: PartsSink, tmp_path: Path) -> None:
+    for index in (2, 0, 1):
+        write(sink, index)
+    with KINDS["parquet"].target(tmp_path) as target:
+        target.update(sink.parts(), is_final=True)
+    assert pq.read_table(tmp_path / "out.parquet")["row_id"].to_pylist() == list(range(3 * ROWS))
+
+
+def test_a_disk_error_is_one_line_that_names_the_file(kind: Kind, sink: PartsSink, tmp_path: Path) -> None:
+    write(sink, 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*out\..*: .*; ") as caught, kind.target(tmp_path / "file") as target:
+        target.update(sink.parts(), is_final=True)
+    assert "\n" not in caught.value.message
+
+
+NAMES = {
+    "a DuckDB file alone": ("out.duckdb", "name the table too, as out.duckdb:results"),
+    "no ending": ("out", "cannot tell from 'out' what to write; give FILE.parquet"),
+    "an array": ("out.json", "cannot tell from 'out.json'"),
+    "an address": ("s3://bucket/out.parquet", "are written to this machine's disks"),
+}
+
+
+@pytest.mark.parametrize(("name", "message"), NAMES.values(), ids=NAMES.keys())
+def test_a_name_that_says_no_target_is_wrong_use(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TargetName.of(name)
+
+
+class Copying(RuleBasedStateMachine):
+    """Parts come and are retried, the writer stops and comes back: in the end each row is there once, as it is in its part."""
+
+    kind: Kind
+    root: Path
+
+    @initialize()
+    def start(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(dir=self.root))
+        self.sink = PartsSink(self.folder / "parts")
+        self.target = self.kind.target(self.folder)
+
+    @rule(index=st.integers(0, 5), mark=st.sampled_from("abc"))
+    def finish_part(self, index: int, mark: str) -> None:
+        write(self.sink, index, mark)
+
+    @rule(is_final=st.booleans())
+    def update(self, is_final: bool) -> None:
+        rows = self.target.update(self.sink.parts(), is_final=is_final)
+        assert rows <= len(expected(self.sink))
+        if is_final and self.sink.parts():
+            assert self.kind.rows(self.folder) == expected(self.sink)
+
+    @rule()
+    def come_back(self) -> None:
+        self.target.close()
+        self.target = self.kind.target(self.folder)
+
+    def teardown(self) -> None:
+        if hasattr(self, "target"):
+            self.target.update(self.sink.parts(), is_final=True)
+            self.target.close()
+            assert not self.sink.parts() or self.kind.rows(self.folder) == expected(self.sink)
+
+
+def test_any_order_of_parts_retries_and_restarts_ends_with_each_row_once(kind: Kind, tmp_path: Path) -> None:
+    machine = type("Run", (Copying,), {"kind": kind, "root": tmp_path})
+    run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=12, deadline=None))
+
+
+def test_a_part_knows_its_rows_and_its_edition(sink: PartsSink) -> None:
+    write(sink, 0)
+    (before,) = sink.parts()
+    write(sink, 0, "b")
+    (after,) = sink.parts()
+    assert isinstance(after, Part)
+    assert (before.rows, before.name) == (ROWS, "part-000000")
+    assert before.edition != after.edition

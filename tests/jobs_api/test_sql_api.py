@@ -1,0 +1,70 @@
+"""SQL over HTTP, and what a submit that fails leaves: nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_jobs_api import Office, office, refused
+
+from harvester.errors import StorageError
+from jobs.folder import StateFolder
+
+__all__ = ["office"]
+
+
+async def test_jobs_are_asked_for_in_sql(office: Office) -> None:
+    job = await office.submitted()
+    answer = await office.post("/sql", {"query": "select id, rows_total from jobs"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "columns": [{"name": "id", "type": "string"}, {"name": "rows_total", "type": "int64"}],
+        "rows": [[job.id, 4]],
+        "is_cut": False,
+    }
+    assert (await office.post("/sql", {"query": "from range(9)", "limit": 2})).json()["is_cut"] is True
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["from '{docs}'", "from read_text('/etc/hostname')", "attach 'x.db'", "copy (select 1) to '{docs}.csv'", "drop view jobs", "selec", ""],
+)
+async def test_sql_that_reads_elsewhere_attaches_or_writes_is_refused(office: Office, query: str) -> None:
+    refused(await office.post("/sql", {"query": query.format(docs=office.docs)}), 400)
+    assert not Path(f"{office.docs}.csv").exists()
+
+
+async def test_a_ledger_that_cannot_be_written_leaves_no_half_of_a_job(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("the ledger cannot be written: disk full")
+
+    lines = office.docs.with_suffix(".jsonl")
+    lines.write_text('{"text": "one"}\n')
+    monkeypatch.setattr(office.ledger, "submit", full)
+    refused(await office.submit(source={"uri": str(lines)}), 500)
+    assert office.left_over() == []
+
+
+@pytest.mark.parametrize("content", ['{"text": "a"}\n{"text": \n', "", '{"n": 1}\n'], ids=["a bad line", "no rows", "no text column"])
+async def test_a_source_that_is_refused_leaves_no_half_of_a_job(office: Office, content: str) -> None:
+    lines = office.docs.with_suffix(".jsonl")
+    lines.write_text(content)
+    refused(await office.submit(source={"uri": str(lines)}), 400)
+    assert office.left_over() == []
+
+
+async def test_a_job_of_json_lines_keeps_the_rows_it_was_made_of(office: Office) -> None:
+    lines = office.docs.with_suffix(".jsonl")
+    lines.write_text('{"text": "one"}\n{"text": "two"}\n')
+    job = await office.submitted(source={"uri": str(lines)})
+    assert job.rows_total == 2
+    assert [path.suffix for path in office.folder.snapshot(job.id).iterdir()] == [".parquet"]
+
+
+def test_a_new_server_removes_what_a_dead_one_left_of_jobs_never_made(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.prepare()
+    for path in (".staging-1/input", "unmade/input", "known/input", "old/results", "old/input"):
+        (folder.jobs / path).mkdir(parents=True)
+    folder.forget_unmade({"known"})
+    assert sorted(path.name for path in folder.jobs.iterdir()) == ["known", "old"]
