@@ -44,7 +44,7 @@ class Stage:
 # Where an answer begins is what takes the time, and one token of a long answer is all that teaches it: it is given weight, and shorter
 # documents at first. Then every length: one that is left out is forgotten.
 STAGES = (
-    Stage(1200, {"echo": 0.03, "repeat": 0.05, "lead": 0.36, "classify": 0.22, "extract": 0.24, "chat": 0.1}, (1.0, 0.6), 8.0, longest=1200),
+    Stage(1200, {"echo": 0.03, "repeat": 0.05, "lead": 0.36, "classify": 0.22, "extract": 0.24, "chat": 0.1}, (1.0, 0.6), 8.0, 1200),
     Stage(1800, {"echo": 0.03, "repeat": 0.05, "lead": 0.4, "classify": 0.19, "extract": 0.23, "chat": 0.1}, (0.6, 0.0), 8.0),
 )
 
