@@ -36,6 +36,16 @@ class StateFolder:
     def jobs(self) -> Path:
         return self.root / "jobs"
 
+    @property
+    def files(self) -> Path:
+        """Uploaded files and the files made of batches."""
+        return self.root / "files"
+
+    @property
+    def batches(self) -> Path:
+        """One JSON file a batch; its rows are a job of the same id."""
+        return self.root / "batches"
+
     def results(self, job_id: str) -> Path:
         return self.jobs / job_id / "results"
 
@@ -43,8 +53,11 @@ class StateFolder:
         """Where the rows of a DuckDB query are kept while the job may need them."""
         return self.jobs / job_id / "input"
 
+    def spools(self, job_id: str) -> Path:
+        return self.jobs / job_id / "spool"
+
     def spool(self, job_id: str, slice_id: int, generation: int) -> Path:
-        return self.jobs / job_id / "spool" / f"slice-{slice_id:06d}.g{generation}.jsonl"
+        return self.spools(job_id) / f"slice-{slice_id:06d}.g{generation}.jsonl"
 
     def prepare(self) -> None:
         """Make the folder, or check that it is of this version. Raises `StorageError`."""
