@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, BinaryIO, Literal
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from harvester.core import __version__
@@ -24,14 +25,30 @@ from jobs.files import FileStore, StoredFile, new_file_id
 
 CHUNK_BYTES = 1 << 20
 FORM_BYTES = 1 << 16  # of a form around its file
+_REFUSED = "Incorrect API key provided; send one of the server's as: Authorization: Bearer KEY"
 
 
 class OpenAiApp(FastAPI):
-    """Has its routes under their full paths, wherever Serve mounts it: each of its prefixes is an application of its own there."""
+    """Has its routes under their full paths, wherever Serve mounts it: each of its prefixes is an application of its own there.
+
+    ``keys``: API keys, one of which each request must bear; none: no key is asked for.
+    """
+
+    def __init__(self, keys: Sequence[str], **options: Any) -> None:
+        super().__init__(**options)
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = ""
-        await super().__call__(scope, receive, send)
+        if scope["type"] == "http" and self._keys and not self._may(scope):
+            await answer_of(KeyRefusedError(_REFUSED))(scope, receive, send)  # no middleware: Starlette's would hold an upload in memory
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _may(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        return scheme.lower() == "bearer" and any(hmac.compare_digest(given, one) for one in self._keys)
 
 
 def openai_api(files: FileStore | None, keeper: Keeper | None, *, most_bytes: int | None = None, keys: Sequence[str] = ()) -> OpenAiApp:
@@ -39,27 +56,13 @@ def openai_api(files: FileStore | None, keeper: Keeper | None, *, most_bytes: in
 
     ``most_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for.
     """
-    app = OpenAiApp(title="harvester files and batches", version=__version__, default_response_class=PlainJson, redirect_slashes=False)
+    app = OpenAiApp(keys, title="files and batches", version=__version__, default_response_class=PlainJson, redirect_slashes=False)
     handle_errors(app)
-    if keys:
-        _ask_for_key(app, keys)
     if files is not None:
         _files(app, files, most_bytes)
     if keeper is not None:
         _batches(app, keeper)
     return app
-
-
-def _ask_for_key(app: FastAPI, keys: Sequence[str]) -> None:
-    known = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    @app.middleware("http")
-    async def _check(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = hashlib.sha256(key.strip().encode()).digest()
-        if scheme.lower() != "bearer" or not any(hmac.compare_digest(given, one) for one in known):
-            return answer_of(KeyRefusedError("Incorrect API key provided; send one of the server's as: Authorization: Bearer KEY"))
-        return await go_on(request)
 
 
 def _files(app: FastAPI, store: FileStore, most_bytes: int | None) -> None:

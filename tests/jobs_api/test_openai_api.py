@@ -59,7 +59,8 @@ class Bureau:
         self.keeper = self.new_keeper()
         app = openai_api(self.files, self.keeper, most_bytes=limits.max_file_bytes)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://bureau")
-        self.api = AsyncOpenAI(base_url="http://bureau/v1", api_key="none", http_client=self.http, max_retries=0)
+        made: Any = self.http  # the client names a fork of httpx as its type
+        self.api = AsyncOpenAI(base_url="http://bureau/v1", api_key="none", http_client=made, max_retries=0)
 
     def new_keeper(self) -> Keeper:
         planner = BatchPlanner(self.folder, self.files, self.limits, HARVEST, MODEL)
@@ -322,7 +323,7 @@ async def test_an_input_that_is_none_fails_with_the_line_and_why(
     done = await office.ended(data)
     assert (done.status, done.failed_at is not None, done.output_file_id) == ("failed", True, None)
     assert done.errors is not None
-    (error,) = done.errors.data or ()
+    (error,) = done.errors.data or []
     assert (error.code, error.line, error.param) == (code, number, param)
     assert error.message
     assert list(office.folder.jobs.iterdir()) == [], "nothing is left of it"
