@@ -54,7 +54,7 @@ def new_file_id() -> str:
 
 
 class FileStore:
-    """``now_s`` is the wall clock. Every method reads or writes files: call them from a thread."""
+    """``now_s`` is the wall clock. Every method reads or writes files: call them from threads, several at once if need be."""
 
     def __init__(self, folder: Path, now_s: Callable[[], float]) -> None:
         self._folder = folder
@@ -105,15 +105,17 @@ class FileStore:
             return []
         except OSError as error:
             raise storage_error("list", self._folder, error) from error
-        self._known = {file_id: self._known[file_id] for file_id in ids if file_id in self._known}
+        there_now = set(ids)
+        self._known = {file_id: stored for file_id, stored in tuple(self._known.items()) if file_id in there_now}
         found = [self._read(file_id) for file_id in ids if _ID.fullmatch(file_id)]
         there = [stored for stored in found if stored is not None and not self._is_over(stored)]
         return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
 
     def sweep(self) -> None:
         """Remove the files whose time is over, and what dead writers have left."""
-        for file_id in [stored.id for stored in self._known.values() if self._is_over(stored)]:
-            self._remove(file_id)
+        for stored in tuple(self._known.values()):
+            if self._is_over(stored):
+                self._remove(stored.id)
         for path in self._folder.glob("file-*.data"):
             with suppress(FileNotFoundError):
                 if not path.with_suffix(".json").exists() and self._now_s() - path.stat().st_mtime > _LEFTOVER_AFTER_S:
@@ -124,15 +126,16 @@ class FileStore:
         return stored.expires_at_s is not None and stored.expires_at_s <= self._now_s()
 
     def _read(self, file_id: str) -> StoredFile | None:
-        if file_id not in self._known:
+        stored = self._known.get(file_id)
+        if stored is None:
             path = self._about(file_id)
             try:
-                self._known[file_id] = StoredFile.model_validate_json(path.read_bytes())
+                stored = self._known[file_id] = StoredFile.model_validate_json(path.read_bytes())
             except FileNotFoundError:  # deleted meanwhile
                 return None
             except ValueError as error:
                 raise StorageError(f"{path} is damaged; remove it, and upload the file again") from error
-        return self._known[file_id]
+        return stored
 
     def _remove(self, file_id: str) -> None:
         try:

@@ -25,6 +25,25 @@ from jobs.files import FileStore, StoredFile, new_file_id
 
 CHUNK_BYTES = 1 << 20
 FORM_BYTES = 1 << 16  # of a form around its file
+_UPLOAD = {  # what `receive` reads; FastAPI would read the whole form first to know it
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
+                }
+            }
+        },
+    }
+}
 _REFUSED = "Incorrect API key provided; send one of the server's as: Authorization: Bearer KEY"
 
 
@@ -56,7 +75,17 @@ def openai_api(files: FileStore | None, keeper: Keeper | None, *, most_bytes: in
 
     ``most_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for.
     """
-    app = OpenAiApp(keys, title="files and batches", version=__version__, default_response_class=PlainJson, redirect_slashes=False)
+    prefix = "/v1/batches" if files is None else "/v1/files"
+    app = OpenAiApp(
+        keys,
+        title="OpenAI files and batches",
+        version=__version__,
+        default_response_class=PlainJson,
+        redirect_slashes=False,
+        openapi_url=f"{prefix}/openapi.json",  # reached through Serve, which knows the prefix alone
+        docs_url=None,
+        redoc_url=None,
+    )
     handle_errors(app)
     if files is not None:
         _files(app, files, most_bytes)
@@ -66,7 +95,7 @@ def openai_api(files: FileStore | None, keeper: Keeper | None, *, most_bytes: in
 
 
 def _files(app: FastAPI, store: FileStore, most_bytes: int | None) -> None:
-    @app.post("/v1/files")
+    @app.post("/v1/files", openapi_extra=_UPLOAD)
     async def upload(request: Request) -> dict[str, Any]:
         boundary = boundary_of(request.headers.get("content-type", ""))
         length = request.headers.get("content-length", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from openai.types import Batch
 
@@ -584,6 +587,46 @@ async def test_every_refusal_has_openais_shape(office: Bureau, method: str, path
     answer = await office.http.request(method, path)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_the_application_describes_itself_below_its_prefix(office: Bureau) -> None:
+    described = (await office.http.get("/v1/files/openapi.json")).json()
+    assert {"/v1/files", "/v1/files/{file_id}/content", "/v1/batches/{batch_id}/cancel"} <= set(described["paths"])
+    alone = openai_api(None, office.keeper)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(alone), base_url="http://bureau") as http:
+        assert (await http.get("/v1/batches/openapi.json")).status_code == 200
+
+
+WISHES = {
+    "input_file_id": "file-x",
+    "endpoint": "/v1/completions",
+    "completion_window": "1h",
+    "metadata": None,
+    "output_expires_after": None,
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(JSON | st.dictionaries(st.sampled_from(list(WISHES)), JSON).map(lambda some: WISHES | some), st.text(max_size=12))
+def test_no_wish_and_no_address_makes_the_server_fail(tmp_path_factory: pytest.TempPathFactory, body: object, word: str) -> None:
+    async def ask() -> None:
+        bureau = Bureau(tmp_path_factory.mktemp("any"), BatchConfig(), last_content)
+        path = urllib.parse.quote(word, safe="")
+        async with bureau.http as http:
+            answers = [await http.post("/v1/batches", content=json.dumps(body), headers={"content-type": "application/json"})]
+            for where in (f"/v1/files/{path}", f"/v1/files/{path}/content", f"/v1/batches/{path}", f"/v1/files?after={path}&limit={path}"):
+                answers.append(await http.get(where))
+            answers.append(await http.post(f"/v1/batches/{path}/cancel"))
+        bureau.ledger.close()
+        for answer in answers:
+            assert answer.status_code < 500, answer.text
+            assert answer.status_code == 200 or set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+    asyncio.run(ask())
 
 
 async def test_a_servers_api_key_guards_files_and_batches(tmp_path: Path) -> None:

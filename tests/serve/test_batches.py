@@ -126,6 +126,16 @@ def test_a_batch_is_cancelled_and_keeps_its_answers(server: RealServer, client: 
     assert batch.id in listed
 
 
+def test_a_batch_goes_on_when_what_keeps_it_is_killed(server: RealServer, client: OpenAI, model: str, tmp_path: Path) -> None:
+    batch = start(
+        client, write(tmp_path / "in.jsonl", [chat(model, f"Tell me of {i}.", max_tokens=40, ignore_eos=True) for i in range(24)])
+    )
+    server.kill("batches app")
+    assert server.get(f"/v1/batches/{batch.id}")["object"] == "batch", "waits until the next one is there"
+    done = until(client, batch, ENDED)
+    assert (done.status, set(lines(client, done.output_file_id))) == ("completed", {f"r{i}" for i in range(24)})
+
+
 def test_the_wrong_line_is_named(client: OpenAI, model: str, tmp_path: Path) -> None:
     path = write(tmp_path / "bad.jsonl", [chat(model, "a"), chat("another", "b")])
     done = until(client, start(client, path), ENDED)
