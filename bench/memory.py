@@ -12,10 +12,12 @@ import psutil
 from bench.server import ServerProcess
 
 PERIOD_S = 0.5
-OWN = ("driver", "ledger", "jobs_app", "replica")  # what harvester brings; the others are Ray's
+OWN = ("driver", "ledger", "jobs_app", "files_app", "batches_app", "replica")  # what harvester brings; the others are Ray's
 _ROLES = (  # part of a process's title → its role; Ray names a worker after what runs in it
     ("LedgerHost", "ledger"),
     ("ServeReplica:jobs", "jobs_app"),
+    ("ServeReplica:files", "files_app"),
+    ("ServeReplica:batches", "batches_app"),
     ("ServeReplica:chat", "replica"),
     ("ServeController", "serve"),
     ("ProxyActor", "serve"),

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harvester.errors import ConfigError
+from harvester.core import ServiceTier
+from harvester.errors import ConfigError, ParameterError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -98,6 +99,32 @@ class HarvestConfig(Section):
         return self
 
 
+class TierConfig(Section):
+    """Which tier a chat request gets that leaves it open: no `service_tier`, or `auto`."""
+
+    default: ServiceTier = Field(default=ServiceTier.DEFAULT, description="Of requests without a key, or with one not named below.")
+    keys: dict[str, ServiceTier] = Field(default_factory=dict, description="By API key (`Authorization: Bearer KEY`).")
+
+    def resolve(self, asked: object, key: str | None) -> ServiceTier | None:
+        """The tier of a request; None where neither it, its key nor `default` chooses one. Raises `ParameterError` for an unknown one."""
+        if asked in (None, "auto"):
+            own = self.keys.get(key, self.default) if key is not None else self.default
+            return None if own is ServiceTier.DEFAULT and asked is None else own
+        try:
+            return ServiceTier(str(asked))
+        except ValueError as error:
+            known = ", ".join(["auto", *ServiceTier])
+            raise ParameterError(f"service_tier {str(asked)[:40]!r} is none; use one of: {known}", "service_tier") from error
+
+
+class BatchConfig(Section):
+    """Limits of `/v1/files` and `/v1/batches`. None: no limit."""
+
+    max_lines: int | None = Field(default=None, ge=1, description="Most requests of one batch; OpenAI's is 50,000.")
+    max_file_bytes: int | None = Field(default=None, ge=1, description="Largest upload; OpenAI's is 200,000,000.")
+    max_line_bytes: int = Field(default=64 << 20, ge=1024, description="Longest line of an input file: what is held in memory at once.")
+
+
 class ServeConfig(Section):
     """One deployment: a model, its replicas, and how they share chat and jobs."""
 
@@ -117,6 +144,8 @@ class ServeConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     share: ShareConfig = ShareConfig()
     harvest: HarvestConfig = HarvestConfig()
+    service_tiers: TierConfig = TierConfig()
+    batches: BatchConfig = BatchConfig()
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:

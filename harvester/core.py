@@ -12,11 +12,33 @@ PRIORITY_ONLINE = 0
 PRIORITY_OFFLINE = 100
 
 
+class ServiceTier(StrEnum):
+    """What a chat request asked for with `service_tier`, and got."""
+
+    DEFAULT = "default"  # online
+    PRIORITY = "priority"  # online, before the others
+    FLEX = "flex"  # offline, with an answer on the same connection
+
+
+TIER_PRIORITY = {
+    ServiceTier.DEFAULT: PRIORITY_ONLINE,
+    ServiceTier.PRIORITY: PRIORITY_ONLINE_FIRST,
+    ServiceTier.FLEX: PRIORITY_OFFLINE,
+}
+
+
 class WorkClass(StrEnum):
     """Online work has someone waiting for it; offline work has a table waiting for it."""
 
     ONLINE = "online"
     OFFLINE = "offline"
+
+
+def tier_of_priority(priority: int) -> ServiceTier:
+    """The tier that a vLLM ``priority`` amounts to."""
+    if priority >= PRIORITY_OFFLINE:
+        return ServiceTier.FLEX
+    return ServiceTier.PRIORITY if priority < PRIORITY_ONLINE else ServiceTier.DEFAULT
 
 
 def work_class(priority: int) -> WorkClass:

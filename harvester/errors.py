@@ -7,6 +7,9 @@
     │   ├── ColumnError                   a column of the source
     │   ├── TaskError                     a task, its template or its schema
     │   ├── QueryError                    a SQL query
+    │   ├── ParameterError                a parameter of an HTTP request
+    │   ├── TooLargeError                 an upload above the server's limit
+    │   ├── KeyRefusedError               an API key that is missing or unknown
     │   └── NotFoundError                 a job, task or file named by the user
     ├── StateError               exit 1   a job is in a state that forbids the change
     ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
@@ -62,6 +65,26 @@ class TaskError(UsageError):
 
 class QueryError(UsageError):
     code = "bad_query"
+
+
+class ParameterError(UsageError):
+    """``param`` names the parameter, as a path (``metadata.topic``); None where no single one is at fault."""
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TooLargeError(UsageError):
+    code = "too_large"
+    http_status = 413
+
+
+class KeyRefusedError(UsageError):
+    code = "invalid_api_key"
+    http_status = 401
 
 
 class NotFoundError(UsageError):

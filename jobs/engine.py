@@ -32,6 +32,25 @@ class Completion:
     preemptions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """One row that is a request to an OpenAI endpoint, as a client would send it."""
+
+    request_id: str
+    endpoint: str  # "/v1/chat/completions" or "/v1/completions"
+    body: dict[str, Any]
+    job: str = ""
+    window: int = 0  # as of a `Prompt`
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAnswer:
+    """``completion.text`` is the response's body, JSON text, whatever the status: a refused request has its reason there."""
+
+    status_code: int
+    completion: Completion
+
+
 class RowError(Exception):
     """This row cannot be answered, however often it is tried: it ends with ``status`` error. Others go on."""
 
@@ -65,4 +84,11 @@ class Engine(Protocol):
 
         Raises `RowError` for a prompt that can never work and `EngineGone` when the engine is lost. Cancelling the awaiting task aborts
         the request in the engine.
+        """
+
+    async def respond(self, request: ApiRequest) -> ApiAnswer:
+        """Answer one OpenAI request as offline work, in full: tools, response_format, logprobs, n.
+
+        A request that cannot work is answered with its HTTP status. Raises `EngineGone` when the engine is lost. Cancelling the awaiting
+        task aborts the request in the engine.
         """

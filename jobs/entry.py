@@ -26,6 +26,11 @@ class Entry:
     def state(self) -> JobState:
         return JobState(self.line["state"])
 
+    def is_over(self, now_s: float) -> bool:
+        """Its time has come and it has not ended; one that is being cancelled ends as that."""
+        end_s = self.spec.expires_at_s
+        return end_s is not None and end_s <= now_s and self.state in (*ACTIVE, JobState.PAUSED)
+
     @property
     def rows_done(self) -> int:
         """Rows in published parts."""

@@ -43,6 +43,16 @@ class StateFolder:
         """What came through standard input, a folder for each."""
         return self.root / "inputs"
 
+    @property
+    def files(self) -> Path:
+        """Uploaded files and the files made of batches."""
+        return self.root / "files"
+
+    @property
+    def batches(self) -> Path:
+        """One JSON file a batch; its rows are a job of the same id."""
+        return self.root / "batches"
+
     def results(self, job_id: str) -> Path:
         return self.jobs / job_id / "results"
 
@@ -50,8 +60,11 @@ class StateFolder:
         """Where the rows of a source that was copied are kept while the job may need them."""
         return self.jobs / job_id / "input"
 
+    def spools(self, job_id: str) -> Path:
+        return self.jobs / job_id / "spool"
+
     def spool(self, job_id: str, slice_id: int, generation: int) -> Path:
-        return self.jobs / job_id / "spool" / f"slice-{slice_id:06d}.g{generation}.jsonl"
+        return self.spools(job_id) / f"slice-{slice_id:06d}.g{generation}.jsonl"
 
     def forget_unmade(self, known: Collection[str]) -> None:
         """Remove what a server that died in the middle of a submit left: copied rows of jobs that are not among ``known``.

@@ -93,9 +93,8 @@ class Ledger:
 
     def cancel(self, job_id: str, now_s: float) -> JobView:
         entry = self._entry(job_id)
-        held = any(term.job_id == entry.spec.id for term in self._terms.values())
         going = entry.state in (JobState.RUNNING, JobState.CANCELLING)
-        target = JobState.CANCELLING if going and held else JobState.CANCELLED
+        target = JobState.CANCELLING if going and self.held(entry.spec.id) else JobState.CANCELLED
         return self._change(entry, target, now_s, None)
 
     def pause(self, job_id: str, now_s: float) -> JobView:
@@ -214,8 +213,14 @@ class Ledger:
         for lease_id in [lease_id for lease_id, term in self._terms.items() if term.holder == holder]:
             self.release(lease_id, now_s)
 
+    def held(self, job_id: str) -> int:
+        """How many of the job's slices are leased now: an ended job's parts are all there once it is 0."""
+        return sum(1 for term in self._terms.values() if term.job_id == job_id)
+
     def expire(self, now_s: float) -> int:
-        """Free the leases whose term is over. Returns how many."""
+        """Free the leases whose term is over, end the jobs whose time is. Returns how many leases."""
+        for entry in [entry for entry in self._jobs.values() if entry.is_over(now_s)]:
+            self._change(entry, JobState.EXPIRED, now_s, f"its time was over with {entry.rows_done} rows done")
         over = [lease_id for lease_id, term in self._terms.items() if term.expires_at_s <= now_s]
         for lease_id in over:
             self.release(lease_id, now_s)
@@ -289,7 +294,7 @@ class Ledger:
 
     def _settle(self, entry: Entry, now_s: float) -> None:
         """Move a job on that has nothing left to wait for."""
-        if entry.state is JobState.CANCELLING and not any(t.job_id == entry.spec.id for t in self._terms.values()):
+        if entry.state is JobState.CANCELLING and not self.held(entry.spec.id):
             self._change(entry, JobState.CANCELLED, now_s, None)
         if entry.state in (*ACTIVE, JobState.PAUSED) and self._run("open_slices", [entry.spec.id])[0][0] == 0:
             self._change(entry, JobState.COMPLETED, now_s, None)

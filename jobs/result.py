@@ -35,7 +35,7 @@ RESULT_NAMES = frozenset({ROW_ID, *(field.name for field in _ENDING)})  # every 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One finished row. ``values`` holds the task's fields (JSON values only), none of them for an error."""
+    """One finished row. ``values`` holds the task's fields (JSON values only); for an error none, or what was answered all the same."""
 
     row_id: int
     values: Mapping[str, object]

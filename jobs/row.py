@@ -44,9 +44,7 @@ class RowWork:
         return self._row(row_id, answer, attempts, began_s, truncated, completion, None)
 
     def give_up(self, row_id: int, begun: int) -> Row:
-        """The result of a row that was begun ``begun`` times and never finished: it seems to be what kills the engine."""
-        error = RowError("engine_lost", f"the engine was lost {begun} times while this row was in work")
-        return self._row(row_id, {}, begun, self._now_s(), False, None, error)
+        return lost_row(row_id, begun, self._now_s())
 
     async def _fit(self, values: Mapping[str, object], text: str) -> tuple[str, bool]:
         """The text, cut at the end of a sentence where the prompt would not fit the context."""
@@ -88,20 +86,40 @@ class RowWork:
         completion: Completion | None,
         error: RowError | None,
     ) -> Row:
-        ended_s = self._now_s()
-        return Row(
-            row_id=row_id,
-            values=dict(values),
-            status="ok" if error is None else "error",
-            error_code=error.code if error else None,
-            error_message=error.message if error else None,
-            finish_reason=completion.finish_reason if completion else None,
-            prompt_tokens=completion.prompt_tokens if completion else 0,
-            cached_tokens=completion.cached_tokens if completion else 0,
-            output_tokens=completion.output_tokens if completion else 0,
-            preemptions=completion.preemptions if completion else 0,
-            attempts=attempts,
-            latency_ms=(ended_s - began_s) * 1000.0,
-            truncated=truncated,
-            completed_at_s=ended_s,
-        )
+        return finished_row(row_id, values, attempts, began_s, self._now_s(), completion, error, truncated=truncated)
+
+
+def lost_row(row_id: int, begun: int, now_s: float) -> Row:
+    """The result of a row that was begun ``begun`` times and never finished: it seems to be what kills the engine."""
+    error = RowError("engine_lost", f"the engine was lost {begun} times while this row was in work")
+    return finished_row(row_id, {}, begun, now_s, now_s, None, error)
+
+
+def finished_row(
+    row_id: int,
+    values: Mapping[str, object],
+    attempts: int,
+    began_s: float,
+    ended_s: float,
+    completion: Completion | None,
+    error: RowError | None,
+    *,
+    truncated: bool = False,
+) -> Row:
+    """What has become of a row: its values, or an error, and what it cost."""
+    return Row(
+        row_id=row_id,
+        values=dict(values),
+        status="ok" if error is None else "error",
+        error_code=error.code if error else None,
+        error_message=error.message if error else None,
+        finish_reason=completion.finish_reason if completion else None,
+        prompt_tokens=completion.prompt_tokens if completion else 0,
+        cached_tokens=completion.cached_tokens if completion else 0,
+        output_tokens=completion.output_tokens if completion else 0,
+        preemptions=completion.preemptions if completion else 0,
+        attempts=attempts,
+        latency_ms=(ended_s - began_s) * 1000.0,
+        truncated=truncated,
+        completed_at_s=ended_s,
+    )

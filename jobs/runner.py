@@ -13,6 +13,7 @@ from connectors.base import Sink
 from connectors.text import TextProblem
 from harvester.config import HarvestConfig
 from harvester.errors import HarvesterError, StorageError, UsageError
+from jobs.apirow import ApiRowWork, row_work
 from jobs.engine import Engine, EngineGone
 from jobs.folder import StateFolder
 from jobs.row import RowWork
@@ -181,7 +182,7 @@ class Runner:
         todo = files.todo()
         held.rows_waiting, held.rows_done = len(todo), held.lease.slice.row_count - len(todo)
         rows, cells = await self._in_thread(files.inputs)
-        work = RowWork(held.lease.job, self.engine, self.now_s)
+        work = row_work(held.lease.job, self.engine, self.now_s)
         start = held.lease.slice.row_start
         try:
             async with asyncio.TaskGroup() as group:
@@ -197,7 +198,13 @@ class Runner:
             raise (gone or errors).exceptions[0] from None
 
     async def _row(
-        self, held: Held, files: SliceFiles, work: RowWork, row_id: int, values: Mapping[str, object], cell: str | TextProblem | None
+        self,
+        held: Held,
+        files: SliceFiles,
+        work: RowWork | ApiRowWork,
+        row_id: int,
+        values: Mapping[str, object],
+        cell: str | TextProblem | None,
     ) -> None:
         begun = files.spool.begins[row_id]
         files.spool.begin(row_id)

@@ -51,6 +51,10 @@ class JobSpec(Frozen):
     model: str
     rows_total: int = Field(ge=1)
     created_at_s: float
+    endpoint: str | None = Field(
+        default=None, description="OpenAI endpoint that each row's `column` is a request to; None: rows are prompts of `task`."
+    )
+    expires_at_s: float | None = Field(default=None, description="When what is left of it is given up; None: never.")
 
 
 class SliceSpec(Frozen):

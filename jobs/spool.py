@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from harvester.errors import StorageError
@@ -32,16 +33,11 @@ class Spool:
             raise StorageError(f"cannot open {path}: {error.strerror}; free space or make the state folder writable") from error
 
     def _load(self, data: bytes) -> None:
-        for line in data.split(b"\n"):
-            try:
-                item = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(item, list) and len(item) == 1 and isinstance(item[0], int):
-                self.begins[item[0]] += 1
-            elif isinstance(item, dict):
-                row = Row.from_json(item)
-                self.rows[row.row_id] = row
+        for item in _items(data):
+            if isinstance(item, Row):
+                self.rows[item.row_id] = item
+            else:
+                self.begins[item] += 1
 
     def begin(self, row_id: int) -> None:
         self.begins[row_id] += 1
@@ -70,3 +66,24 @@ class Spool:
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+def spooled_rows(path: Path) -> dict[int, Row]:
+    """The finished rows of a spool that nobody writes to any more, by ``row_id``. The file stays as it is."""
+    try:
+        return {item.row_id: item for item in _items(path.read_bytes()) if isinstance(item, Row)}
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}; check the disk of the state folder") from error
+
+
+def _items(data: bytes) -> Iterator[Row | int]:
+    """Finished rows, and the ids of rows begun, in the order of the file."""
+    for line in data.split(b"\n"):
+        try:
+            item = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(item, list) and len(item) == 1 and isinstance(item[0], int):
+            yield item[0]
+        elif isinstance(item, dict):
+            yield Row.from_json(item)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from math import ceil
 
 import pyarrow as pa
 
 from harvester.errors import NotFoundError
-from jobs.engine import Completion, EngineGone, Message, Prompt
+from jobs.engine import ApiAnswer, ApiRequest, Completion, EngineGone, Message, Prompt
 from jobs.ledger import Ledger
 from jobs.spec import JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
 from jobs.tasks.spec import Task
@@ -22,8 +24,23 @@ def last_line(prompt: Prompt) -> str:
     return prompt.messages[-1]["content"].rstrip("\n").rpartition("\n")[2]
 
 
+def last_content(request: ApiRequest) -> str:
+    """The default script of requests: the content of the last message, or the prompt."""
+    messages = request.body.get("messages")
+    return str(messages[-1].get("content", "")) if messages else str(request.body.get("prompt", ""))
+
+
+class Refused(Exception):
+    """Raised by a script: the request is answered with this status."""
+
+    def __init__(self, status_code: int, message: str) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
 class ScriptedEngine:
-    """Implements `jobs.engine.Engine`: ``answer`` gives each prompt's text at once, or raises what `Engine.complete` may raise.
+    """Implements `jobs.engine.Engine`: ``answer`` gives each prompt's text at once, or raises what `Engine.complete` may raise;
+    ``reply`` the content of each request's answer, or raises `Refused`.
 
     A text of more than ``max_tokens`` tokens is cut there and ends with "length". Each completion takes ``delay_s`` and, after `hold`,
     until `go_on`; `die` ends it with `EngineGone`, and every later one too. Used from one event loop.
@@ -37,11 +54,13 @@ class ScriptedEngine:
         answer: Callable[[Prompt], str] = last_line,
         delay_s: float = 0.0,
         tokens_per_char: float = 0.25,
+        reply: Callable[[ApiRequest], str] = last_content,
     ) -> None:
         self.model = model
         self.context_tokens = context_tokens
         self.concurrency = concurrency
         self.answer = answer
+        self.reply = reply
         self.delay_s = delay_s
         self.tokens_per_char = tokens_per_char
         self.calls = 0  # completions asked for
@@ -67,10 +86,28 @@ class ScriptedEngine:
         return self._tokens("".join(message["content"] for message in messages))
 
     async def complete(self, prompt: Prompt) -> Completion:
+        async with self._in_work():
+            text = self.answer(prompt)
+        return await self._completion(prompt, text)
+
+    async def respond(self, request: ApiRequest) -> ApiAnswer:
+        try:
+            async with self._in_work():
+                text = self.reply(request)
+        except Refused as refused:
+            error = {"message": str(refused), "type": "BadRequestError", "param": None, "code": refused.status_code}
+            return ApiAnswer(refused.status_code, Completion(json.dumps({"error": error}), "error", 0, 0, 0))
+        prompt_tokens, output_tokens = self._tokens(json.dumps(request.body)), self._tokens(text)
+        body = _response(request, text, prompt_tokens, output_tokens)
+        return ApiAnswer(200, Completion(json.dumps(body), "stop", prompt_tokens, 0, output_tokens))
+
+    @asynccontextmanager
+    async def _in_work(self) -> AsyncIterator[None]:
+        """Counts a request; the script runs inside, the wait for its time comes after."""
         self.calls += 1
         self.running += 1
         try:
-            text = self.answer(prompt)
+            yield
             await asyncio.sleep(self.delay_s)
             await self._open.wait()
         except asyncio.CancelledError:
@@ -80,7 +117,6 @@ class ScriptedEngine:
             self.running -= 1
         if self._dead:
             raise EngineGone("the scripted engine was told to die")
-        return await self._completion(prompt, text)
 
     async def _completion(self, prompt: Prompt, text: str) -> Completion:
         most_chars = int(prompt.max_tokens / self.tokens_per_char)
@@ -94,6 +130,21 @@ class ScriptedEngine:
 
     def _tokens(self, text: str) -> int:
         return max(1, ceil(len(text) * self.tokens_per_char))
+
+
+def _response(request: ApiRequest, text: str, prompt_tokens: int, output_tokens: int) -> dict[str, object]:
+    """An OpenAI response with one choice."""
+    chat = request.endpoint.endswith("/chat/completions")
+    choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens, "total_tokens": prompt_tokens + output_tokens}
+    return {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{request.request_id}",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": 0,
+        "model": request.body.get("model"),
+        "choices": [{"index": 0, "finish_reason": "stop", **choice}],
+        "usage": usage,
+    }
 
 
 class ManualClock:
@@ -171,6 +222,12 @@ class DirectLedger:
             raise NotFoundError(f"no such change {verb!r}; there are cancel, pause, resume and retry")
         view: JobView = getattr(self.ledger, verb)(job_id, self._now_s())
         return view
+
+    async def held(self, job_id: str) -> int:
+        return self.ledger.held(job_id)
+
+    async def expire(self) -> None:
+        self.ledger.expire(self._now_s())
 
     async def table(self, name: str) -> pa.Table:
         return self.ledger.table(name)

@@ -26,6 +26,7 @@ ROLES = {
     "replica": lambda name: "ServeReplica:chat" in name,
     "ledger": lambda name: "LedgerHost" in name,
     "jobs app": lambda name: "ServeReplica:jobs" in name,
+    "batches app": lambda name: "ServeReplica:batches" in name,
 }
 
 

@@ -35,6 +35,7 @@ def engine_arguments(
     ``board`` and ``profile``: see `harvester.engine.settings.Settings`.
     """
     values: dict[str, Any] = {"model": model, "served_model_name": [name], "enable_prefix_caching": True}
+    values["enable_prompt_tokens_details"] = True  # cached tokens in `usage`, where OpenAI has them
     values |= CPU_DEFAULTS if cpu else {}
     values |= EMBEDDED_DEFAULTS if embedded else {}
     values["worker_cls"] = "harvester.engine." + ("cpu_worker.HarvestCpuWorker" if cpu else "cuda_worker.HarvestCudaWorker")

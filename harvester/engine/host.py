@@ -18,12 +18,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from harvester.config import TierConfig
 from harvester.core import PRIORITY_OFFLINE
 from harvester.engine import profiler
 from harvester.engine.arguments import namespace
 from harvester.engine.board import Board
 from harvester.engine.llm import HarvestLLM
 from harvester.engine.metrics import BoardMetrics, ClassMetrics
+from harvester.engine.openai import OfflineApi
 from harvester.engine.settings import KEY, Settings
 from harvester.engine.signal import ArrivalSignal
 from harvester.errors import EngineError, UsageError
@@ -42,8 +44,11 @@ class Answer:
 class EngineHost:
     """Made by `start`. Used from one event loop; tokenization runs in a thread of its own so that it never delays a chat token."""
 
-    def __init__(self, llm: HarvestLLM, app: FastAPI, chat_template: str | None, board: Board | None = None) -> None:
+    def __init__(
+        self, llm: HarvestLLM, app: FastAPI, chat_template: str | None, board: Board | None = None, tiers: TierConfig | None = None
+    ) -> None:
         self.llm = llm
+        self.openai = OfflineApi(app, llm, tiers or TierConfig())
         self.board = board
         self.app = app
         self._chat_template = chat_template
@@ -52,7 +57,7 @@ class EngineHost:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     @classmethod
-    async def start(cls, values: dict[str, Any]) -> EngineHost:
+    async def start(cls, values: dict[str, Any], tiers: TierConfig | None = None) -> EngineHost:
         """Start the engine for vLLM arguments ``values`` and wait until it answers. Raises `EngineError` with vLLM's own reason."""
         args, engine_args = namespace(values)
         try:
@@ -69,7 +74,7 @@ class EngineHost:
         if settings is not None and board is not None:
             llm.attend(ArrivalSignal(board, settings.schedule.intrusion), ClassMetrics(), settings)
             REGISTRY.register(BoardMetrics(board))
-        return cls(llm, app, args.chat_template, board)
+        return cls(llm, app, args.chat_template, board, tiers)
 
     @property
     def context_tokens(self) -> int:
@@ -78,6 +83,11 @@ class EngineHost:
     @property
     def max_seqs(self) -> int:
         return int(self.llm.vllm_config.scheduler_config.max_num_seqs)
+
+    def models(self) -> list[str]:
+        """Every name that the chat route answers to."""
+        serving = self.app.state.openai_serving_models
+        return [*(path.name for path in serving.base_model_paths), *serving.lora_requests]
 
     async def check(self) -> None:
         """Raise `EngineError` when the engine is dead."""

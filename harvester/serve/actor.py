@@ -130,5 +130,11 @@ class LedgerActor:
         view: JobView = await self._call(verb, job_id, timed=True)
         return view
 
+    async def held(self, job_id: str) -> int:
+        return int(await self._call("held", job_id))
+
+    async def expire(self) -> None:
+        await self._call("expire", timed=True)
+
     async def table(self, name: str) -> pa.Table:
         return await self._call("table", name)

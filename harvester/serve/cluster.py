@@ -1,4 +1,4 @@
-"""Ray, the ledger and the two applications, from start to end. Imported only after `environment.prepare_environment`."""
+"""Ray, the ledger and the applications, from start to end. Imported only after `environment.prepare_environment`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from harvester.engine.models import ModelChoice
 from harvester.errors import EngineError
 from harvester.serve.actor import NAMESPACE, start_ledger
 from harvester.serve.jobs_app import CHAT_APP, jobs_app
+from harvester.serve.openai_app import PREFIXES, openai_apps
 from harvester.serve.processes import mark_of
 from jobs.folder import StateFolder
 
 JOBS_APP = "jobs"
+APPS = (CHAT_APP, JOBS_APP, *PREFIXES)
 ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
@@ -72,7 +74,7 @@ class Cluster:
         link.symlink_to(session_logs())
 
     def deploy(self, stop: threading.Event) -> None:
-        """Deploy both applications and wait until they serve, or ``stop``. Raises `EngineError` with the replica's own reason."""
+        """Deploy the applications and wait until they serve, or ``stop``. Raises `EngineError` with the replica's own reason."""
         start_ledger(self._ledger, self._folder.root, self._config.harvest.lease_s)
         serve.start(
             http_options=HTTPOptions(host=self._config.host, port=self._config.port),
@@ -93,16 +95,18 @@ class Cluster:
                 logging_config=quiet,
             ),
         ]
+        beside = openai_apps(self._config, self._choice, self._folder.root, self._ledger)
+        apps += [serve.RunTarget(app, name=name, route_prefix=PREFIXES[name], logging_config=quiet) for name, app in beside.items()]
         serve.run_many(apps, wait_for_applications_running=False)
         self._wait_running(stop)
 
     def _wait_running(self, stop: threading.Event) -> None:
         while not stop.is_set():
             apps = serve.status().applications
-            states = [apps[name].status if name in apps else None for name in (CHAT_APP, JOBS_APP)]
+            states = [apps[name].status if name in apps else None for name in APPS]
             if all(state == ApplicationStatus.RUNNING for state in states):
                 return
-            for name in (CHAT_APP, JOBS_APP):
+            for name in APPS:
                 if name in apps and apps[name].status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
                     reason = _reason(apps[name])
                     cause = _root_cause() if "root cause" in reason else None
@@ -111,8 +115,8 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._config.address is not None:
-            serve.delete(CHAT_APP, _blocking=True)
-            serve.delete(JOBS_APP, _blocking=True)
+            for name in APPS:
+                serve.delete(name, _blocking=True)
             ray.kill(ray.get_actor(self._ledger, namespace=NAMESPACE))
         ray.shutdown()
 

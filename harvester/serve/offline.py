@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harvester.engine.host import EngineHost
 from harvester.errors import EngineError, UsageError
-from jobs.engine import Completion, EngineGone, Message, Prompt, RowError
+from jobs.engine import ApiAnswer, ApiRequest, Completion, EngineGone, Message, Prompt, RowError
 
 
 class OfflineEngine:
@@ -47,3 +47,12 @@ class OfflineEngine:
             output_tokens=answer.output_tokens,
             preemptions=answer.preemptions,
         )
+
+    async def respond(self, request: ApiRequest) -> ApiAnswer:
+        extra = {"job": request.job, "slice": request.window}
+        try:
+            response = await self._host.openai.respond(request.request_id, request.endpoint, request.body, extra)
+        except EngineError as error:
+            raise EngineGone(error.message) from error
+        tokens = (response.prompt_tokens, response.cached_tokens, response.output_tokens)
+        return ApiAnswer(response.status_code, Completion(response.body, response.finish_reason, *tokens))

@@ -38,7 +38,7 @@ class Replica:
         values = engine_arguments(
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, board=Board.make().path, profile=profile
         )
-        self._host = await EngineHost.start(values)
+        self._host = await EngineHost.start(values, config.service_tiers)
         slots = max(1, self._host.max_seqs - config.share.reserved_slots)
         folder = StateFolder(Path(state))
         self._runner = Runner(
@@ -63,7 +63,12 @@ class Replica:
             await self._harvest  # raises why it ended
 
     async def info(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "context_tokens": self._host.context_tokens, "max_seqs": self._host.max_seqs}
+        return {
+            "pid": os.getpid(),
+            "context_tokens": self._host.context_tokens,
+            "max_seqs": self._host.max_seqs,
+            "models": self._host.models(),
+        }
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:
         """Measure the engine; see `harvester.engine.profiler`."""

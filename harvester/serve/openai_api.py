@@ -1,0 +1,191 @@
+"""OpenAI's Files and Batch API over HTTP. Knows the ledger only through the keeper, so tests run it without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, BinaryIO, Literal
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from harvester.core import __version__
+from harvester.errors import KeyRefusedError, NotFoundError, ParameterError
+from harvester.serve.openai_errors import PlainJson, answer_of, handle_errors
+from harvester.serve.upload import boundary_of, receive, too_large
+from jobs.batches.keeper import Keeper
+from jobs.batches.page import list_object, page
+from jobs.batches.record import BatchWish, ExpiresAfter
+from jobs.files import FileStore, StoredFile, new_file_id
+
+CHUNK_BYTES = 1 << 20
+FORM_BYTES = 1 << 16  # of a form around its file
+_UPLOAD = {  # what `receive` reads; FastAPI would read the whole form first to know it
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
+                }
+            }
+        },
+    }
+}
+_REFUSED = "Incorrect API key provided; send one of the server's as: Authorization: Bearer KEY"
+
+
+class OpenAiApp(FastAPI):
+    """Has its routes under their full paths, wherever Serve mounts it: each of its prefixes is an application of its own there.
+
+    ``keys``: API keys, one of which each request must bear; none: no key is asked for.
+    """
+
+    def __init__(self, keys: Sequence[str], **options: Any) -> None:
+        super().__init__(**options)
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = ""
+        if scope["type"] == "http" and self._keys and not self._may(scope):
+            await answer_of(KeyRefusedError(_REFUSED))(scope, receive, send)  # no middleware: Starlette's would hold an upload in memory
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _may(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = hashlib.sha256(key.strip().encode()).digest()
+        return scheme.lower() == "bearer" and any(hmac.compare_digest(given, one) for one in self._keys)
+
+
+def openai_api(files: FileStore | None, keeper: Keeper | None, *, most_bytes: int | None = None, keys: Sequence[str] = ()) -> OpenAiApp:
+    """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``keeper``.
+
+    ``most_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for.
+    """
+    prefix = "/v1/batches" if files is None else "/v1/files"
+    app = OpenAiApp(
+        keys,
+        title="OpenAI files and batches",
+        version=__version__,
+        default_response_class=PlainJson,
+        redirect_slashes=False,
+        openapi_url=f"{prefix}/openapi.json",  # reached through Serve, which knows the prefix alone
+        docs_url=None,
+        redoc_url=None,
+    )
+    handle_errors(app)
+    if files is not None:
+        _files(app, files, most_bytes)
+    if keeper is not None:
+        _batches(app, keeper)
+    return app
+
+
+def _files(app: FastAPI, store: FileStore, most_bytes: int | None) -> None:
+    @app.post("/v1/files", openapi_extra=_UPLOAD)
+    async def upload(request: Request) -> dict[str, Any]:
+        boundary = boundary_of(request.headers.get("content-type", ""))
+        length = request.headers.get("content-length", "")
+        if most_bytes is not None and length.isdigit() and int(length) > most_bytes + FORM_BYTES:
+            raise too_large(most_bytes)
+        file_id = new_file_id()
+        path = store.content(file_id)
+        form = await receive(request.stream(), boundary, path, most_bytes)
+        try:
+            expires = _checked(form.fields)
+            stored = await asyncio.to_thread(store.enter, file_id, form.filename or "", "batch", expires.seconds if expires else None)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return stored.to_openai()
+
+    @app.get("/v1/files")
+    async def listing(
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: str | None = None,
+    ) -> dict[str, Any]:
+        found = await asyncio.to_thread(store.list)
+        ordered = [one for one in (found if order == "desc" else found[::-1]) if purpose in (None, one.purpose)]
+        some, has_more = page(ordered, after, limit)
+        return list_object([one.to_openai() for one in some], has_more)
+
+    @app.get("/v1/files/{file_id}")
+    async def show(file_id: str) -> dict[str, Any]:
+        return (await asyncio.to_thread(store.get, file_id)).to_openai()
+
+    @app.delete("/v1/files/{file_id}")
+    async def delete(file_id: str) -> dict[str, Any]:
+        await asyncio.to_thread(store.delete, file_id)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    @app.get("/v1/files/{file_id}/content", response_class=StreamingResponse)
+    async def content(file_id: str) -> StreamingResponse:
+        stored, file = await asyncio.to_thread(_open, store, file_id)
+        headers = {"content-length": str(stored.bytes)}
+        return StreamingResponse(_chunks(file), media_type="application/octet-stream", headers=headers)
+
+
+def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
+    """The plain fields of an upload. Raises `ParameterError`."""
+    purpose = fields.get("purpose")
+    if purpose is None:
+        raise ParameterError("the form has no field purpose; it is batch for the input of a batch", "purpose")
+    if purpose != "batch":
+        raise ParameterError(f"purpose {purpose[:40]!r} cannot be uploaded here; the one that can is batch", "purpose")
+    given = {name: fields[f"expires_after[{name}]"] for name in ("anchor", "seconds") if f"expires_after[{name}]" in fields}
+    if not given:
+        return None
+    try:
+        return ExpiresAfter.model_validate_strings(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ParameterError(f"expires_after.{first['loc'][0]}: {first['msg']}", "expires_after") from error
+
+
+def _open(store: FileStore, file_id: str) -> tuple[StoredFile, BinaryIO]:
+    """Open, so that it can be read to its end also where it is deleted meanwhile."""
+    stored = store.get(file_id)
+    try:
+        return stored, store.content(file_id).open("rb")
+    except FileNotFoundError as error:
+        raise NotFoundError(f"No such File object: {file_id}; it was deleted just now") from error
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _batches(app: FastAPI, keeper: Keeper) -> None:
+    @app.post("/v1/batches")
+    async def create(wish: BatchWish) -> dict[str, Any]:
+        return await keeper.create(wish)
+
+    @app.get("/v1/batches")
+    async def listing(after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
+        some, has_more = page(keeper.records(), after, limit)
+        return list_object([await keeper.show(record.id) for record in some], has_more)
+
+    @app.get("/v1/batches/{batch_id}")
+    async def show(batch_id: str) -> dict[str, Any]:
+        return await keeper.show(batch_id)
+
+    @app.post("/v1/batches/{batch_id}/cancel")
+    async def cancel(batch_id: str) -> dict[str, Any]:
+        return await keeper.cancel(batch_id)

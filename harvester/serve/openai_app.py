@@ -1,0 +1,111 @@
+"""Files and batches as Serve applications: one for each prefix, for a Serve application has one, and chat has all else under ``/v1``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from harvester.config import ServeConfig
+from harvester.engine.models import ModelChoice
+from harvester.errors import EngineError
+from harvester.serve.actor import LedgerActor
+from harvester.serve.jobs_app import CHAT_APP
+from harvester.serve.openai_api import openai_api
+from jobs.batches.keeper import Keeper
+from jobs.batches.plan import BatchPlanner
+from jobs.batches.shelf import BatchShelf
+from jobs.files import FileStore
+from jobs.folder import StateFolder
+
+PREFIXES = {"files": "/v1/files", "batches": "/v1/batches"}  # by the application's name
+ANSWER_WAIT_S = 20.0
+SWEEP_S = 600.0
+SWITCH_S = 0.0005  # between threads: with Python's 5 ms an answer takes 0.2 s while an input file is read beside it
+
+
+class FilesApp:
+    """``/v1/files``. In a process of its own, so that an upload slows down nothing else."""
+
+    def __init__(self, config: ServeConfig, state: str) -> None:
+        self._files = FileStore(StateFolder(Path(state)).files, time.time)
+        self._app = openai_api(self._files, None, most_bytes=config.batches.max_file_bytes, keys=api_keys(config))
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        self._sweeping = asyncio.create_task(self._sweep())
+        return self._app
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.to_thread(self._files.list)
+            await asyncio.to_thread(self._files.sweep)
+            await asyncio.sleep(SWEEP_S)
+
+    async def check_health(self) -> None:
+        if self._sweeping is not None and self._sweeping.done():
+            await self._sweeping  # raises why it ended
+
+
+class BatchesApp:
+    """``/v1/batches``, and what brings batches on. Holds no state: the next one goes on from the records and the ledger."""
+
+    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str) -> None:
+        sys.setswitchinterval(SWITCH_S)
+        folder = StateFolder(Path(state))
+        files = FileStore(folder.files, time.time)
+        planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name)
+        self._model = choice.name
+        self._keeper = Keeper(LedgerActor(ledger), BatchShelf(folder.batches), files, planner, folder, self._models, time.time)
+        self._app = openai_api(None, self._keeper, keys=api_keys(config))
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        self._keeping = asyncio.create_task(self._keeper.run())
+        return self._app
+
+    async def _models(self) -> Collection[str]:
+        """Names that a replica answers to. Raises `EngineError` while none is there."""
+        try:
+            info = await asyncio.wait_for(serve.get_app_handle(CHAT_APP).info.remote(), ANSWER_WAIT_S)
+        except TimeoutError as error:
+            raise EngineError("no replica answers yet") from error
+        return tuple(info.get("models", (self._model,)))
+
+    async def check_health(self) -> None:
+        if self._keeping is not None and self._keeping.done():
+            await self._keeping  # raises why it ended
+
+    async def __del__(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeping
+
+
+def api_keys(config: ServeConfig) -> list[str]:
+    """Those that vLLM asks chat for: what batches hold is guarded by the same."""
+    given = config.engine.get("api_key") or []
+    return [given] if isinstance(given, str) else [str(key) for key in given]
+
+
+def openai_apps(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str) -> dict[str, serve.Application]:
+    """The applications by name; `PREFIXES` says where each belongs."""
+    options: dict[str, Any] = {
+        "max_ongoing_requests": 1000,
+        "ray_actor_options": {"num_cpus": 0},
+        "health_check_period_s": 1.0,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_timeout_s": 1.0,
+    }
+    return {
+        "files": serve.deployment(serve.ingress()(FilesApp), name="files", **options).bind(config, str(state)),
+        "batches": serve.deployment(serve.ingress()(BatchesApp), name="batches", **options).bind(config, choice, str(state), ledger),
+    }

@@ -1,0 +1,124 @@
+"""An upload as it comes in: ``multipart/form-data`` read piece by piece, its file written straight to where it stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from connectors.durable import publish
+from harvester.errors import ParameterError, TooLargeError
+
+MOST_FIELDS = 16
+MOST_FIELD_BYTES = 4096
+LONGEST_NAME = 255
+
+
+@dataclass(slots=True)
+class Form:
+    """What came: the plain fields, and the name of the file, whose content is at the path that was given."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    filename: str | None = None
+
+
+class _Parts:
+    """Callbacks of the parser. Every value is bounded but the file, which goes to ``target`` as it comes."""
+
+    def __init__(self, target: BinaryIO, most_bytes: int | None) -> None:
+        self.form = Form()
+        self.file_bytes = 0
+        self.ended = False
+        self._target = target
+        self._most_bytes = most_bytes
+        self._header = bytearray()
+        self._value = bytearray()
+        self._headers: dict[bytes, bytes] = {}
+        self._name: str | None = None
+        self._is_file = False
+
+    def on_part_begin(self) -> None:
+        self._headers = {}
+        self._value = bytearray()
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        self._headers[bytes(self._header).lower()] = bytes(self._value)
+        self._header, self._value = bytearray(), bytearray()
+
+    def on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        self._is_file = self._name == "file"
+        if self._is_file:
+            if self.form.filename is not None:
+                raise ParameterError("the form holds more than one file; upload one at a time", "file")
+            name = options.get(b"filename", b"").decode("utf-8", "replace")
+            self.form.filename = (name.replace("\\", "/").rpartition("/")[2] or "upload.jsonl")[:LONGEST_NAME]
+        elif len(self.form.fields) == MOST_FIELDS:
+            raise ParameterError(f"the form has more than {MOST_FIELDS} fields; send file, purpose and expires_after")
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file:
+            self.file_bytes += end - start
+            if self._most_bytes is not None and self.file_bytes > self._most_bytes:
+                raise too_large(self._most_bytes)
+            self._target.write(data[start:end])
+        elif len(self._value) + end - start > MOST_FIELD_BYTES:
+            raise ParameterError(f"field {str(self._name)[:40]!r} is longer than {MOST_FIELD_BYTES} bytes; shorten it", self._name)
+        else:
+            self._value += data[start:end]
+
+    def on_part_end(self) -> None:
+        if not self._is_file and self._name:
+            self.form.fields[self._name] = self._value.decode("utf-8", "replace")
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
+def too_large(most_bytes: int) -> TooLargeError:
+    return TooLargeError(f"the file is larger than {most_bytes} bytes, the most that this server takes; split it")
+
+
+def boundary_of(content_type: str) -> bytes:
+    """Raises `ParameterError` where the request is no form with a file."""
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not boundary:
+        raise ParameterError("the request is no upload; send it as multipart/form-data, with the fields file and purpose")
+    return bytes(boundary)
+
+
+async def receive(chunks: AsyncIterator[bytes], boundary: bytes, path: Path, most_bytes: int | None) -> Form:
+    """Read a form; its file is at ``path`` afterwards, on disk and whole. Holds one chunk in memory.
+
+    Raises `ParameterError` for a form that is damaged or lacks its file, `TooLargeError` as soon as the file is above ``most_bytes``,
+    and `StorageError`; nothing is left at ``path`` then.
+    """
+    with ExitStack() as stack:
+        parts = _Parts(stack.enter_context(publish(path)), most_bytes)
+        callbacks = {name: getattr(parts, name) for name in dir(parts) if name.startswith("on_")}
+        try:
+            parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]  # a TypedDict of the same names
+            async for chunk in chunks:
+                parser.write(chunk)
+        except FormParserError as error:
+            raise ParameterError(f"the form cannot be read: {str(error)[:200]}; send it again") from error
+        if parts.form.filename is None:
+            raise ParameterError("the form has no field file; send the file as file and its purpose as purpose", "file")
+        if not parts.ended:
+            raise ParameterError("the form ends before its closing boundary; send it again", "file")
+        await asyncio.to_thread(stack.pop_all().close)  # syncs to disk
+    return parts.form

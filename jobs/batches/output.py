@@ -1,0 +1,168 @@
+"""The output and the error file of a batch, made from its job's parts as they lie there, in any order, with the memory of a few rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from connectors.durable import publish
+from connectors.edge import first_line
+from connectors.parts import PartsSink
+from harvester.errors import StorageError
+from jobs.apirow import HTTP
+from jobs.batches.input import CUSTOM_ID
+from jobs.batches.record import BatchRecord, Counts, Usage
+from jobs.files import FileStore
+from jobs.folder import StateFolder
+from jobs.result import ROW_ID, Row
+from jobs.spool import spooled_rows
+from jobs.tasks.answer import OUTPUT
+
+_ROWS = 256  # a batch of rows: bounds memory where answers are long
+_TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
+_COLUMNS = (ROW_ID, CUSTOM_ID, OUTPUT, "status", "error_code", "error_message", *_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    counts: Counts
+    usage: Usage
+    output_file_id: str | None  # None: no such line
+    error_file_id: str | None
+
+
+@dataclass(slots=True)
+class _Lines:
+    """A file that is there once it has a line. Nothing is published before the stack ends well."""
+
+    path: Path
+    stack: ExitStack
+    count: int = 0
+    _file: BinaryIO | None = None
+
+    def add(self, line: str) -> None:
+        if self._file is None:
+            self._file = self.stack.enter_context(publish(self.path))
+        self._file.write(line.encode())
+        self.count += 1
+
+
+@dataclass(slots=True)
+class _Tally:
+    seen: bytearray  # by row_id
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TOKENS, 0))
+    reasoning_tokens: int = 0
+
+    def add(self, item: dict[str, Any]) -> None:
+        self.seen[item[ROW_ID]] = 1
+        for name in _TOKENS:
+            self.tokens[name] += item[name]
+        self.reasoning_tokens += _reasoning_tokens(item[OUTPUT])
+
+
+def write_outputs(
+    record: BatchRecord, rows_total: int, requests: Path, folder: StateFolder, files: FileStore, *, never_run_expired: bool
+) -> Outcome:
+    """Make the files of an ended job, no slice of which is leased. Written again, they replace the first ones.
+
+    ``requests``: the Parquet file of the batch's rows. With ``never_run_expired`` each row without a result gets a `batch_expired` line.
+    Raises `StorageError`; no file is made then.
+    """
+    tally = _Tally(bytearray(rows_total))
+    with ExitStack() as stack:
+        good = _Lines(files.content(record.output_id), stack)
+        bad = _Lines(files.content(record.error_id), stack)
+        for item in _results(record.id, requests, folder, tally.seen):
+            tally.add(item)
+            (good if item["status"] == "ok" else bad).add(_line(record.id, item))
+        if never_run_expired:
+            for row_id, custom_id in _not_seen(requests, tally.seen):
+                bad.add(_expired_line(record.id, row_id, custom_id))
+    expires_after_s = record.wish.output_expires_after.seconds if record.wish.output_expires_after else None
+    for lines, file_id, name in ((good, record.output_id, "output"), (bad, record.error_id, "error")):
+        if lines.count:
+            files.enter(file_id, f"{record.id}_{name}.jsonl", "batch_output", expires_after_s)
+    return Outcome(
+        Counts(total=rows_total, completed=good.count, failed=bad.count),
+        Usage(
+            input_tokens=tally.tokens["prompt_tokens"],
+            cached_tokens=tally.tokens["cached_tokens"],
+            output_tokens=tally.tokens["output_tokens"],
+            reasoning_tokens=tally.reasoning_tokens,
+        ),
+        record.output_id if good.count else None,
+        record.error_id if bad.count else None,
+    )
+
+
+def _results(batch_id: str, requests: Path, folder: StateFolder, seen: bytearray) -> Iterator[dict[str, Any]]:
+    """Every finished row once: those of the parts, then those of slices that were given back before they were whole."""
+    sink = PartsSink(folder.results(batch_id))
+    for name in sink.names():
+        yield from _read(sink.path(name), _COLUMNS)
+    spooled: dict[int, Row] = {}
+    for path in sorted(folder.spools(batch_id).glob("slice-*.jsonl")):
+        spooled |= {row_id: row for row_id, row in spooled_rows(path).items() if row_id < len(seen) and not seen[row_id]}
+    if spooled:
+        for row_id, custom_id in _not_seen(requests, seen):
+            if row_id in spooled:
+                row = spooled[row_id]
+                yield {name: getattr(row, name, None) for name in _COLUMNS} | {CUSTOM_ID: custom_id, OUTPUT: row.values.get(OUTPUT)}
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS, columns=list(columns)):
+                yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"cannot read {path}: {first_line(error)}; check the disk of the state folder") from error
+
+
+def _not_seen(requests: Path, seen: bytearray) -> Iterator[tuple[int, str]]:
+    """row_id and custom_id of the rows without a result, as it is when their turn comes."""
+    for row_id, item in enumerate(_read(requests, (CUSTOM_ID,))):
+        if not seen[row_id]:
+            yield row_id, item[CUSTOM_ID]
+
+
+def _line(batch_id: str, item: dict[str, Any]) -> str:
+    """The response's body goes in as it is: it is JSON already."""
+    code = item["error_code"]
+    request_id = _request_id(batch_id, item[ROW_ID])
+    if item["status"] != "ok" and not code.startswith(HTTP):
+        return _json_line(request_id, item[CUSTOM_ID], "null", json.dumps({"code": code, "message": item["error_message"]}))
+    status_code = 200 if item["status"] == "ok" else int(code.removeprefix(HTTP))
+    response = f'{{"status_code": {status_code}, "request_id": "{request_id}", "body": {item[OUTPUT]}}}'
+    return _json_line(request_id, item[CUSTOM_ID], response, "null")
+
+
+def _expired_line(batch_id: str, row_id: int, custom_id: str) -> str:
+    message = "This request could not be executed before the completion window expired."
+    return _json_line(_request_id(batch_id, row_id), custom_id, "null", json.dumps({"code": "batch_expired", "message": message}))
+
+
+def _json_line(request_id: str, custom_id: str, response: str, error: str) -> str:
+    return f'{{"id": "batch_req_{request_id}", "custom_id": {json.dumps(custom_id)}, "response": {response}, "error": {error}}}\n'
+
+
+def _request_id(batch_id: str, row_id: int) -> str:
+    """The same each time the files are made."""
+    return hashlib.sha256(f"{batch_id} {row_id}".encode()).hexdigest()[:24]
+
+
+def _reasoning_tokens(body: str | None) -> int:
+    if body is None or '"reasoning_tokens"' not in body:
+        return 0
+    try:
+        return int(json.loads(body)["usage"]["completion_tokens_details"]["reasoning_tokens"])
+    except (ValueError, TypeError, KeyError):
+        return 0

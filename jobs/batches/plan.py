@@ -1,0 +1,84 @@
+"""An input file as a job: its rows under the job's folder, its spec and its slices."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import connectors
+from connectors.durable import storage_error
+from harvester.config import BatchConfig, HarvestConfig
+from harvester.errors import NotFoundError
+from jobs.batches.input import BODY, CUSTOM_ID, InputReader, InvalidInput
+from jobs.batches.line import LineRules
+from jobs.batches.record import BatchError, BatchRecord
+from jobs.files import FileStore
+from jobs.folder import StateFolder
+from jobs.plan import cut_slices
+from jobs.spec import JobPlan, JobSpec, SourceSpec
+from jobs.tasks.spec import Task
+
+TASK = Task(name="batch", description="Requests to an OpenAI endpoint, one a row.", prompt=f"{{{BODY}}}")
+
+
+class BatchPlanner:
+    """Reads and writes files, for as long as the input is long: call it from a thread. ``model``: the one the job runs on."""
+
+    def __init__(self, folder: StateFolder, files: FileStore, limits: BatchConfig, harvest: HarvestConfig, model: str) -> None:
+        self._folder = folder
+        self._files = files
+        self._limits = limits
+        self._harvest = harvest
+        self._model = model
+
+    def plan(self, record: BatchRecord, models: Collection[str], is_stopped: Callable[[], bool]) -> tuple[JobPlan, str]:
+        """The job, and the model that its requests name, one of ``models``.
+
+        The rows are the job's own from here on: the input file may go. Raises `InvalidInput`, `Stopped` and `StorageError`.
+        """
+        staging = self._folder.jobs / f".staging-{record.id}"
+        reader = InputReader(LineRules(record.wish.endpoint, models), self._limits, is_stopped)
+        try:
+            self._read(record, reader, staging / "input" / "requests.parquet")
+            job = self._folder.jobs / record.id
+            shutil.rmtree(job, ignore_errors=True)  # of a planner that died before there was a job
+            staging.rename(job)
+        except OSError as error:
+            raise storage_error("write", staging, error) from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        assert reader.model is not None
+        return self._job(record), reader.model
+
+    def _read(self, record: BatchRecord, reader: InputReader, path: Path) -> None:
+        file_id = record.wish.input_file_id
+        try:
+            with self._files.content(self._files.get(file_id).id).open("rb") as file:  # deleted from here on, it can still be read
+                reader.write(file, path, file_id)
+        except (NotFoundError, FileNotFoundError) as error:
+            message = f"The input file {file_id} was deleted before it was read; upload it again and make a new batch."
+            raise InvalidInput([BatchError(code="file_not_found", message=message, param="input_file_id")]) from error
+
+    def _job(self, record: BatchRecord) -> JobPlan:
+        uri = str(self.rows(record.id))
+        with connectors.open_source(uri) as source:
+            spec = JobSpec(
+                id=record.id,
+                key=record.id,
+                source=SourceSpec(uri=uri),
+                fingerprint=source.fingerprint(),
+                task=TASK,
+                column=BODY,
+                keep=(CUSTOM_ID,),
+                model=self._model,
+                rows_total=source.row_count,
+                created_at_s=record.created_at_s,
+                endpoint=record.wish.endpoint,
+                expires_at_s=record.expires_at_s,
+            )
+            return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, self._harvest))
+
+    def rows(self, batch_id: str) -> Path:
+        """The Parquet file of a batch's requests."""
+        return self._folder.snapshot(batch_id) / "requests.parquet"

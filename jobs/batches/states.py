@@ -1,0 +1,67 @@
+"""The eight states of a batch, and how they follow from those of its job.
+
+    batch         job                                what happens there
+    validating    none yet                           the input file is checked and becomes the job's rows
+    failed        none, or failed                    a line is wrong, or the rows can no longer be read
+    in_progress   queued, running, paused            rows are answered
+    finalizing    completed, expired, failed         all parts are there; the output and error files are made of them
+    completed     completed                          also where every request failed: then there is no output file
+    expired       expired                            `completion_window` was over; rows never run are `batch_expired` lines
+    cancelling    none; cancelling, cancelled        replicas give their leases back, then the files are made
+    cancelled     none; cancelled                    what was done by then is in the files
+
+An ended batch stays as it ended: resuming or retrying its job adds results for SQL, not to the files that were handed out.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from jobs.states import ENDED, JobState
+
+
+class BatchStatus(StrEnum):
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+ENDED_BATCH = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
+CANCELLABLE = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
+
+
+class Step(StrEnum):
+    """What brings a batch on."""
+
+    VALIDATE = "validate"  # check the input file, enter the job
+    BEGIN = "begin"  # the job is in the ledger: say so
+    STOP = "stop"  # cancel the job
+    WAIT = "wait"
+    FINALIZE = "finalize"  # make the files, and end
+    DROP = "drop"  # cancelled before there was a job
+    LOSE = "lose"  # the job is gone: end as failed
+
+
+def next_step(status: BatchStatus, job: JobState | None, held: int) -> Step:
+    """``job`` None: not in the ledger. ``held``: its slices that are leased now."""
+    if job is None:
+        return {BatchStatus.VALIDATING: Step.VALIDATE, BatchStatus.CANCELLING: Step.DROP}.get(status, Step.LOSE)
+    if job in ENDED:
+        return Step.WAIT if held else Step.FINALIZE
+    if status is BatchStatus.VALIDATING:
+        return Step.BEGIN
+    if status is BatchStatus.CANCELLING and job is not JobState.CANCELLING:
+        return Step.STOP
+    return Step.WAIT
+
+
+def final_status(status: BatchStatus, job: JobState) -> BatchStatus:
+    """How a batch of this status ends when its job has ended so. Who asked for a cancel gets one, also where the last row came first."""
+    if status is BatchStatus.CANCELLING:
+        return BatchStatus.CANCELLED
+    return BatchStatus(job.value)

@@ -1,0 +1,185 @@
+"""The states of a batch, durations, pages and files, without a server."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connectors.durable import publish
+from harvester.config import TierConfig
+from harvester.core import ServiceTier
+from harvester.errors import NotFoundError, ParameterError, StorageError
+from jobs.batches.page import list_object, page
+from jobs.batches.record import BatchRecord, BatchWish
+from jobs.batches.shelf import BatchShelf
+from jobs.batches.states import ENDED_BATCH, BatchStatus, Step, final_status, next_step
+from jobs.batches.window import parse_window
+from jobs.files import FileStore, new_file_id
+from jobs.states import ENDED, JobState
+from jobs.testing import ManualClock
+
+OPEN = sorted(set(BatchStatus) - ENDED_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("status", "job", "held", "step"),
+    [
+        (BatchStatus.VALIDATING, None, 0, Step.VALIDATE),
+        (BatchStatus.VALIDATING, JobState.QUEUED, 0, Step.BEGIN),
+        (BatchStatus.IN_PROGRESS, JobState.QUEUED, 0, Step.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.RUNNING, 2, Step.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.PAUSED, 0, Step.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.COMPLETED, 0, Step.FINALIZE),
+        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 1, Step.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 0, Step.FINALIZE),
+        (BatchStatus.IN_PROGRESS, JobState.FAILED, 0, Step.FINALIZE),
+        (BatchStatus.IN_PROGRESS, None, 0, Step.LOSE),
+        (BatchStatus.CANCELLING, None, 0, Step.DROP),
+        (BatchStatus.CANCELLING, JobState.RUNNING, 1, Step.STOP),
+        (BatchStatus.CANCELLING, JobState.CANCELLING, 1, Step.WAIT),
+        (BatchStatus.CANCELLING, JobState.CANCELLED, 0, Step.FINALIZE),
+        (BatchStatus.FINALIZING, JobState.COMPLETED, 0, Step.FINALIZE),
+    ],
+    ids=str,
+)
+def test_the_next_step_follows_from_batch_and_job(status: BatchStatus, job: JobState | None, held: int, step: Step) -> None:
+    assert next_step(status, job, held) is step
+
+
+@pytest.mark.parametrize("job", sorted(ENDED))
+@pytest.mark.parametrize("status", OPEN)
+def test_files_are_made_only_once_no_slice_is_leased_and_every_end_of_a_job_ends_its_batch(status: BatchStatus, job: JobState) -> None:
+    assert next_step(status, job, 1) is Step.WAIT
+    assert next_step(status, job, 0) is Step.FINALIZE
+    assert final_status(status, job) in ENDED_BATCH
+
+
+def test_who_cancels_gets_a_cancelled_batch_also_where_the_job_was_done_first() -> None:
+    assert final_status(BatchStatus.CANCELLING, JobState.COMPLETED) is BatchStatus.CANCELLED
+    assert final_status(BatchStatus.IN_PROGRESS, JobState.CANCELLED) is BatchStatus.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("24h", 86_400), ("90m", 5400), ("1d12h", 129_600), ("2w", 1_209_600), ("0.5s", 0.5), (" 7D ", 604_800)]
+)
+def test_a_window_is_any_duration(text: str, seconds: float) -> None:
+    assert parse_window(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "24", "h", "1y", "-1h", "0s", "1.2.3h", "1e9h", "999999999w", "24h!", "１h"])
+def test_a_window_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ParameterError, match="write one like 24h"):
+        parse_window(text)
+
+
+@given(st.text())
+def test_a_window_of_any_text_is_a_time_or_refused(text: str) -> None:
+    with suppress(ParameterError):
+        assert parse_window(text) > 0
+
+
+@dataclass(frozen=True)
+class Item:
+    id: str
+
+
+@given(st.integers(0, 30), st.integers(1, 10))
+def test_pages_give_every_item_once_and_in_order(count: int, most: int) -> None:
+    items = [Item(f"i{number}") for number in range(count)]
+    seen: list[Item] = []
+    after, has_more = None, True
+    while has_more:
+        some, has_more = page(items, after, most)
+        assert len(some) <= most
+        seen += some
+        after = seen[-1].id if seen else None
+    assert seen == items
+
+
+def test_an_empty_list_has_no_ends() -> None:
+    assert list_object([], False) == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+WISH = BatchWish(input_file_id="file-x", endpoint="/v1/completions", completion_window="1h")
+
+
+def test_records_are_found_again_and_the_time_of_a_state_is_its_first(tmp_path: Path) -> None:
+    shelf = BatchShelf(tmp_path / "batches")
+    record = BatchRecord.of(WISH, 100.0)
+    shelf.put(record)
+    shelf.put(record.reach(BatchStatus.IN_PROGRESS, 101.0).reach(BatchStatus.FINALIZING, 102.0).reach(BatchStatus.FINALIZING, 103.0))
+    (found,) = BatchShelf(tmp_path / "batches").list()
+    shown = found.to_openai(None)
+    assert (shown["status"], shown["in_progress_at"], shown["finalizing_at"], shown["expires_at"]) == ("finalizing", 101, 102, 3700)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "batch_1.json").write_text("{")
+    with pytest.raises(StorageError, match=r"batch_1\.json is damaged; move it away"):
+        BatchShelf(tmp_path)
+
+
+@given(st.text())
+def test_no_text_but_the_id_of_a_file_finds_one(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "secret.json").write_text("{}")
+    with pytest.raises(NotFoundError):
+        FileStore(folder, ManualClock()).get(name)
+
+
+def test_two_processes_see_each_others_files(tmp_path: Path) -> None:
+    clock = ManualClock()
+    one, two = FileStore(tmp_path, clock), FileStore(tmp_path, clock)
+    file_id = new_file_id()
+    with publish(one.content(file_id)) as file:
+        file.write(b"abc")
+    assert two.list() == []
+    stored = one.enter(file_id, "a.jsonl", "batch")
+    assert two.list() == [stored] == [two.get(file_id)]
+    two.delete(file_id)
+    assert one.list() == []
+
+
+def test_content_that_nobody_described_is_swept_once_it_is_old(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = FileStore(tmp_path, clock)
+    file_id = new_file_id()
+    with publish(store.content(file_id)) as file:
+        file.write(b"abc")
+    clock.now_s = store.content(file_id).stat().st_mtime + 60
+    store.sweep()
+    assert store.content(file_id).exists()
+    clock.advance(3600)
+    store.sweep()
+    assert not store.content(file_id).exists()
+
+
+TIERS = TierConfig(keys={"nightly": ServiceTier.FLEX, "vip": ServiceTier.PRIORITY})
+
+
+@pytest.mark.parametrize(
+    ("asked", "key", "tier"),
+    [
+        (None, None, None),
+        (None, "unknown", None),
+        ("auto", None, "default"),
+        ("default", "nightly", "default"),
+        ("flex", "vip", "flex"),
+        (None, "nightly", "flex"),
+        ("auto", "vip", "priority"),
+    ],
+    ids=str,
+)
+def test_a_tier_is_asked_for_or_that_of_the_key(asked: str | None, key: str | None, tier: str | None) -> None:
+    assert TIERS.resolve(asked, key) == tier
+
+
+@pytest.mark.parametrize("asked", ["turbo", "", 7, ["flex"]], ids=repr)
+def test_an_unknown_tier_is_refused(asked: object) -> None:
+    with pytest.raises(ParameterError, match="use one of: auto, default, priority, flex"):
+        TIERS.resolve(asked, None)

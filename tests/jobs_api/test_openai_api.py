@@ -1,0 +1,678 @@
+"""Files and batches over HTTP with the official client; ledger, keeper and a replica with a scripted engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.parse
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import AsyncOpenAI
+from openai.types import Batch
+
+from connectors import PartsSink
+from harvester.config import BatchConfig, HarvestConfig
+from harvester.serve.openai_api import openai_api
+from jobs.batches.keeper import Keeper
+from jobs.batches.plan import BatchPlanner
+from jobs.batches.shelf import BatchShelf
+from jobs.batches.states import BatchStatus
+from jobs.engine import ApiRequest
+from jobs.files import FileStore
+from jobs.folder import StateFolder
+from jobs.ledger import Ledger
+from jobs.runner import Runner
+from jobs.testing import DirectLedger, ManualClock, Refused, ScriptedEngine, last_content
+
+MODEL = "scripted"
+HARVEST = HarvestConfig(heartbeat_s=0.01, lease_s=0.2, idle_poll_s=0.005, min_slice_rows=4, max_slice_rows=4)
+PATIENCE_S = 20.0
+ENDED = {"completed", "failed", "expired", "cancelled"}
+
+
+def line(number: int, **changes: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"say {number}"}]}
+    return {"custom_id": f"request-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body} | changes
+
+
+def jsonl(lines: Sequence[object]) -> bytes:
+    return b"".join(json.dumps(item).encode() + b"\n" for item in lines)
+
+
+class Bureau:
+    """A server without Ray: what `harvester.serve.openai_app` puts together, and a replica."""
+
+    def __init__(self, root: Path, limits: BatchConfig, reply: Callable[[ApiRequest], str]) -> None:
+        self.clock = ManualClock()
+        self.folder = StateFolder(root / "state")
+        self.folder.prepare()
+        self.ledger = Ledger(Path(":memory:"), self.folder.jobs, lease_s=HARVEST.lease_s, now_s=self.clock(), new_server=True)
+        self.client = DirectLedger(self.ledger, self.clock)
+        self.engine = ScriptedEngine(MODEL, concurrency=4, reply=reply)
+        self.limits = limits
+        self.files = FileStore(self.folder.files, self.clock)
+        self.keeper = self.new_keeper()
+        app = openai_api(self.files, self.keeper, most_bytes=limits.max_file_bytes)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://bureau")
+        made: Any = self.http  # the client names a fork of httpx as its type
+        self.api = AsyncOpenAI(base_url="http://bureau/v1", api_key="none", http_client=made, max_retries=0)
+
+    def new_keeper(self) -> Keeper:
+        planner = BatchPlanner(self.folder, self.files, self.limits, HARVEST, MODEL)
+        shelf = BatchShelf(self.folder.batches)
+        return Keeper(self.client, shelf, self.files, planner, self.folder, self._models, self.clock, poll_s=0.01)
+
+    async def _models(self) -> list[str]:
+        return [MODEL]
+
+    def runner(self) -> Runner:
+        def sink(folder: StateFolder, job_id: str) -> PartsSink:
+            return PartsSink(folder.results(job_id))
+
+        return Runner("a", self.client, self.engine, self.folder, HARVEST, sink, self.clock)
+
+    async def upload(self, lines: Sequence[object] | bytes, **fields: Any) -> str:
+        data = lines if isinstance(lines, bytes) else jsonl(lines)
+        return (await self.api.files.create(file=("input.jsonl", data), purpose="batch", **fields)).id
+
+    async def create(self, lines: Sequence[object] | bytes, **fields: Any) -> Batch:
+        asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h", **fields}
+        return await self.api.batches.create(input_file_id=await self.upload(lines), **asked)
+
+    async def until(self, batch_id: str, statuses: set[str], condition: Callable[[Batch], bool] = lambda _: True) -> Batch:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                batch = await self.api.batches.retrieve(batch_id)
+                if batch.status in statuses and condition(batch):
+                    return batch
+                await asyncio.sleep(0.005)
+
+    async def ended(self, lines: Sequence[object] | bytes, **fields: Any) -> Batch:
+        return await self.until((await self.create(lines, **fields)).id, ENDED)
+
+    async def lines(self, file_id: str | None) -> dict[str, dict[str, Any]]:
+        """An output or error file by custom_id."""
+        assert file_id is not None
+        text = (await self.api.files.content(file_id)).text
+        found = [json.loads(item) for item in text.splitlines()]
+        assert all(set(item) == {"id", "custom_id", "response", "error"} and item["id"].startswith("batch_req_") for item in found)
+        assert len({item["custom_id"] for item in found}) == len(found)
+        return {item["custom_id"]: item for item in found}
+
+
+@asynccontextmanager
+async def going(*works: Any) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@pytest.fixture
+def limits() -> BatchConfig:
+    return BatchConfig()
+
+
+@pytest.fixture
+def reply() -> Callable[[ApiRequest], str]:
+    return last_content
+
+
+@pytest.fixture
+async def office(tmp_path: Path, limits: BatchConfig, reply: Callable[[ApiRequest], str]) -> AsyncIterator[Bureau]:
+    """With a keeper at work and no replica."""
+    office = Bureau(tmp_path, limits, reply)
+    async with office.http, going(office.keeper.run()):
+        yield office
+    office.ledger.check()
+    office.ledger.close()
+
+
+@pytest.fixture
+async def bureau(office: Bureau) -> AsyncIterator[Bureau]:
+    """With a replica too."""
+    async with going(office.runner().run()):
+        yield office
+
+
+# -- a batch from end to end --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_official_client_takes_a_batch_from_upload_to_answers(bureau: Bureau) -> None:
+    batch = await bureau.create([line(i) for i in range(10)], metadata={"who": "me"})
+    assert (batch.status, batch.object, batch.metadata, batch.completion_window) == ("validating", "batch", {"who": "me"}, "24h")
+    assert batch.expires_at == batch.created_at + 86_400
+    done = await bureau.until(batch.id, ENDED)
+    assert (done.status, done.model, done.error_file_id, done.errors) == ("completed", MODEL, None, None)
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 10, "completed": 10, "failed": 0}
+    assert all(at is not None for at in (done.in_progress_at, done.finalizing_at, done.completed_at))
+    assert done.usage is not None
+    assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens > 0
+    answers = await bureau.lines(done.output_file_id)
+    assert set(answers) == {f"request-{i}" for i in range(10)}
+    for number, item in ((i, answers[f"request-{i}"]) for i in range(10)):
+        assert item["error"] is None
+        assert item["response"]["status_code"] == 200
+        assert item["response"]["body"]["choices"][0]["message"]["content"] == f"say {number}"
+    stored = await bureau.api.files.retrieve(done.output_file_id or "")
+    assert (stored.purpose, stored.filename, stored.status) == ("batch_output", f"{batch.id}_output.jsonl", "processed")
+
+
+async def test_a_batch_is_a_job_like_any_other(bureau: Bureau) -> None:
+    batch = await bureau.ended([line(i) for i in range(6)])
+    job = bureau.ledger.show(batch.id)
+    assert (job.state, job.task, job.rows_total, job.rows_ok) == ("completed", "batch", 6, 6)
+
+
+async def test_completions_are_batched_too(bureau: Bureau) -> None:
+    lines = [line(i, url="/v1/completions", body={"model": MODEL, "prompt": f"once {i}"}) for i in range(3)]
+    done = await bureau.ended(lines, endpoint="/v1/completions")
+    assert done.status == "completed"
+    answers = await bureau.lines(done.output_file_id)
+    assert answers["request-2"]["response"]["body"]["choices"][0]["text"] == "once 2"
+
+
+def refuse_odd(request: ApiRequest) -> str:
+    number = int(last_content(request).split()[1])
+    if number % 2:
+        raise Refused(400, f"{number} is odd")
+    return "even"
+
+
+def refuse_all(request: ApiRequest) -> str:
+    raise Refused(400, "no")
+
+
+@pytest.mark.parametrize("reply", [refuse_odd], ids=["odd ones"])
+async def test_requests_that_fail_are_in_the_error_file_and_the_others_in_the_output(bureau: Bureau) -> None:
+    done = await bureau.ended([line(i) for i in range(5)])
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 5, "completed": 3, "failed": 2}
+    assert set(await bureau.lines(done.output_file_id)) == {"request-0", "request-2", "request-4"}
+    bad = await bureau.lines(done.error_file_id)
+    assert set(bad) == {"request-1", "request-3"}
+    assert bad["request-3"]["response"]["status_code"] == 400
+    assert bad["request-3"]["response"]["body"]["error"]["message"] == "3 is odd"
+
+
+@pytest.mark.parametrize("reply", [refuse_all], ids=["all"])
+async def test_a_batch_whose_requests_all_fail_is_completed_without_an_output_file(bureau: Bureau) -> None:
+    done = await bureau.ended([line(i) for i in range(5)])
+    assert (done.status, done.output_file_id) == ("completed", None)
+    assert done.request_counts is not None
+    assert done.request_counts.failed == 5
+    assert len(await bureau.lines(done.error_file_id)) == 5
+
+
+# -- ends before the end ------------------------------------------------------------------------------------------------------------
+
+
+async def some_done(bureau: Bureau, lines: int, done: int) -> str:
+    """A batch of which ``done`` requests are answered, in whole slices and in part of one; the others hang in the engine."""
+    slots = asyncio.Semaphore(done)
+    respond = bureau.engine.respond
+
+    async def gated(request: ApiRequest) -> Any:
+        await slots.acquire()
+        return await respond(request)
+
+    bureau.engine.respond = gated  # type: ignore[method-assign]
+    batch = await bureau.create([line(i) for i in range(lines)])
+    async with asyncio.timeout(PATIENCE_S):
+        while bureau.engine.calls < done or bureau.engine.running:  # noqa: ASYNC110 - the script has no event to wait for
+            await asyncio.sleep(0.005)
+    await bureau.until(batch.id, {"in_progress"})
+    return batch.id
+
+
+async def test_a_cancelled_batch_keeps_what_is_done(bureau: Bureau) -> None:
+    batch_id = await some_done(bureau, 20, 6)
+    asked = await bureau.api.batches.cancel(batch_id)
+    assert (asked.status, asked.cancelling_at is not None) == ("cancelling", True)
+    done = await bureau.until(batch_id, ENDED)
+    assert (done.status, done.error_file_id) == ("cancelled", None)
+    assert done.cancelled_at is not None
+    answers = await bureau.lines(done.output_file_id)
+    assert len(answers) == 6, "also the answers of slices that were not whole"
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 20, "completed": 6, "failed": 0}
+    assert (await bureau.api.batches.cancel(batch_id)).status == "cancelled"
+
+
+async def test_an_expired_batch_keeps_what_is_done_and_names_what_is_not(bureau: Bureau) -> None:
+    batch_id = await some_done(bureau, 20, 6)
+    bureau.clock.advance(86_400)
+    done = await bureau.until(batch_id, ENDED)
+    assert (done.status, done.expired_at is not None) == ("expired", True)
+    answers, missed = await bureau.lines(done.output_file_id), await bureau.lines(done.error_file_id)
+    assert len(answers) == 6
+    assert set(answers) | set(missed) == {f"request-{i}" for i in range(20)}
+    assert {item["error"]["code"] for item in missed.values()} == {"batch_expired"}
+    assert {item["response"] for item in missed.values()} == {None}
+
+
+async def test_a_batch_expires_also_where_no_replica_is(office: Bureau) -> None:
+    batch = await office.create([line(i) for i in range(3)], completion_window="90m")
+    await office.until(batch.id, {"in_progress"})
+    office.clock.advance(5400)
+    done = await office.until(batch.id, ENDED)
+    assert (done.status, done.output_file_id, done.expires_at) == ("expired", None, batch.created_at + 5400)
+    assert len(await office.lines(done.error_file_id)) == 3
+
+
+async def test_a_job_cancelled_by_its_own_command_ends_its_batch(office: Bureau) -> None:
+    batch = await office.create([line(i) for i in range(3)])
+    await office.until(batch.id, {"in_progress"})
+    await office.client.change(batch.id, "cancel")
+    done = await office.until(batch.id, ENDED)
+    assert (done.status, done.output_file_id, done.error_file_id) == ("cancelled", None, None)
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+async def test_what_has_ended_cannot_be_cancelled(bureau: Bureau, status: str) -> None:
+    done = await bureau.ended([line(0)] if status == "completed" else b"no json\n")
+    assert done.status == status
+    with pytest.raises(openai.ConflictError, match=f"Cannot cancel a batch with status '{status}'"):
+        await bureau.api.batches.cancel(done.id)
+
+
+# -- inputs that are none -----------------------------------------------------------------------------------------------------------
+
+GOOD = jsonl([line(0)])
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "number", "param"),
+    [
+        (b"", "empty_file", None, None),
+        (b"\n\n", "empty_file", None, None),
+        (GOOD + b"{torn\n", "invalid_json_line", 2, None),
+        (GOOD + b"\n\n" + b'{"a": NaN}\n', "invalid_json_line", 4, None),
+        (GOOD + b"[1]\n", "invalid_json_line", 2, None),
+        (GOOD + b'"\xff\xfe"\n', "invalid_json_line", 2, None),
+        (GOOD + b"[" * 100_000 + b"\n", "invalid_json_line", 2, None),
+        (GOOD + jsonl([line(1, url="/v1/embeddings")]), "invalid_url", 2, "url"),
+        (GOOD + jsonl([line(1, url="http://other/v1/chat/completions")]), "invalid_url", 2, "url"),
+        (GOOD + jsonl([line(1, url="/v1/completions")]), "mismatched_endpoint", 2, "url"),
+        (GOOD + jsonl([line(1, method="GET")]), "invalid_method", 2, "method"),
+        (GOOD + jsonl([line(1, body=None)]), "missing_required_parameter", 2, "body"),
+        (GOOD + jsonl([line(1, body={"messages": []})]), "missing_required_parameter", 2, "body.model"),
+        (GOOD + jsonl([line(1, body={"model": "other"})]), "mismatched_model", 2, "body.model"),
+        (jsonl([line(1, body={"model": "other"})]), "model_not_found", 1, "body.model"),
+        (GOOD + jsonl([line(1, custom_id=None)]), "missing_required_parameter", 2, "custom_id"),
+        (GOOD + jsonl([line(1, custom_id=7)]), "invalid_custom_id", 2, "custom_id"),
+        (GOOD + jsonl([line(1, custom_id="\ud800")]), "invalid_custom_id", 2, "custom_id"),
+        (GOOD + jsonl([line(1), line(0)]), "duplicate_custom_id", 3, "custom_id"),
+    ],
+    ids=lambda value: None if isinstance(value, bytes) else str(value),
+)
+async def test_an_input_that_is_none_fails_with_the_line_and_why(
+    office: Bureau, data: bytes, code: str, number: int | None, param: str | None
+) -> None:
+    done = await office.ended(data)
+    assert (done.status, done.failed_at is not None, done.output_file_id) == ("failed", True, None)
+    assert done.errors is not None
+    (error,) = done.errors.data or []
+    assert (error.code, error.line, error.param) == (code, number, param)
+    assert error.message
+    assert list(office.folder.jobs.iterdir()) == [], "nothing is left of it"
+
+
+async def test_every_wrong_line_is_named_up_to_a_hundred(office: Bureau) -> None:
+    done = await office.ended(GOOD + b"{\n" * 150)
+    assert done.errors is not None
+    assert [error.line for error in done.errors.data or ()] == list(range(2, 102))
+
+
+@pytest.mark.parametrize("limits", [BatchConfig(max_lines=3)], ids=["three lines"])
+async def test_more_lines_than_the_limit_fail(office: Bureau) -> None:
+    assert (await office.create([line(i) for i in range(3)])).status == "validating"
+    done = await office.ended([line(i) for i in range(4)])
+    assert done.errors is not None
+    assert [(error.code, error.line) for error in done.errors.data or ()] == [("too_many_requests", 4)]
+
+
+@pytest.mark.parametrize("limits", [BatchConfig(max_line_bytes=2000)], ids=["2,000 bytes"])
+async def test_a_line_longer_than_the_limit_fails_and_the_next_is_read(office: Bureau) -> None:
+    long = line(1, body={"model": MODEL, "messages": [{"role": "user", "content": "x" * 9000}]})
+    done = await office.ended(jsonl([line(0), long]) + b"{\n")
+    assert done.errors is not None
+    assert [(error.code, error.line) for error in done.errors.data or ()] == [("line_too_long", 2), ("invalid_json_line", 3)]
+
+
+async def test_a_request_of_a_million_characters_is_answered(bureau: Bureau) -> None:
+    text = "é" * 1_000_000
+    done = await bureau.ended([line(0, body={"model": MODEL, "messages": [{"role": "user", "content": text}]})])
+    answers = await bureau.lines(done.output_file_id)
+    assert answers["request-0"]["response"]["body"]["choices"][0]["message"]["content"] == text
+
+
+async def test_windows_line_ends_a_byte_order_mark_and_blank_lines_are_taken(bureau: Bureau) -> None:
+    data = b"\xef\xbb\xbf" + jsonl([line(0), line(1)]).replace(b"\n", b"\r\n\r\n")
+    assert (await bureau.ended(data)).status == "completed"
+
+
+async def test_a_file_deleted_while_its_batch_runs_is_not_missed(office: Bureau) -> None:
+    batch = await office.create([line(i) for i in range(5)])
+    await office.until(batch.id, {"in_progress"})
+    await office.api.files.delete(batch.input_file_id)
+    async with going(office.runner().run()):
+        done = await office.until(batch.id, ENDED)
+    assert (done.status, len(await office.lines(done.output_file_id))) == ("completed", 5)
+
+
+async def test_a_file_deleted_before_it_was_read_fails_its_batch(tmp_path: Path) -> None:
+    bureau = Bureau(tmp_path, BatchConfig(), last_content)
+    async with bureau.http:
+        batch = await bureau.create([line(0)])
+        await bureau.api.files.delete(batch.input_file_id)
+        async with going(bureau.keeper.run()):
+            done = await bureau.until(batch.id, ENDED)
+    assert done.errors is not None
+    assert [error.code for error in done.errors.data or ()] == ["file_not_found"]
+    bureau.ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
+        ({"completion_window": "-24h"}, "completion_window"),
+        ({"completion_window": "99999999w"}, "completion_window"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: ""}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after.seconds"),
+        ({"extra_body": {"priority": 1}}, "priority"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value,
+)
+async def test_a_wrong_wish_is_refused_with_the_parameter(office: Bureau, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await office.create([line(0)], **fields)
+    assert str(refused.value.param).startswith(param)
+    assert refused.value.type == "invalid_request_error"
+    assert (await office.api.batches.list()).data == []
+
+
+async def test_half_a_surrogate_pair_is_refused(office: Bureau) -> None:
+    body = (
+        b'{"input_file_id": "\\ud800", "endpoint": "\\ud800", "completion_window": "1h", "metadata": {"\\ud800": "\\ud800"}, "\\ud800": 1}'
+    )
+    answer = await office.http.post("/v1/batches", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(
+    "file_id",
+    [
+        "file-000000000000000000000000",
+        "/etc/passwd",
+        "../../etc/passwd",
+        "file-../../../x",
+        "https://example.com/a.jsonl",
+        "",
+        "a\x00b",
+        "é" * 999,
+    ],
+)
+async def test_an_input_file_that_is_not_there_is_refused_and_never_opened(office: Bureau, file_id: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="No such File object") as refused:
+        await office.api.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+    assert refused.value.param == "input_file_id"
+
+
+async def test_an_output_file_is_no_input(bureau: Bureau) -> None:
+    done = await bureau.ended([line(0)])
+    with pytest.raises(openai.BadRequestError, match="purpose batch_output"):
+        await bureau.api.batches.create(input_file_id=done.output_file_id or "", endpoint="/v1/chat/completions", completion_window="24h")
+
+
+# -- lists --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_batches_are_listed_newest_first_by_pages(office: Bureau) -> None:
+    made = []
+    for number in range(5):
+        office.clock.advance(1)
+        made.append((await office.create([line(number)])).id)
+    first = await office.api.batches.list(limit=2)
+    assert ([batch.id for batch in first.data], first.has_more) == (made[:2:-1], True)
+    assert [batch.id async for batch in office.api.batches.list(limit=2)] == made[::-1]
+    with pytest.raises(openai.BadRequestError, match="not in the list"):
+        await office.api.batches.list(after="batch_nothing")
+
+
+async def test_files_are_listed_by_purpose_and_order_by_pages(bureau: Bureau) -> None:
+    ids = []
+    for number in range(3):
+        bureau.clock.advance(1)
+        ids.append(await bureau.upload([line(number)]))
+    assert [file.id async for file in bureau.api.files.list(limit=1)] == ids[::-1]
+    assert [file.id async for file in bureau.api.files.list(limit=2, order="asc")] == ids
+    assert [file.id async for file in bureau.api.files.list(purpose="batch_output")] == []
+
+
+# -- files --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_is_uploaded_shown_read_and_deleted(office: Bureau) -> None:
+    data = bytes(range(256)) * 5000
+    file = await office.api.files.create(file=("../../etc/päss.jsonl", data), purpose="batch")
+    assert (file.bytes, file.purpose, file.filename, file.object) == (len(data), "batch", "päss.jsonl", "file")
+    assert (await office.api.files.content(file.id)).content == data
+    assert (await office.api.files.retrieve(file.id)) == file
+    assert (await office.api.files.delete(file.id)).deleted
+    with pytest.raises(openai.NotFoundError, match="No such File object"):
+        await office.api.files.content(file.id)
+    assert list(office.folder.files.iterdir()) == []
+
+
+async def test_files_go_when_their_time_is_over(office: Bureau) -> None:
+    file_id = await office.upload([line(0)], expires_after={"anchor": "created_at", "seconds": 3600})
+    office.clock.advance(3599)
+    assert (await office.api.files.retrieve(file_id)).expires_at is not None
+    office.clock.advance(1)
+    with pytest.raises(openai.NotFoundError):
+        await office.api.files.retrieve(file_id)
+    assert (await office.api.files.list()).data == []
+    office.files.sweep()
+    assert list(office.folder.files.iterdir()) == []
+
+
+async def test_the_files_of_a_batch_go_when_it_was_asked_for(bureau: Bureau) -> None:
+    done = await bureau.ended([line(0)], output_expires_after={"anchor": "created_at", "seconds": 7200})
+    file = await bureau.api.files.retrieve(done.output_file_id or "")
+    assert file.expires_at == file.created_at + 7200
+
+
+@pytest.mark.parametrize("limits", [BatchConfig(max_file_bytes=1000)], ids=["1,000 bytes"])
+@pytest.mark.parametrize("told", [True, False], ids=["told its length", "in chunks"])
+async def test_an_upload_over_the_limit_is_refused_before_it_is_read(office: Bureau, told: bool) -> None:
+    read = 0
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        yield head
+        for _ in range(2000):
+            read += 1
+            yield b"x" * 1_000_000
+
+    headers = {"content-type": "multipart/form-data; boundary=b"} | ({"content-length": "2000000100"} if told else {})
+    answer = await office.http.post("/v1/files", content=body(), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    assert read <= 1
+    assert list(office.folder.files.iterdir() if office.folder.files.exists() else ()) == []
+
+
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\ndata\r\n'
+PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "param"),
+    [
+        ({"content-type": "application/json"}, b"{}", None),
+        ({}, b"", None),
+        ({"content-type": "multipart/form-data"}, FILE, None),
+        (FORM, b"no form at all", None),
+        (FORM, FILE + b"--b--\r\n", "purpose"),
+        (FORM, PURPOSE + b"--b--\r\n", "file"),
+        (FORM, PURPOSE + FILE, "file"),
+        (FORM, PURPOSE + FILE + FILE + b"--b--\r\n", "file"),
+        (FORM, FILE + PURPOSE.replace(b"batch", b"vision") + b"--b--\r\n", "purpose"),
+        (FORM, FILE + PURPOSE.replace(b"batch", b"x" * 5000) + b"--b--\r\n", "purpose"),
+        (FORM, FILE + PURPOSE + PURPOSE.replace(b"purpose", b"expires_after[seconds]") + b"--b--\r\n", "expires_after"),
+    ],
+    ids=[
+        "json",
+        "nothing",
+        "no-boundary",
+        "no-form",
+        "no-purpose",
+        "no-file",
+        "torn",
+        "two-files",
+        "other-purpose",
+        "long-field",
+        "expires",
+    ],
+)
+async def test_an_upload_that_is_none_is_refused_and_leaves_nothing(
+    office: Bureau, headers: dict[str, str], body: bytes, param: str | None
+) -> None:
+    answer = await office.http.post("/v1/files", content=body, headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param), error
+    assert list(office.folder.files.iterdir() if office.folder.files.exists() else ()) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/files/nothing", 404),
+        ("DELETE", "/v1/files/file-000000000000000000000000", 404),
+        ("GET", "/v1/files/..%2f..%2fledger.duckdb/content", 404),
+        ("GET", "/v1/files/%2e%2e/content", 404),
+        ("GET", "/v1/batches/batch_nothing", 404),
+        ("POST", "/v1/batches/batch_nothing/cancel", 404),
+        ("PUT", "/v1/files", 405),
+        ("GET", "/v1/files?limit=0", 400),
+        ("GET", "/v1/files?limit=999999999999999999999", 400),
+        ("GET", "/v1/files?order=up", 400),
+        ("GET", "/v1/batches?limit=101", 400),
+        ("POST", "/v1/batches", 400),
+    ],
+    ids=lambda value: str(value),
+)
+async def test_every_refusal_has_openais_shape(office: Bureau, method: str, path: str, status: int) -> None:
+    answer = await office.http.request(method, path)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_the_application_describes_itself_below_its_prefix(office: Bureau) -> None:
+    described = (await office.http.get("/v1/files/openapi.json")).json()
+    assert {"/v1/files", "/v1/files/{file_id}/content", "/v1/batches/{batch_id}/cancel"} <= set(described["paths"])
+    alone = openai_api(None, office.keeper)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(alone), base_url="http://bureau") as http:
+        assert (await http.get("/v1/batches/openapi.json")).status_code == 200
+
+
+WISHES = {
+    "input_file_id": "file-x",
+    "endpoint": "/v1/completions",
+    "completion_window": "1h",
+    "metadata": None,
+    "output_expires_after": None,
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(JSON | st.dictionaries(st.sampled_from(list(WISHES)), JSON).map(lambda some: WISHES | some), st.text(max_size=12))
+def test_no_wish_and_no_address_makes_the_server_fail(tmp_path_factory: pytest.TempPathFactory, body: object, word: str) -> None:
+    async def ask() -> None:
+        bureau = Bureau(tmp_path_factory.mktemp("any"), BatchConfig(), last_content)
+        path = urllib.parse.quote(word, safe="")
+        async with bureau.http as http:
+            answers = [await http.post("/v1/batches", content=json.dumps(body), headers={"content-type": "application/json"})]
+            for where in (f"/v1/files/{path}", f"/v1/files/{path}/content", f"/v1/batches/{path}", f"/v1/files?after={path}&limit={path}"):
+                answers.append(await http.get(where))
+            answers.append(await http.post(f"/v1/batches/{path}/cancel"))
+        bureau.ledger.close()
+        for answer in answers:
+            assert answer.status_code < 500, answer.text
+            assert answer.status_code == 200 or set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+    asyncio.run(ask())
+
+
+async def test_a_servers_api_key_guards_files_and_batches(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, ManualClock())
+    app = openai_api(store, None, keys=["secret", "other"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bureau") as http:
+        statuses = []
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"authorization": "Bearer other"}):
+            statuses.append((await http.get("/v1/files", headers=headers)).status_code)
+    assert statuses == [401, 401, 401, 200]
+
+
+# -- a keeper that dies -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_keeper_takes_up_what_the_last_one_left(tmp_path: Path) -> None:
+    """At each of its steps: nothing done, job entered and not said so, files made and not said so."""
+    bureau = Bureau(tmp_path, BatchConfig(), last_content)
+    async with bureau.http:
+        batch = await bureau.create([line(i) for i in range(8)])
+        record = bureau.new_keeper().records()[0]
+        assert record.status == "validating"
+        plan, _ = BatchPlanner(bureau.folder, bureau.files, BatchConfig(), HARVEST, MODEL).plan(record, [MODEL], lambda: False)
+        bureau.ledger.submit(plan, new=True)
+        async with going(bureau.runner().run(), bureau.keeper.run()):
+            done = await bureau.until(batch.id, ENDED)
+        assert done.status == "completed"
+        finished = bureau.new_keeper()
+        BatchShelf(bureau.folder.batches).put(
+            finished.records()[0].reach(BatchStatus.FINALIZING, bureau.clock(), output_file_id=None, counts=None)
+        )
+        again = bureau.new_keeper()
+        await again.look()
+        await again.settle()
+        assert (await again.show(batch.id))["output_file_id"] == done.output_file_id
+        assert len(await bureau.lines(done.output_file_id)) == 8
+        assert len((await bureau.api.files.list(purpose="batch_output")).data) == 1
+    bureau.ledger.close()
+
+
+async def test_a_batch_cancelled_before_it_was_read_has_no_job(tmp_path: Path) -> None:
+    bureau = Bureau(tmp_path, BatchConfig(), last_content)
+    async with bureau.http:
+        batch = await bureau.create([line(0)])
+        assert (await bureau.api.batches.cancel(batch.id)).status == "cancelling"
+        async with going(bureau.keeper.run()):
+            done = await bureau.until(batch.id, ENDED)
+    assert (done.status, done.output_file_id, bureau.ledger.jobs()) == ("cancelled", None, [])
+    bureau.ledger.close()
