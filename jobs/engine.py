@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Message = dict[str, str]  # {"role": "system" | "user", "content": ...}
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": ...}
 
 
 @dataclass(frozen=True, slots=True)

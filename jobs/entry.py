@@ -17,6 +17,7 @@ class Entry:
     spec: JobSpec
     rate: Rate
     turn: int = 0  # of the last lease it was given, counted over all jobs
+    error_example: str | None = None  # how a row of it failed last
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Self:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -18,24 +17,14 @@ import pyarrow as pa
 
 from harvester.errors import NotFoundError, StateError
 from jobs.entry import Entry
+from jobs.errorrate import all_failed_message, over_rate, stop_message
 from jobs.spec import JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec
 from jobs.states import ACTIVE, ENDED, JobState, SliceState, check_transition
 from jobs.store import Store
+from jobs.term import Term, Terms
 
 COUNTS = ("rows_ok", "rows_error", "rows_truncated", "rows_recomputed", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions")
 RECOMPUTED = COUNTS.index("rows_recomputed")
-
-
-@dataclass(slots=True)
-class Term:
-    """A lease in force."""
-
-    job_id: str
-    slice_id: int
-    holder: str
-    expires_at_s: float
-    rows_done: int = 0
-    tokens_done: int = 0
 
 
 class Ledger:
@@ -44,7 +33,7 @@ class Ledger:
     def __init__(self, path: Path, results_root: Path, *, lease_s: float, now_s: float, new_server: bool) -> None:
         self._results_root = results_root
         self._lease_s = lease_s
-        self._terms: dict[str, Term] = {}
+        self._terms = Terms()
         self._turns = count(1)
         self._store = Store(path)
         self._run = self._store.run
@@ -93,7 +82,7 @@ class Ledger:
 
     def cancel(self, job_id: str, now_s: float) -> JobView:
         entry = self._entry(job_id)
-        held = any(term.job_id == entry.spec.id for term in self._terms.values())
+        held = self._terms.holds(entry.spec.id)
         going = entry.state in (JobState.RUNNING, JobState.CANCELLING)
         target = JobState.CANCELLING if going and held else JobState.CANCELLED
         return self._change(entry, target, now_s, None)
@@ -106,6 +95,7 @@ class Ledger:
         entry = self._entry(job_id)
         if entry.state is JobState.COMPLETED:
             raise StateError(f"job {entry.spec.id} is completed: nothing is left to do; retry its failed rows with: harvester retry")
+        self._run("set_judged", [*self._so_far(entry), entry.spec.id])
         self._change(entry, JobState.QUEUED, now_s, None)
         self._settle(entry, now_s)
         return self._view(entry)
@@ -151,14 +141,14 @@ class Ledger:
         return None
 
     def _grant(self, entry: Entry, free: Sequence[int], holder: str, now_s: float) -> Lease:
-        slice_id, group_index, offset, row_start, row_count, generation, attempt = free
+        slice_id, group_index, offset, row_start, row_count, generation, attempt, rows_kept, errors_kept = free
         lease_id, expires_at_s = uuid.uuid4().hex[:16], now_s + self._lease_s
         with self._store.transaction():
             self._run("lease_slice", [lease_id, holder, expires_at_s, entry.spec.id, slice_id])
             if entry.state is JobState.QUEUED:
                 self._write_state(entry, JobState.RUNNING, now_s, entry.line["message"])
         self._reload(entry.spec.id)
-        self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s)
+        self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s, rows_kept, errors_kept)
         entry.turn = next(self._turns)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=entry.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)
@@ -171,9 +161,11 @@ class Ledger:
             if term is None or term.holder != holder or self._jobs[term.job_id].state not in ACTIVE:
                 drop.append(item.lease_id)
                 continue
-            term.expires_at_s = now_s + self._lease_s
-            term.rows_done, term.tokens_done = item.rows_done, item.tokens_done
-            self._sample(self._jobs[term.job_id], now_s)
+            term.renew(item, now_s + self._lease_s)
+            entry = self._jobs[term.job_id]
+            entry.error_example = item.error or entry.error_example
+            self._sample(entry, now_s)
+            self._stop_failing(entry, now_s)
         self.expire(now_s)
         return drop
 
@@ -188,18 +180,42 @@ class Ledger:
         ((state, generation, *old),) = self._run("slice_stats", [entry.spec.id, slice_id])
         if term is None and not (state == SliceState.DONE and generation == stats.generation):
             return False
-        new = [getattr(stats, name) for name in COUNTS]
-        new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
         with self._store.transaction():
-            self._run("finish_slice", [*new, entry.spec.id, slice_id])
-            self._run("add_counts", [*(n - o for n, o in zip(new, old, strict=True)), entry.spec.id])
+            self._count(entry, slice_id, stats, old)
+            self._run("finish_slice", [entry.spec.id, slice_id])
             if entry.state in ACTIVE:
                 self._run("set_message", [None, entry.spec.id])  # whatever it waited for, it goes on
         self._terms.pop(lease_id, None)
         self._reload(entry.spec.id)
+        entry.error_example = stats.error_example or entry.error_example
         self._sample(entry, now_s)
         self._settle(entry, now_s)
+        self._stop_failing(entry, now_s)
         return term is not None
+
+    def _count(self, entry: Entry, slice_id: int, stats: PartStats, old: Sequence[int]) -> None:
+        """What the slice's part now holds, in place of ``old``."""
+        new = [getattr(stats, name) for name in COUNTS]
+        new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
+        self._run("count_slice", [*new, entry.spec.id, slice_id])
+        self._run("add_counts", [*(n - o for n, o in zip(new, old, strict=True)), entry.spec.id])
+
+    def holds(self, lease_id: str) -> bool:
+        """Whether the lease is in force: nobody else works on its slice."""
+        return lease_id in self._terms
+
+    def keep(self, lease_id: str, stats: PartStats, now_s: float) -> None:
+        """Give a lease back whose part holds the rows done so far. The others are done when the slice is leased again."""
+        term = self._terms.get(lease_id)
+        if term is None:
+            return
+        entry = self._jobs[term.job_id]
+        ((_, _, *old),) = self._run("slice_stats", [term.job_id, term.slice_id])
+        with self._store.transaction():
+            self._count(entry, term.slice_id, stats, old)
+        self._reload(term.job_id)
+        entry.error_example = stats.error_example or entry.error_example
+        self.release(lease_id, now_s)
 
     def release(self, lease_id: str, now_s: float) -> None:
         """Give a lease back undone. Unknown ones are ignored: they were lost before."""
@@ -211,12 +227,12 @@ class Ledger:
 
     def release_holder(self, holder: str, now_s: float) -> None:
         """Give back every lease of a replica that is gone."""
-        for lease_id in [lease_id for lease_id, term in self._terms.items() if term.holder == holder]:
+        for lease_id in self._terms.held_by(holder):
             self.release(lease_id, now_s)
 
     def expire(self, now_s: float) -> int:
         """Free the leases whose term is over. Returns how many."""
-        over = [lease_id for lease_id, term in self._terms.items() if term.expires_at_s <= now_s]
+        over = self._terms.over(now_s)
         for lease_id in over:
             self.release(lease_id, now_s)
         return len(over)
@@ -264,13 +280,12 @@ class Ledger:
         return self._jobs[job_id]
 
     def _view(self, entry: Entry) -> JobView:
-        rows = sum(term.rows_done for term in self._terms.values() if term.job_id == entry.spec.id)
+        rows = sum(term.rows_running for term in self._terms.of(entry.spec.id))
         return entry.view(rows, str(self._results_root / entry.spec.id / "results"))
 
     def _sample(self, entry: Entry, now_s: float) -> None:
-        terms = [term for term in self._terms.values() if term.job_id == entry.spec.id]
-        rows = entry.rows_done + sum(term.rows_done for term in terms)
-        entry.rate.add(now_s, rows, entry.tokens_done + sum(term.tokens_done for term in terms))
+        tokens = sum(term.tokens_done for term in self._terms.of(entry.spec.id))
+        entry.rate.add(now_s, self._so_far(entry)[0], entry.tokens_done + tokens)
 
     def _change(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> JobView:
         if entry.state is not target:
@@ -289,7 +304,24 @@ class Ledger:
 
     def _settle(self, entry: Entry, now_s: float) -> None:
         """Move a job on that has nothing left to wait for."""
-        if entry.state is JobState.CANCELLING and not any(t.job_id == entry.spec.id for t in self._terms.values()):
+        if entry.state is JobState.CANCELLING and not self._terms.holds(entry.spec.id):
             self._change(entry, JobState.CANCELLED, now_s, None)
         if entry.state in (*ACTIVE, JobState.PAUSED) and self._run("open_slices", [entry.spec.id])[0][0] == 0:
-            self._change(entry, JobState.COMPLETED, now_s, None)
+            failed = entry.line["rows_ok"] == 0
+            message = all_failed_message(entry.line["rows_error"], entry.error_example) if failed else None
+            self._change(entry, JobState.COMPLETED, now_s, message)
+
+    def _so_far(self, entry: Entry) -> tuple[int, int]:
+        """Rows done, and those of them that failed, whether published or not."""
+        terms = self._terms.of(entry.spec.id)
+        rows, errors = sum(term.rows_running for term in terms), sum(term.errors_running for term in terms)
+        return entry.rows_done + rows, entry.line["rows_error"] + errors
+
+    def _stop_failing(self, entry: Entry, now_s: float) -> None:
+        """End a job of whose rows too many failed since it was last resumed."""
+        rows, errors = self._so_far(entry)
+        new_rows, new_errors = rows - entry.line["rows_judged"], errors - entry.line["errors_judged"]
+        most_share = entry.spec.max_error_rate
+        if entry.state in ACTIVE and over_rate(new_rows, new_errors, most_share):
+            message = stop_message(entry.spec.id, new_rows, new_errors, most_share, entry.error_example)
+            self._change(entry, JobState.FAILED, now_s, message)

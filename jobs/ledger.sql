@@ -21,8 +21,12 @@ CREATE TABLE IF NOT EXISTS jobs (
     ended_at_s DOUBLE,
     message VARCHAR,
     notes VARCHAR NOT NULL,
-    spec VARCHAR NOT NULL
+    spec VARCHAR NOT NULL,
+    rows_judged BIGINT DEFAULT 0,
+    errors_judged BIGINT DEFAULT 0
 );
+ALTER TABLE jobs ADD COLUMN IF NOT EXISTS rows_judged BIGINT DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN IF NOT EXISTS errors_judged BIGINT DEFAULT 0;
 CREATE TABLE IF NOT EXISTS leases (
     job_id VARCHAR NOT NULL,
     slice_id BIGINT NOT NULL,
@@ -69,11 +73,14 @@ SELECT id FROM jobs ORDER BY created_at_s DESC, id DESC LIMIT 5;
 -- name: set_state
 UPDATE jobs SET state = ?, started_at_s = ?, ended_at_s = ?, message = ? WHERE id = ?;
 
+-- name: set_judged
+UPDATE jobs SET rows_judged = ?, errors_judged = ? WHERE id = ?;
+
 -- name: set_message
 UPDATE jobs SET message = ? WHERE id = ?;
 
 -- name: pending_slice
-SELECT slice_id, group_index, group_offset, row_start, row_count, generation, attempt
+SELECT slice_id, group_index, group_offset, row_start, row_count, generation, attempt, rows_ok + rows_error, rows_error
 FROM leases WHERE job_id = ? AND state = 'pending' ORDER BY slice_id LIMIT 1;
 
 -- name: lease_slice
@@ -95,8 +102,11 @@ SELECT state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, 
 FROM leases WHERE job_id = ? AND slice_id = ?;
 
 -- name: finish_slice
-UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
-    rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
+UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL WHERE job_id = ? AND slice_id = ?;
+
+-- name: count_slice
+UPDATE leases SET rows_ok = ?, rows_error = ?, rows_truncated = ?, rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?,
+    output_tokens = ?, preemptions = ?
 WHERE job_id = ? AND slice_id = ?;
 
 -- name: add_counts

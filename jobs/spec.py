@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +13,14 @@ from jobs.tasks.spec import Task
 
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OnLong(StrEnum):
+    """What becomes of a text that does not fit the model's context."""
+
+    TRUNCATE = "truncate"  # cut at the end of a sentence, and marked
+    SPLIT = "split"  # asked for in parts, whose answers are combined
+    ERROR = "error"
 
 
 class SourceSpec(Frozen):
@@ -35,6 +44,8 @@ class JobRequest(Frozen):
     model: str | None = Field(default=None, description="Model the job must run on; None takes the server's.")
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    on_long: OnLong = OnLong.TRUNCATE
+    max_error_rate: float = Field(default=0.5, ge=0.0, le=1.0, description="After 100 rows, a larger share of failed ones stops the job.")
     new: bool = Field(default=False, description="Make a new job even where the same one exists.")
 
 
@@ -51,6 +62,8 @@ class JobSpec(Frozen):
     model: str
     rows_total: int = Field(ge=1)
     created_at_s: float
+    on_long: OnLong = OnLong.TRUNCATE
+    max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.errorrate`; 1 never stops the job.")
 
 
 class SliceSpec(Frozen):
@@ -94,6 +107,7 @@ class PartStats(Frozen):
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    error_example: str | None = Field(default=None, description="How one of its rows failed: code and message.")
 
 
 class LeaseProgress(Frozen):
@@ -101,6 +115,8 @@ class LeaseProgress(Frozen):
 
     lease_id: str
     rows_done: int = 0
+    rows_error: int = Field(default=0, description="Of them, those that failed.")
+    error: str | None = Field(default=None, description="How a row failed last.")
     tokens_done: int = Field(default=0, description="Prompt and output tokens.")
 
 

@@ -150,6 +150,12 @@ class DirectLedger:
     async def release(self, lease_id: str) -> None:
         self.ledger.release(lease_id, self._now_s())
 
+    async def holds(self, lease_id: str) -> bool:
+        return self.ledger.holds(lease_id)
+
+    async def keep(self, lease_id: str, stats: PartStats) -> None:
+        self.ledger.keep(lease_id, stats, self._now_s())
+
     async def fail(self, job_id: str, message: str) -> None:
         self.ledger.fail(job_id, message, self._now_s())
 

@@ -16,7 +16,7 @@ from harvester.cli.local import serving
 from harvester.cli.progress import failure, follow
 from harvester.cli.request import build_request, read_schema
 from harvester.errors import HarvesterError
-from jobs.spec import JobRequest, JobView
+from jobs.spec import JobRequest, JobView, OnLong
 from jobs.states import ENDED
 
 app = typer.Typer()
@@ -45,6 +45,13 @@ def submit(
         int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer; the task's.")
     ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", min=0.0, max=2.0, help="The task's.")] = None,
+    on_long: Annotated[OnLong, typer.Option("--on-long", help="A text too long for the model: cut it, ask in parts, or fail its row.")] = (
+        OnLong.TRUNCATE
+    ),
+    max_error_rate: Annotated[
+        float,
+        typer.Option("--max-error-rate", metavar="X", min=0.0, max=1.0, help="Stop it when after 100 rows more than this share failed."),
+    ] = 0.5,
     new: Annotated[bool, typer.Option("--new", help="Make a new job even where the same one exists.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch it to its end; exit with 1 if it failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print rows, tokens and time it would take; make nothing.")] = False,
@@ -73,6 +80,8 @@ def submit(
         model=model,
         max_tokens=max_tokens,
         temperature=temperature,
+        on_long=on_long,
+        max_error_rate=max_error_rate,
         new=new,
     )
     if dry_run:

@@ -104,6 +104,12 @@ class LedgerActor:
     async def release(self, lease_id: str) -> None:
         await self._call("release", lease_id, timed=True)
 
+    async def holds(self, lease_id: str) -> bool:
+        return bool(await self._call("holds", lease_id))
+
+    async def keep(self, lease_id: str, stats: PartStats) -> None:
+        await self._call("keep", lease_id, stats, timed=True)
+
     async def fail(self, job_id: str, message: str) -> None:
         await self._call("fail", job_id, message, timed=True)
 

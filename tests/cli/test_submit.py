@@ -36,7 +36,7 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
     monkeypatch.chdir(docs.parent)
     cli(
         "submit", "docs.parquet", "--task", "classify", "--labels", "a,b", "--column", "text", "--keep", "title,text", "--id-column",
-        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--new",
+        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--on-long", "split", "--max-error-rate", "0.2", "--new",
     )  # fmt: skip
     assert sent(server) == {
         "source": {"uri": str(docs), "table": None, "query": None},
@@ -49,6 +49,8 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
         "model": "tiny",
         "max_tokens": 7,
         "temperature": 0.5,
+        "on_long": "split",
+        "max_error_rate": 0.2,
         "new": True,
     }
 
