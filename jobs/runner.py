@@ -50,6 +50,7 @@ class Held:
     lease: Lease
     task: asyncio.Task[None] | None = None
     dropped: bool = False  # the ledger said so
+    publishing: bool = False  # what it has, and then it ends by itself
     rows_waiting: int = 0
     rows_done: int = 0
     rows_error: int = 0
@@ -140,8 +141,8 @@ class Runner:
                 continue
             for lease_id in drop:
                 held = self._held.get(lease_id)
-                if held and held.task:
-                    held.dropped = True
+                if held and held.task and not held.publishing:
+                    held.dropped = held.publishing = True
                     held.task.cancel()
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
@@ -196,6 +197,7 @@ class Runner:
             files = await self._in_thread(lambda: open_slice(lease, source, sink, self.folder))
             try:
                 await self._rows(held, files)
+                held.publishing = True
                 stats = await self._in_thread(files.publish)
             except asyncio.CancelledError:
                 if held.dropped:

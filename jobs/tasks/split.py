@@ -22,7 +22,7 @@ async def spans(text: str, count: Count, budget_tokens: int) -> list[tuple[int, 
     Raises `RowError` (``prompt_too_long``) where no text fits at all.
     """
     found: list[tuple[int, int]] = []
-    start, expected_chars = 0, 0
+    start, expected_chars = len(text) - len(text.lstrip()), 0
     while True:
         part, tokens = await _next_part(text[start:], expected_chars, count, budget_tokens)
         if not part.strip():

@@ -80,7 +80,7 @@ async def test_a_resumed_job_that_still_fails_stops_again_after_a_hundred_rows_m
         world.ledger.resume(job_id, world.clock())
         await until(lambda: world.ended() and not world.slices("leased"))
     assert world.show().state is JobState.FAILED
-    assert first + 100 <= world.show().rows_error < 2000
+    assert first + 100 <= world.show().rows_error < 2000, world.show().message
 
 
 async def test_a_job_that_may_fail_wholly_runs_to_its_end_and_says_that_it_failed(world: World) -> None:

@@ -55,11 +55,7 @@ async def test_parts_end_and_start_at_sentences_and_overlap_a_little() -> None:
 def test_parts_fit_and_hold_every_character_in_order(text: str, budget: int) -> None:
     if not text.strip():
         return
-    try:
-        found = asyncio.run(spans(text, chars, budget))
-    except RowError:
-        assert text[:budget].isspace() or re.search(rf"\s{{{budget}}}", text), "only white space fits in no part"
-        return
+    found = asyncio.run(spans(text, chars, budget))
     assert all(0 < end - start <= budget for start, end in found)
     assert found == sorted(found)
     reached = 0
@@ -117,7 +113,7 @@ async def test_a_long_text_is_answered_in_parts_and_combined_level_by_level() ->
     mapped = [prompt for prompt in seen if prompt.messages[-1]["content"].startswith("Sum up.")]
     combined = seen[len(mapped) :]
     assert (row.status, row.values, row.truncated) == ("ok", {"output": "0-399"}, False)
-    assert row.parts == len(mapped) > 80
+    assert row.parts == len(mapped) >= 80
     assert row.requests == len(seen)
     assert all(prompt.messages[-1]["content"].startswith("Put together.") for prompt in combined)
     assert len(combined) > 10, "several levels"
