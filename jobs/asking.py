@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobs.engine import Completion, Engine, Message, Prompt, RowError
+from jobs.engine import Claim, Completion, Engine, Message, Prompt, RowError
 from jobs.spec import JobSpec
 from jobs.tasks.answer import parse_answer
 from jobs.tasks.spec import AnswerKind
@@ -46,12 +47,15 @@ class Tally:
 class Asking:
     """Asks for one row. ``tag`` tells this try of the row from others; ``slots`` bounds the requests of rows that make several at once."""
 
-    def __init__(self, job: JobSpec, engine: Engine, row_id: int, tag: str, slots: asyncio.Semaphore) -> None:
+    def __init__(
+        self, job: JobSpec, engine: Engine, row_id: int, tag: str, slots: asyncio.Semaphore, claims: Callable[[JobSpec], Claim]
+    ) -> None:
         self.tally = Tally()
         self.budget_tokens = engine.context_tokens - job.task.max_tokens  # of a prompt
         self._job = job
         self._engine = engine
         self._slots = slots
+        self._claims = claims
         self._prompt = Prompt(
             request_id=f"{job.id}-{row_id}-{tag}",
             messages=(),
@@ -104,7 +108,7 @@ class Asking:
     async def _ask(self, messages: tuple[Message, ...]) -> Completion:
         number, self.tally.requests = self.tally.requests, self.tally.requests + 1
         name = self._prompt.request_id if number == 0 else f"{self._prompt.request_id}-{number}"
-        done = await self._engine.complete(replace(self._prompt, request_id=name, messages=messages))
+        done = await self._engine.complete(replace(self._prompt, request_id=name, messages=messages, claim=self._claims(self._job)))
         self.tally.add(done)
         return done
 

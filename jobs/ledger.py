@@ -15,38 +15,42 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from harvester.config import DeadlineConfig
 from harvester.errors import NotFoundError, StateError
 from jobs.entry import Entry
-from jobs.errorrate import all_failed_message, over_rate, stop_message
-from jobs.spec import JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec
-from jobs.states import ACTIVE, ENDED, JobState, SliceState, check_transition
-from jobs.store import Store
-from jobs.term import Term, Terms
+from jobs.ledgerfile import TABLES
+from jobs.register import Register
+from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec
+from jobs.states import ACTIVE, ENDED, JobState, SliceState
+from jobs.term import Term
 
 COUNTS = ("rows_ok", "rows_error", "rows_truncated", "rows_recomputed", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions")
 RECOMPUTED = COUNTS.index("rows_recomputed")
 
 
-class Ledger:
+class Ledger(Register):
     """All methods are synchronous, take the clock as ``now_s`` and are called from one thread."""
 
-    def __init__(self, path: Path, results_root: Path, *, lease_s: float, now_s: float, new_server: bool) -> None:
-        self._results_root = results_root
+    def __init__(
+        self,
+        path: Path,
+        results_root: Path,
+        *,
+        lease_s: float,
+        now_s: float,
+        new_server: bool,
+        deadlines: DeadlineConfig | None = None,
+    ) -> None:
+        super().__init__(path, results_root, deadlines or DeadlineConfig(), now_s)
         self._lease_s = lease_s
-        self._terms = Terms()
         self._turns = count(1)
-        self._store = Store(path)
-        self._run = self._store.run
+        self._pass = 0.0  # the turn that was due last; a job that had nothing to do saves up none
         if new_server:
             self._run("free_all")
-        self._jobs = {line["id"]: Entry.of(line) for line in self._store.lines("job_rows")}
         for job_id, slice_id, lease_id, holder in self._run("leased_slices"):
             self._terms[lease_id] = Term(job_id, slice_id, holder, now_s + lease_s)
         for entry in self._jobs.values():
             self._settle(entry, now_s)
-
-    def close(self) -> None:
-        self._store.close()
 
     # -- jobs ---------------------------------------------------------------------------------------------------------------------
 
@@ -55,7 +59,7 @@ class Ledger:
         if not new:
             same = self._run("find_key", [plan.spec.key])
             if same:
-                return self.show(same[0][0]), False
+                return self._adopt(self._jobs[same[0][0]], plan.spec), False
         spec = plan.spec
         if spec.id in self._jobs:
             raise StateError(f"job id {spec.id} is taken; submit again")
@@ -68,17 +72,6 @@ class Ledger:
             self._store.insert("insert_slices", "new_slices", new_slices, [spec.id])
         self._reload(spec.id)
         return self.show(spec.id), True
-
-    def jobs(self) -> list[JobView]:
-        """Newest first."""
-        entries = sorted(self._jobs.values(), key=lambda e: (e.line["created_at_s"], e.line["id"]), reverse=True)
-        return [self._view(entry) for entry in entries]
-
-    def show(self, job_id: str) -> JobView:
-        return self._view(self._entry(job_id))
-
-    def spec(self, job_id: str) -> JobSpec:
-        return self._entry(job_id).spec
 
     def cancel(self, job_id: str, now_s: float) -> JobView:
         entry = self._entry(job_id)
@@ -96,6 +89,8 @@ class Ledger:
         if entry.state is JobState.COMPLETED:
             raise StateError(f"job {entry.spec.id} is completed: nothing is left to do; retry its failed rows with: harvester retry")
         self._run("set_judged", [*self._so_far(entry), entry.spec.id])
+        if entry.spec.deadline_at_s is not None and entry.spec.deadline_at_s <= now_s:
+            self._rewrite(entry, {"deadline_at_s": None})  # it goes on without one
         self._change(entry, JobState.QUEUED, now_s, None)
         self._settle(entry, now_s)
         return self._view(entry)
@@ -115,26 +110,13 @@ class Ledger:
         self._reload(entry.spec.id)
         return self._view(entry)
 
-    def fail(self, job_id: str, message: str, now_s: float) -> None:
-        """End a job that cannot go on. Its committed parts stay."""
-        entry = self._entry(job_id)
-        if entry.state not in ENDED:
-            self._change(entry, JobState.FAILED, now_s, message)
-
-    def say(self, job_id: str, message: str | None) -> None:
-        """Note why a job waits (a full disk, say); None takes the note back."""
-        entry = self._entry(job_id)
-        if entry.line["message"] != message:
-            self._run("set_message", [message, entry.spec.id])
-            entry.line["message"] = message
-
     # -- leases -------------------------------------------------------------------------------------------------------------------
 
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
-        """The next free slice of the job that waited longest for one, for a replica of ``model``; None when there is none."""
+        """The next free slice of the job whose turn it is by its weight, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
         waiting = [e for e in self._jobs.values() if e.state in ACTIVE and e.spec.model == model]
-        for entry in sorted(waiting, key=lambda e: (e.turn, e.line["created_at_s"])):
+        for entry in sorted(waiting, key=lambda e: (e.turn, e.granted, e.line["created_at_s"])):
             free = self._run("pending_slice", [entry.spec.id])
             if free:
                 return self._grant(entry, free[0], holder, now_s)
@@ -149,7 +131,8 @@ class Ledger:
                 self._write_state(entry, JobState.RUNNING, now_s, entry.line["message"])
         self._reload(entry.spec.id)
         self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s, rows_kept, errors_kept)
-        entry.turn = next(self._turns)
+        self._pass = max(self._pass, entry.turn)
+        entry.turn, entry.granted = self._pass + 1.0 / (entry.spec.weight * entry.urgency.boost), next(self._turns)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=entry.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)
 
@@ -164,7 +147,7 @@ class Ledger:
             term.renew(item, now_s + self._lease_s)
             entry = self._jobs[term.job_id]
             entry.error_example = item.error or entry.error_example
-            self._sample(entry, now_s)
+            self._care.sample(entry, self._terms.of(term.job_id), now_s)
             self._stop_failing(entry, now_s)
         self.expire(now_s)
         return drop
@@ -183,12 +166,13 @@ class Ledger:
         with self._store.transaction():
             self._count(entry, slice_id, stats, old)
             self._run("finish_slice", [entry.spec.id, slice_id])
+            self._care.committed(entry, stats, now_s, first=state != SliceState.DONE and generation == 0)
             if entry.state in ACTIVE:
                 self._run("set_message", [None, entry.spec.id])  # whatever it waited for, it goes on
         self._terms.pop(lease_id, None)
         self._reload(entry.spec.id)
         entry.error_example = stats.error_example or entry.error_example
-        self._sample(entry, now_s)
+        self._care.sample(entry, self._terms.of(job_id), now_s)
         self._settle(entry, now_s)
         self._stop_failing(entry, now_s)
         return term is not None
@@ -231,18 +215,21 @@ class Ledger:
             self.release(lease_id, now_s)
 
     def expire(self, now_s: float) -> int:
-        """Free the leases whose term is over. Returns how many."""
+        """Free the leases whose term is over, and end the jobs whose deadline is. Returns how many leases."""
+        self.expire_jobs(now_s)
         over = self._terms.over(now_s)
         for lease_id in over:
             self.release(lease_id, now_s)
+        if not self._terms:
+            self._care.idle({entry.spec.model for entry in self._jobs.values()}, now_s)
         return len(over)
 
     # -- tables -------------------------------------------------------------------------------------------------------------------
 
     def table(self, name: str) -> pa.Table:
-        """``jobs`` or ``leases`` as Arrow, with the leases' terms as they are now."""
-        if name not in ("jobs", "leases"):
-            raise NotFoundError(f"no ledger table {name!r}; there are jobs and leases")
+        """A table of the ledger as Arrow, with the leases' terms as they are now."""
+        if name not in TABLES:
+            raise NotFoundError(f"no ledger table {name!r}; there are {', '.join(TABLES)}")
         table = self._store.arrow(name)
         if name == "leases":
             ends = {lease_id: term.expires_at_s for lease_id, term in self._terms.items()}
@@ -261,67 +248,3 @@ class Ledger:
                 assert entry.line["rows_ok"] + entry.line["rows_error"] == entry.spec.rows_total
         leased = {(job_id, slice_id, lease_id) for job_id, slice_id, lease_id, _ in self._run("leased_slices")}
         assert leased == {(term.job_id, term.slice_id, lease_id) for lease_id, term in self._terms.items()}
-
-    # -- inside -------------------------------------------------------------------------------------------------------------------
-
-    def _reload(self, job_id: str) -> None:
-        (line,) = self._store.lines("job_row", [job_id])
-        if job_id in self._jobs:
-            self._jobs[job_id].line = line
-        else:
-            self._jobs[job_id] = Entry.of(line)
-
-    def _entry(self, job_id: str) -> Entry:
-        if job_id == "latest" and self._jobs:
-            job_id = self._run("newest_ids")[0][0]
-        if job_id not in self._jobs:
-            newest = ", ".join(row[0] for row in self._run("newest_ids"))
-            raise NotFoundError(f"no job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
-        return self._jobs[job_id]
-
-    def _view(self, entry: Entry) -> JobView:
-        rows = sum(term.rows_running for term in self._terms.of(entry.spec.id))
-        return entry.view(rows, str(self._results_root / entry.spec.id / "results"))
-
-    def _sample(self, entry: Entry, now_s: float) -> None:
-        tokens = sum(term.tokens_done for term in self._terms.of(entry.spec.id))
-        entry.rate.add(now_s, self._so_far(entry)[0], entry.tokens_done + tokens)
-
-    def _change(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> JobView:
-        if entry.state is not target:
-            self._write_state(entry, target, now_s, message)
-            self._reload(entry.spec.id)
-        return self._view(entry)
-
-    def _write_state(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> None:
-        """Write only: the caller takes the line over when its transaction is whole."""
-        check_transition(entry.spec.id, entry.state, target)
-        started_at_s = entry.line["started_at_s"] or (now_s if target is JobState.RUNNING else None)
-        ended_at_s = now_s if target in ENDED else None
-        self._run("set_state", [target, started_at_s, ended_at_s, message, entry.spec.id])
-        if target not in ACTIVE:
-            entry.rate.clear()
-
-    def _settle(self, entry: Entry, now_s: float) -> None:
-        """Move a job on that has nothing left to wait for."""
-        if entry.state is JobState.CANCELLING and not self._terms.holds(entry.spec.id):
-            self._change(entry, JobState.CANCELLED, now_s, None)
-        if entry.state in (*ACTIVE, JobState.PAUSED) and self._run("open_slices", [entry.spec.id])[0][0] == 0:
-            failed = entry.line["rows_ok"] == 0
-            message = all_failed_message(entry.line["rows_error"], entry.error_example) if failed else None
-            self._change(entry, JobState.COMPLETED, now_s, message)
-
-    def _so_far(self, entry: Entry) -> tuple[int, int]:
-        """Rows done, and those of them that failed, whether published or not."""
-        terms = self._terms.of(entry.spec.id)
-        rows, errors = sum(term.rows_running for term in terms), sum(term.errors_running for term in terms)
-        return entry.rows_done + rows, entry.line["rows_error"] + errors
-
-    def _stop_failing(self, entry: Entry, now_s: float) -> None:
-        """End a job of whose rows too many failed since it was last resumed."""
-        rows, errors = self._so_far(entry)
-        new_rows, new_errors = rows - entry.line["rows_judged"], errors - entry.line["errors_judged"]
-        most_share = entry.spec.max_error_rate
-        if entry.state in ACTIVE and over_rate(new_rows, new_errors, most_share):
-            message = stop_message(entry.spec.id, new_rows, new_errors, most_share, entry.error_example)
-            self._change(entry, JobState.FAILED, now_s, message)

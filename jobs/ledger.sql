@@ -50,6 +50,54 @@ CREATE TABLE IF NOT EXISTS leases (
     preemptions BIGINT NOT NULL DEFAULT 0
 );
 
+CREATE TABLE IF NOT EXISTS harvest (
+    model VARCHAR NOT NULL,
+    hour_s DOUBLE NOT NULL,
+    rows BIGINT NOT NULL,
+    tokens BIGINT NOT NULL,
+    busy_s DOUBLE NOT NULL
+);
+CREATE TABLE IF NOT EXISTS lengths (
+    task_key VARCHAR NOT NULL,
+    task VARCHAR NOT NULL,
+    model VARCHAR NOT NULL,
+    prompt_tokens_from BIGINT NOT NULL,
+    prompt_tokens_to BIGINT NOT NULL,
+    rows BIGINT NOT NULL,
+    p50_tokens BIGINT NOT NULL,
+    p90_tokens BIGINT NOT NULL,
+    p50_coverage DOUBLE,
+    p90_coverage DOUBLE,
+    counts VARCHAR NOT NULL
+);
+
+-- name: harvest_rows
+SELECT model, hour_s, tokens, busy_s FROM harvest;
+
+-- name: harvest_hour
+SELECT 1 FROM harvest WHERE model = ? AND hour_s = ?;
+
+-- name: insert_harvest
+INSERT INTO harvest (model, hour_s, rows, tokens, busy_s) VALUES (?, ?, ?, ?, ?);
+
+-- name: add_harvest
+UPDATE harvest SET rows = rows + ?, tokens = tokens + ?, busy_s = busy_s + ? WHERE model = ? AND hour_s = ?;
+
+-- name: forget_harvest
+DELETE FROM harvest WHERE hour_s < ?;
+
+-- name: task_lengths
+SELECT counts FROM lengths WHERE task_key = ? LIMIT 1;
+
+-- name: forget_lengths
+DELETE FROM lengths WHERE task_key = ?;
+
+-- name: insert_lengths
+INSERT INTO lengths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: set_spec
+UPDATE jobs SET spec = ? WHERE id = ?;
+
 -- name: insert_job
 INSERT INTO jobs (id, key, state, task, source, model, rows_total, created_at_s, notes, spec)
 VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?);

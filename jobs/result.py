@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from harvester.policy.lengths import Counted, counted
 from jobs.spec import PartStats
 from jobs.tasks.answer import result_fields
 from jobs.tasks.shape import storable
@@ -131,6 +132,11 @@ def _input(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
             raw: list[Any] = column.cast(pa.large_binary()).to_pylist()
             column = pa.chunked_array([[None if text is None else text.decode("utf-8", "replace") for text in raw]], column.type)
     return column if column.type == kind else column.cast(kind)
+
+
+def answer_lengths(rows: Sequence[Row]) -> tuple[Counted, ...]:
+    """Of the rows that were answered by one request: what others of the same prompt length will take."""
+    return counted((row.prompt_tokens, row.output_tokens) for row in rows if row.status == "ok" and row.requests == 1)
 
 
 def conform(part: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from connectors.text import TextProblem
 from jobs.asking import Asking, Tally
 from jobs.document import read_in_parts
-from jobs.engine import Engine, Message, RowError
+from jobs.engine import Claim, Engine, Message, RowError
 from jobs.prompt import build_messages
 from jobs.result import Row
 from jobs.spec import JobSpec, OnLong
@@ -29,16 +29,24 @@ class Outcome:
 class RowWork:
     """Answers the rows of one job with one engine. ``now_s`` is the wall clock; ``slots`` bounds the parts of long texts in the engine."""
 
-    def __init__(self, job: JobSpec, engine: Engine, now_s: Callable[[], float], slots: asyncio.Semaphore | None = None) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        engine: Engine,
+        now_s: Callable[[], float],
+        slots: asyncio.Semaphore | None = None,
+        claims: Callable[[JobSpec], Claim] = lambda job: Claim(weight=job.weight),
+    ) -> None:
         self._job = job
         self._engine = engine
         self._now_s = now_s
+        self._claims = claims
         self._slots = slots or asyncio.Semaphore(engine.concurrency)
 
     async def answer(self, row_id: int, values: Mapping[str, object], text: str | TextProblem | None, attempts: int, tag: str) -> Row:
         """``values``: the row's columns; ``text``: its text cell, None where the task reads no text column. Raises `EngineGone`."""
         began_s = self._now_s()
-        asking = Asking(self._job, self._engine, row_id, tag, self._slots)
+        asking = Asking(self._job, self._engine, row_id, tag, self._slots, self._claims)
         outcome = Outcome()
         try:
             if isinstance(text, TextProblem):

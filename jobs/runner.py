@@ -13,13 +13,13 @@ from connectors.base import Sink
 from connectors.text import TextProblem
 from harvester.config import HarvestConfig
 from harvester.errors import HarvesterError, StorageError, UsageError
-from jobs.engine import Engine, EngineGone
+from jobs.engine import Claim, Engine, EngineGone
 from jobs.folder import StateFolder
 from jobs.result import Row
 from jobs.row import RowWork
 from jobs.shelf import Shelf
 from jobs.slice import SliceFiles, open_slice, published
-from jobs.spec import Lease, LeaseProgress, PartStats
+from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
 
 log = logging.getLogger("harvester.runner")
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class LedgerClient(Protocol):
     async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]: ...
     async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool: ...
     async def release(self, lease_id: str) -> None: ...
+    async def claims(self) -> dict[str, Claim]: ...
     async def holds(self, lease_id: str) -> bool: ...
     async def keep(self, lease_id: str, stats: PartStats) -> None: ...
     async def fail(self, job_id: str, message: str) -> None: ...
@@ -113,6 +114,7 @@ class Runner:
         self._slots = asyncio.Semaphore(engine.concurrency)
         self._part_slots = asyncio.Semaphore(engine.concurrency)  # of long texts; a row waits for them while it holds a slot of the others
         self._room = asyncio.Event()
+        self._claims: dict[str, Claim] = {}  # of each job, as the ledger said last
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
         self._shelf = Shelf(folder, open_sink)
 
@@ -136,6 +138,7 @@ class Runner:
             progress = [held.progress() for held in self._held.values()]
             try:
                 drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
+                self._claims = await self.ledger.claims() if progress else {}
             except StorageError as error:
                 log.warning("heartbeat_storage %s", error.message)
                 continue
@@ -220,7 +223,7 @@ class Runner:
         todo = files.todo()
         held.start(len(todo), files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
-        work = RowWork(held.lease.job, self.engine, self.now_s, self._part_slots)
+        work = RowWork(held.lease.job, self.engine, self.now_s, self._part_slots, self._claim_of)
         start = held.lease.slice.row_start
         try:
             async with asyncio.TaskGroup() as group:
@@ -234,6 +237,9 @@ class Runner:
         except ExceptionGroup as errors:  # of the rows; that the engine is gone explains the others
             gone = errors.subgroup(EngineGone)
             raise (gone or errors).exceptions[0] from None
+
+    def _claim_of(self, job: JobSpec) -> Claim:
+        return self._claims.get(job.id, Claim(weight=job.weight))
 
     async def _row(
         self, held: Held, files: SliceFiles, work: RowWork, row_id: int, values: Mapping[str, object], cell: str | TextProblem | None

@@ -13,7 +13,7 @@ from connectors.base import Sink, Source
 from connectors.text import TextProblem, texts
 from jobs.folder import StateFolder, part_name
 from jobs.plan import columns_needed
-from jobs.result import Row, conform, part_stats, part_table, result_schema
+from jobs.result import Row, answer_lengths, conform, part_stats, part_table, result_schema
 from jobs.spec import JobSpec, Lease, PartStats
 from jobs.spool import Spool
 
@@ -59,7 +59,7 @@ class SliceFiles:
         """
         rows = [self.spool.rows[row_id] for row_id in sorted(self.spool.rows)]
         part = self._part(rows)
-        stats = part_stats(part, self.lease.generation, self.spool.recomputed)
+        stats = part_stats(part, self.lease.generation, self.spool.recomputed).model_copy(update={"lengths": answer_lengths(rows)})
         there = part_stats_of(self.sink, self.lease)
         if there is None or there.generation <= self.lease.generation:
             self.sink.write(part_name(self.lease.slice.slice_id), part, {STATS_KEY: stats.model_dump_json()})

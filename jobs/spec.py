@@ -23,6 +23,9 @@ class OnLong(StrEnum):
     ERROR = "error"
 
 
+ERROR_RATE = 0.5
+
+
 class SourceSpec(Frozen):
     """Names a source so that any process on the cluster can open it again (`connectors.open_source`)."""
 
@@ -45,7 +48,9 @@ class JobRequest(Frozen):
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     on_long: OnLong = OnLong.TRUNCATE
-    max_error_rate: float = Field(default=0.5, ge=0.0, le=1.0, description="After 100 rows, a larger share of failed ones stops the job.")
+    max_error_rate: float = Field(default=ERROR_RATE, ge=0.0, le=1.0, description="After 100 rows, more failed ones stop the job.")
+    weight: float = Field(default=1.0, gt=0.0, le=1000.0, description="Share of the idle time beside other jobs, as a ratio.")
+    deadline_at_s: float | None = Field(default=None, description="Unix time by which it should end; it expires then.")
     new: bool = Field(default=False, description="Make a new job even where the same one exists.")
 
 
@@ -64,6 +69,8 @@ class JobSpec(Frozen):
     created_at_s: float
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.errorrate`; 1 never stops the job.")
+    weight: float = Field(default=1.0, gt=0.0)
+    deadline_at_s: float | None = None
 
 
 class SliceSpec(Frozen):
@@ -108,6 +115,7 @@ class PartStats(Frozen):
     output_tokens: int = 0
     preemptions: int = 0
     error_example: str | None = Field(default=None, description="How one of its rows failed: code and message.")
+    lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `harvester.policy.lengths.counted`; of new rows only.")
 
 
 class LeaseProgress(Frozen):
@@ -118,6 +126,26 @@ class LeaseProgress(Frozen):
     rows_error: int = Field(default=0, description="Of them, those that failed.")
     error: str | None = Field(default=None, description="How a row failed last.")
     tokens_done: int = Field(default=0, description="Prompt and output tokens.")
+
+
+class JobChange(Frozen):
+    """What may change of a job that exists; None leaves it."""
+
+    weight: float | None = Field(default=None, gt=0.0, le=1000.0)
+    deadline_at_s: float | None = None
+    max_error_rate: float | None = Field(default=None, ge=0.0, le=1.0)
+
+
+class LengthBand(Frozen):
+    """Response lengths of a task for prompts of such a length. Coverage: the share of rows within what was told before them."""
+
+    prompt_tokens_from: int
+    prompt_tokens_to: int
+    rows: int
+    p50_tokens: int
+    p90_tokens: int
+    p50_coverage: float | None
+    p90_coverage: float | None
 
 
 class JobView(Frozen):
@@ -140,6 +168,14 @@ class JobView(Frozen):
     preemptions: int
     offline_tokens_per_s: float | None = Field(description="Prompt and output tokens over the last minute of work; None before any.")
     eta_s: float | None
+    eta_low_s: float | None = Field(default=None, description="Four of five jobs end between this and `eta_high_s`.")
+    eta_high_s: float | None = None
+    weight: float = 1.0
+    deadline_at_s: float | None = None
+    boost: float = Field(default=1.0, description="Times its weight, for its deadline's sake.")
+    guaranteed_share: float = Field(default=0.0, description="Of the engine, for its deadline's sake.")
+    standing: str | None = Field(default=None, description="How it stands with its deadline, where that needs saying.")
+    response_lengths: tuple[LengthBand, ...] = ()
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None

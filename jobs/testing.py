@@ -9,9 +9,9 @@ from math import ceil
 import pyarrow as pa
 
 from harvester.errors import NotFoundError
-from jobs.engine import Completion, EngineGone, Message, Prompt
+from jobs.engine import Claim, Completion, EngineGone, Message, Prompt
 from jobs.ledger import Ledger
-from jobs.spec import JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
+from jobs.spec import JobChange, JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
 from jobs.tasks.spec import Task
 
 VERBS = ("cancel", "pause", "resume", "retry")
@@ -149,6 +149,12 @@ class DirectLedger:
 
     async def release(self, lease_id: str) -> None:
         self.ledger.release(lease_id, self._now_s())
+
+    async def claims(self) -> dict[str, Claim]:
+        return self.ledger.claims(self._now_s())
+
+    async def adjust(self, job_id: str, change: JobChange) -> JobView:
+        return self.ledger.adjust(job_id, change)
 
     async def holds(self, lease_id: str) -> bool:
         return self.ledger.holds(lease_id)

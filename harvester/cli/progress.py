@@ -73,7 +73,7 @@ def _plain(views: Iterator[JobView]) -> JobView:
     """A line for each tenth of the rows and each change of state: a log is read later."""
     shown = None
     for view in views:
-        step = (view.state, int(share_done(view) * 10), view.message)
+        step = (view.state, int(share_done(view) * 10), view.message, view.boost > 1.0, view.guaranteed_share > 0.0)
         if step != shown:
             print(progress_line(view), file=sys.stderr, flush=True)
         shown = step

@@ -27,6 +27,7 @@ from harvester.engine.steps import Step, registered_blocks, take_back
 from harvester.engine.waiting import sleep_between_looks
 from harvester.policy.arrivals import Bursts, Pace
 from harvester.policy.fair import FairOrder
+from harvester.policy.guarantee import opened
 from harvester.policy.latency import StepLoad
 from harvester.policy.mlfq import Mlfq
 from harvester.policy.online import OnlineTurns, left_out
@@ -109,7 +110,8 @@ class HarvestScheduling:
         if view.online_waiting or any(not item.offline for item in view.running):
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
-        plan = plan_step(view, self._settings.limits, model)
+        view = replace(view, guarantee=self.waiting.offline.guarantee())
+        plan = opened(plan_step(view, self._settings.limits, model), view)
         with self._applied(plan, view, ranks):
             output = super().schedule(throttle_prefills)  # type: ignore[misc]
         self._report.planned(plan, reserve)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from harvester.policy.budget import longest_decode, offline_budget
+from harvester.policy.guarantee import stretched_s
 from harvester.policy.latency import LatencyModel
 from harvester.policy.load import StepLoad
 from harvester.policy.room import room, victims
@@ -111,7 +112,9 @@ def _parts(view: View, kept: list[int]) -> _Parts:
 
 def _budgeted(view: View, parts: _Parts, limits: Limits, model: LatencyModel, step_s: float, space: tuple[int, int]) -> Plan:
     running, load = view.running, online_load(view)
-    step_s *= model.margin / model.margin_at(step_s)  # the budget counts with the margin of all steps, short ones among them
+    step_s = stretched_s(
+        step_s * model.margin / model.margin_at(step_s), view, model.bound(load)
+    )  # the budget counts with the margin of all steps, short ones among them
     longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
     decodes = [i for i in parts.decodes if running[i].context <= longest]
     prefills = parts.prefills[:PROMPTS_PER_STEP]

@@ -34,6 +34,7 @@ class OfflineEngine:
                 json_schema=prompt.json_schema,
                 job=prompt.job,
                 window=prompt.window,
+                claim=prompt.claim.extra_args(),
             )
         except UsageError as error:
             raise RowError("refused", error.message) from error

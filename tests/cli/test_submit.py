@@ -36,7 +36,8 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
     monkeypatch.chdir(docs.parent)
     cli(
         "submit", "docs.parquet", "--task", "classify", "--labels", "a,b", "--column", "text", "--keep", "title,text", "--id-column",
-        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--on-long", "split", "--max-error-rate", "0.2", "--new",
+        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--on-long", "split", "--max-error-rate", "0.2",
+        "--weight", "3", "--deadline", "2286-11-20T17:46:40Z", "--new",
     )  # fmt: skip
     assert sent(server) == {
         "source": {"uri": str(docs), "table": None, "query": None},
@@ -51,6 +52,8 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
         "temperature": 0.5,
         "on_long": "split",
         "max_error_rate": 0.2,
+        "weight": 3.0,
+        "deadline_at_s": 10_000_000_000.0,
         "new": True,
     }
 
@@ -200,7 +203,7 @@ def test_a_dry_run_takes_the_rate_of_a_server_that_has_one(cli, server, docs):
     found = json.loads(cli("submit", docs, "--dry-run", "--json").stdout)
     assert found["tokens_per_s"] == 50.0
     assert found["estimated_s"] == round((found["estimated_prompt_tokens"] + found["most_output_tokens"]) / 50.0, 1)
-    assert not any(method == "POST" for method, _, _ in server.asked)
+    assert not any(method == "POST" and path == "/api/jobs" for method, path, _ in server.asked)
 
 
 def test_a_dry_run_of_a_source_without_text_is_wrong_use(cli, tmp_path):

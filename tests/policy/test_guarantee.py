@@ -1,0 +1,62 @@
+"""The guaranteed share: it opens kept room, and lengthens a step beyond chat's promise only where the deployment says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from harvester.policy.guarantee import opened, stretched_s
+from harvester.policy.share import plan_step
+from harvester.policy.view import Guarantee, Limits, Running, View
+
+LIMITS = Limits(reserved_slots=4, reserved_kv=0.5, offline_step_tokens=64)
+ONLINE = Running(offline=False, step_tokens=1, blocks_now=2, blocks_final=0, blocks_step=0, context=50, decoding=True)
+OFFLINE = Running(offline=True, step_tokens=1, blocks_now=2, blocks_final=4, blocks_step=0, context=50, decoding=True)
+VIEW = View(
+    running=[ONLINE, OFFLINE],
+    online_waiting=0,
+    online_waiting_blocks=0,
+    offline_next_blocks=4,
+    free_blocks=60,
+    total_blocks=100,
+    max_seqs=6,
+)
+
+
+def planned(share: float, **changes: object) -> tuple[int, int]:
+    view = replace(VIEW, guarantee=Guarantee(share) if share else None, **changes)  # type: ignore[arg-type]
+    plan = opened(plan_step(view, LIMITS), view)
+    return plan.offline_slots, plan.offline_blocks
+
+
+def test_without_a_guarantee_the_reserve_is_kept() -> None:
+    assert planned(0.0) == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.1, (0, 8)), (0.5, (2, 46)), (0.9, (4, 58))], ids=["has it already", "half", "all that is free"]
+)
+def test_a_share_opens_slots_and_blocks_that_are_kept_for_arrivals(share: float, expected: tuple[int, int]) -> None:
+    assert planned(share) == expected
+
+
+def test_an_arrival_that_waits_comes_before_the_share() -> None:
+    assert planned(0.9, online_waiting=1, online_waiting_blocks=2, waiting_tokens=20) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "limit_s", "expected"),
+    [
+        (None, 0.1, 0.1),
+        (Guarantee(0.25), 0.1, 0.1),
+        (Guarantee(0.25, above_slo=True), 0.1, 0.12),
+        (Guarantee(0.25, above_slo=True), 0.2, 0.2),
+        (Guarantee(0.25, above_slo=True), -1.0, 0.12),
+        (Guarantee(0.25, above_slo=True), math.inf, math.inf),
+    ],
+    ids=["none", "chat's promise first", "a quarter of the step", "room enough", "chat is late already", "nothing promised"],
+)
+def test_a_step_is_longer_only_where_the_deployment_says_so(guarantee: Guarantee | None, limit_s: float, expected: float) -> None:
+    assert stretched_s(limit_s, replace(VIEW, guarantee=guarantee), online_s=0.09) == pytest.approx(expected)
