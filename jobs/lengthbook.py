@@ -39,7 +39,7 @@ class LengthBook:
         key = self._key(job)
         state = json.dumps(lengths.to_json())
         self._store.run("forget_lengths", [key])
-        for band in bands(lengths):
+        for band in bands(lengths, job.task.max_tokens):
             values: list[float | None] = [band.prompt_tokens_from, band.prompt_tokens_to, band.rows, band.p50_tokens, band.p90_tokens]
             values += [band.p50_coverage, band.p90_coverage]
             self._store.run("insert_lengths", [key, job.task.name, job.model, *values, state])
@@ -50,15 +50,15 @@ class LengthBook:
         return self._keys[job.id]
 
 
-def bands(lengths: Lengths) -> tuple[LengthBand, ...]:
-    """As a job's view shows them."""
+def bands(lengths: Lengths, max_tokens: int) -> tuple[LengthBand, ...]:
+    """As a job's view shows them. A bucket's upper end may lie above ``max_tokens``, which no answer does."""
     return tuple(
         LengthBand(
             prompt_tokens_from=item.prompt_tokens_from,
             prompt_tokens_to=item.prompt_tokens_to,
             rows=item.rows,
-            p50_tokens=item.quantile_tokens[0],
-            p90_tokens=item.quantile_tokens[1],
+            p50_tokens=min(item.quantile_tokens[0], max_tokens),
+            p90_tokens=min(item.quantile_tokens[1], max_tokens),
             p50_coverage=item.coverage[0] if item.coverage else None,
             p90_coverage=item.coverage[1] if item.coverage else None,
         )

@@ -20,6 +20,7 @@ from jobs.term import Term
 log = logging.getLogger("harvester.ledger")
 
 DECIDE_S = 10.0  # between two decisions on a job: the last one must have shown its effect
+NEAR_S = 60.0  # a deadline so near cannot wait until the job's rate has been seen for a while
 
 
 class Oversight:
@@ -92,7 +93,8 @@ class Oversight:
         return {entry.spec.id: self._claim(entry) for entry in active}
 
     def _decide(self, entry: Entry, deadline_at_s: float, now_s: float, *, others: bool) -> None:
-        expected = self.finish(entry, entry.rows_running)
+        waits_on = not entry.rate.settled and bool(entry.rate.spans) and deadline_at_s - now_s > NEAR_S
+        expected = None if waits_on else self.finish(entry, entry.rows_running)
         view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, entry.urgency, others)
         urgency = decide(view, self._limits)
         if urgency != entry.urgency:
@@ -108,7 +110,7 @@ class Oversight:
         entry.urgency, entry.standing, entry.decided_at_s = Urgency(), None, float("-inf")
 
     def lengths(self, entry: Entry) -> tuple[LengthBand, ...]:
-        return bands(self._lengths.of(entry.spec))
+        return bands(self._lengths.of(entry.spec), entry.spec.task.max_tokens)
 
     def view(self, entry: Entry, terms: list[Term], results: str) -> JobView:
         """How a job stands."""

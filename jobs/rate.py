@@ -47,6 +47,11 @@ class Rate:
         return [Span(last[0] - from_s, last[2] - from_tokens)] if last[0] > from_s else []
 
     @property
+    def settled(self) -> bool:
+        """Whether it has been seen long enough to act on."""
+        return len(self._spans) >= 2
+
+    @property
     def totals(self) -> tuple[int, int] | None:
         """Rows and tokens over the window."""
         if len(self._samples) < 2:

@@ -24,6 +24,7 @@ class OnLong(StrEnum):
 
 
 ERROR_RATE = 0.5
+LAST_TIME_S = 253_402_300_799.0  # the year 9999: later times have no date
 
 
 class SourceSpec(Frozen):
@@ -48,9 +49,13 @@ class JobRequest(Frozen):
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     on_long: OnLong = OnLong.TRUNCATE
-    max_error_rate: float = Field(default=ERROR_RATE, ge=0.0, le=1.0, description="After 100 rows, more failed ones stop the job.")
-    weight: float = Field(default=1.0, gt=0.0, le=1000.0, description="Share of the idle time beside other jobs, as a ratio.")
-    deadline_at_s: float | None = Field(default=None, description="Unix time by which it should end; it expires then.")
+    max_error_rate: float = Field(
+        default=ERROR_RATE, ge=0.0, le=1.0, allow_inf_nan=False, description="After 100 rows, more failed ones stop the job."
+    )
+    weight: float = Field(default=1.0, gt=0.0, le=1000.0, allow_inf_nan=False, description="Share beside other jobs, as a ratio.")
+    deadline_at_s: float | None = Field(
+        default=None, le=LAST_TIME_S, allow_inf_nan=False, description="Unix time by which it should end; it expires then."
+    )
     new: bool = Field(default=False, description="Make a new job even where the same one exists.")
 
 
@@ -131,9 +136,9 @@ class LeaseProgress(Frozen):
 class JobChange(Frozen):
     """What may change of a job that exists; None leaves it."""
 
-    weight: float | None = Field(default=None, gt=0.0, le=1000.0)
-    deadline_at_s: float | None = None
-    max_error_rate: float | None = Field(default=None, ge=0.0, le=1.0)
+    weight: float | None = Field(default=None, gt=0.0, le=1000.0, allow_inf_nan=False)
+    deadline_at_s: float | None = Field(default=None, le=LAST_TIME_S, allow_inf_nan=False)
+    max_error_rate: float | None = Field(default=None, ge=0.0, le=1.0, allow_inf_nan=False)
 
 
 class LengthBand(Frozen):

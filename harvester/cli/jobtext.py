@@ -25,7 +25,7 @@ def _cells(view: JobView) -> list[str]:
 def job_lines(view: JobView) -> Iterator[str]:
     """One fact a line, as ``name  value``; first of all that every row failed."""
     if view.rows_error and not view.rows_ok:
-        yield f"EVERY ROW FAILED so far ({view.rows_error:,}); see: harvester results {view.id} --errors"
+        yield f"every row so far failed ({view.rows_error:,}); see: harvester results {view.id} --errors"
     facts = {
         "job": view.id,
         "state": view.state.value + (f": {view.message}" if view.message else ""),

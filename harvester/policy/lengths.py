@@ -43,6 +43,10 @@ def bucket_tokens(bucket: int) -> int:
     return bucket if bucket <= EXACT_TOKENS else math.floor(EXACT_TOKENS * GROWTH ** (bucket - EXACT_TOKENS) + 1e-6)
 
 
+def bucket_middle(bucket: int) -> float:
+    return (bucket_tokens(bucket - 1) + 1 + bucket_tokens(bucket)) / 2 if bucket else 0.0
+
+
 def counted(rows: Iterable[tuple[int, int]]) -> tuple[Counted, ...]:
     """(prompt tokens, answer tokens) of rows, as counts that `Lengths.learn` takes: small, however many rows."""
     counts = Counter((band_of(prompt), bucket_of(output)) for prompt, output in rows)
@@ -121,8 +125,8 @@ class Lengths:
         rows = counts.total()
         if rows < LEAST_ROWS:
             return None
-        mean = sum(bucket_tokens(bucket) * number for bucket, number in counts.items()) / rows
-        variance = sum((bucket_tokens(bucket) - mean) ** 2 * number for bucket, number in counts.items()) / rows
+        mean = sum(bucket_middle(bucket) * number for bucket, number in counts.items()) / rows
+        variance = sum((bucket_middle(bucket) - mean) ** 2 * number for bucket, number in counts.items()) / rows
         return mean, math.sqrt(variance)
 
     def report(self) -> tuple[BandReport, ...]:

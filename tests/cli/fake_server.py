@@ -75,6 +75,10 @@ def handler_of(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self._answer("GET", None)
 
+        def do_PATCH(self) -> None:
+            raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+            self._answer("PATCH", json.loads(raw))
+
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length") or 0))
             self._answer("POST", json.loads(raw) if raw else None)

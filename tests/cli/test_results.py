@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.ledgerfile import TABLES
+
 
 @pytest.fixture
 def job(state: Path) -> Path:

@@ -146,6 +146,18 @@ def test_a_job_that_will_be_late_is_raised_and_says_so(ledger: Ledger) -> None:
     assert got["late"] == 80
 
 
+def test_a_rate_seen_for_seconds_raises_nobody_while_there_is_time(ledger: Ledger) -> None:
+    enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
+    enter(ledger, "other", rows=4000)
+    assert run_for(ledger, 15, NOW_S) == Claim()
+
+
+@pytest.mark.parametrize("at_s", [float("nan"), float("inf"), 1e15])
+def test_a_deadline_that_is_no_time_is_refused(at_s: float) -> None:
+    with pytest.raises(ValueError, match="deadline_at_s"):
+        JobChange(deadline_at_s=at_s)
+
+
 def test_limits_are_the_configs(ledger: Ledger) -> None:
     ledger = opened(Path(":memory:"), deadlines=DeadlineConfig(most_boost=2.0, share_cap=0.1, above_slo=True))
     enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)

@@ -10,6 +10,7 @@ import pytest
 from harvester.policy.guarantee import opened, stretched_s
 from harvester.policy.share import plan_step
 from harvester.policy.view import Guarantee, Limits, Running, View
+from tests.policy.machine import CPU, a_model
 
 LIMITS = Limits(reserved_slots=4, reserved_kv=0.5, offline_step_tokens=64)
 ONLINE = Running(offline=False, step_tokens=1, blocks_now=2, blocks_final=0, blocks_step=0, context=50, decoding=True)
@@ -60,3 +61,15 @@ def test_an_arrival_that_waits_comes_before_the_share() -> None:
 )
 def test_a_step_is_longer_only_where_the_deployment_says_so(guarantee: Guarantee | None, limit_s: float, expected: float) -> None:
     assert stretched_s(limit_s, replace(VIEW, guarantee=guarantee), online_s=0.09) == pytest.approx(expected)
+
+
+def test_a_plan_gives_late_jobs_their_share_of_a_step_that_chat_fills() -> None:
+    model = a_model(CPU)
+    online = [replace(ONLINE, tpot_s=0.001)] * 4  # what is promised cannot be held, whatever the step holds
+    view = replace(VIEW, running=[*online, *[OFFLINE] * 20], max_seqs=64, free_blocks=5000, total_blocks=10_000, max_tokens=512)
+
+    def offline_tokens(guarantee: Guarantee | None) -> int:
+        return plan_step(replace(view, guarantee=guarantee), LIMITS, model).offline_tokens or 0
+
+    assert offline_tokens(None) == offline_tokens(Guarantee(0.3)) == 0
+    assert 0 < offline_tokens(Guarantee(0.1, above_slo=True)) < offline_tokens(Guarantee(0.3, above_slo=True))

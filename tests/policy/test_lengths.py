@@ -47,6 +47,18 @@ def test_a_quantile_is_right_within_a_tenth(outputs: list[int], share: float) ->
     assert exact <= found <= exact * GROWTH
 
 
+@pytest.mark.parametrize("most", [12, 100, 3000])
+def test_the_mean_is_right_within_a_few_hundredths(most: int) -> None:
+    chance = random.Random(most)
+    outputs = [chance.randint(1, most) for _ in range(2000)]
+    lengths = Lengths()
+    lengths.learn(counted((100, tokens) for tokens in outputs))
+    found = lengths.spread()
+    assert found is not None
+    assert found[0] == pytest.approx(sum(outputs) / 2000, rel=0.03)
+    assert found[1] == pytest.approx(most / math.sqrt(12), rel=0.06)
+
+
 def test_nothing_is_said_of_few_rows_and_the_nearest_band_speaks_for_one_that_knows_nothing() -> None:
     lengths = Lengths()
     lengths.learn(counted([(100, 50)] * (LEAST_ROWS - 1)))
