@@ -125,6 +125,29 @@ class BatchConfig(Section):
     max_line_bytes: int = Field(default=64 << 20, ge=1024, description="Longest line of an input file: what is held in memory at once.")
 
 
+class DeadlineConfig(Section):
+    """What a job that would miss its deadline gets beyond its weight."""
+
+    most_boost: float = Field(default=8.0, ge=1.0, le=1000.0, description="Most times its weight, among jobs. 1 raises none.")
+    share_cap: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=0.9,
+        description="Most of the slots and KV guaranteed to it, room kept for chat included. Chat's SLO comes first all the same.",
+    )
+    above_slo: bool = Field(
+        default=False, description="Guarantee the share of a step's time too, even where chat's SLO does not hold then."
+    )
+
+
+class PriceConfig(Section):
+    """What tokens cost, for estimates."""
+
+    prompt_per_million: float = Field(ge=0.0, description="Of a million prompt tokens.")
+    output_per_million: float = Field(ge=0.0, description="Of a million output tokens.")
+    currency: str = Field(default="USD", min_length=1, max_length=8)
+
+
 class ServeConfig(Section):
     """One deployment: a model, its replicas, and how they share chat and jobs."""
 
@@ -146,6 +169,8 @@ class ServeConfig(Section):
     harvest: HarvestConfig = HarvestConfig()
     service_tiers: TierConfig = TierConfig()
     batches: BatchConfig = BatchConfig()
+    deadlines: DeadlineConfig = DeadlineConfig()
+    price: PriceConfig | None = Field(default=None, description="None: estimates name no price.")
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:

@@ -78,6 +78,7 @@ def view(
         max_tokens=most_tokens,
         offline_step_s=offline_step_s,
         reserve=reserve,
+        guarantee=waiting.offline.guarantee(),
     )
 
 

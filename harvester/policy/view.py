@@ -39,6 +39,14 @@ class Running(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Guarantee:
+    """``share``: of slots and KV, and with ``above_slo`` of a step's time even where chat's promise then does not hold."""
+
+    share: float
+    above_slo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """What the scheduler holds before a step. Requests are named by their place in ``running``, oldest first."""
 
@@ -56,6 +64,7 @@ class View:
     max_tokens: int | None = None  # most tokens of any step; None: not known
     offline_step_s: float = math.inf  # most seconds of a step of offline work alone
     reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals (`Bursts.reserve`); None: those of `Limits`
+    guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
 
 
 @dataclass(frozen=True, slots=True)
