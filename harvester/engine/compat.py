@@ -67,7 +67,7 @@ def view(
         offline_next_blocks=final_blocks(waiting.offline.peek(), block_tokens) if len(waiting.offline) else 0,
         free_blocks=pool.get_num_free_blocks(),
         total_blocks=pool.num_gpu_blocks,
-        max_seqs=scheduler.max_num_active_reqs,
+        max_seqs=scheduler.max_num_active_reqs - len(scheduler.kv_holding_waiting),  # whose KV is read back: they join when it is there
         online_idle_s=online_idle_s,
         now_s=now_s,
         waiting_due_s=min((r.arrival_time + shift_s + promise(r).ttft_s for r in online), default=float("inf")),

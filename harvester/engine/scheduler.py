@@ -18,6 +18,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from harvester.engine import compat
+from harvester.engine.checkpoints.saving import Checkpoints
 from harvester.engine.learning import Learning
 from harvester.engine.preemptible import ENDED_EARLY
 from harvester.engine.queue import TwoLaneQueue, extra_of, is_offline, job_of
@@ -59,6 +60,7 @@ class HarvestScheduling:
         self._pace = Pace()
         self._learning = Learning(self._settings)
         self._report = Reporting(self._settings, self.vllm_config)  # type: ignore[attr-defined]
+        self._checkpoints = Checkpoints(self.connector, self._settings)  # type: ignore[attr-defined]
         self._steps: deque[Step] = deque()
         self._step_number = 0
         self._epoch = 0  # steps planned before one ended early carry its epoch
@@ -94,6 +96,19 @@ class HarvestScheduling:
             if job in self._fair and job not in self._offline_jobs.values():
                 self._fair.leave(job)
 
+        self._checkpoints.forget_the_gone(self.requests)
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        """vLLM's. Where stale output is dropped, the KV is not to be trusted either."""
+        if not drop_stale_output:
+            self._checkpoints.preempted(request)
+        super()._preempt_request(request, timestamp, drop_stale_output)  # type: ignore[misc]
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """vLLM's; checkpoints are always forgotten with it."""
+        self._checkpoints.reset(self)
+        return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))  # type: ignore[misc]
+
     def _promise(self, request: Request) -> Promise:
         return NOTHING if is_offline(request) else self._settings.promise(extra_of(request))
 
@@ -110,6 +125,7 @@ class HarvestScheduling:
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
         plan = plan_step(view, self._settings.limits, model)
+        self._checkpoints.plan(self, view)
         with self._applied(plan, view, ranks):
             output = super().schedule(throttle_prefills)  # type: ignore[misc]
         self._report.planned(plan, reserve)
@@ -129,7 +145,7 @@ class HarvestScheduling:
         self.running = [batch[i] for i in plan.run]
         now_s = time.monotonic()
         for i in plan.preempt:
-            self._preempt_request(batch[i], now_s)  # type: ignore[attr-defined]
+            self._preempt_request(batch[i], now_s)
         if plan.budget_tokens is not None:
             self.max_num_scheduled_tokens = min(tokens, plan.budget_tokens)
         self.max_num_active_reqs = seqs - len(paused)
@@ -162,6 +178,7 @@ class HarvestScheduling:
             return
         self._step_number += 1
         computed = compat.computed_before(self, output)
+        self._checkpoints.admitted(compat.admitted(output), computed, now_s)
         offline_only = all(is_offline(self.requests[name]) for name in computed)
         load = compat.load_of(output, computed)
         estimate_s = self._learning.estimate_s(load)
@@ -179,7 +196,7 @@ class HarvestScheduling:
         newest = next((request for request in reversed(self.running) if is_offline(request)), None)
         if newest is not None:
             self.running.remove(newest)
-            self._preempt_request(newest, time.monotonic())  # type: ignore[attr-defined]
+            self._preempt_request(newest, time.monotonic())
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         step, now_s = self._steps.popleft(), time.monotonic()

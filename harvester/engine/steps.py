@@ -14,6 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from harvester.engine.checkpoints.saving import fail_load
 from harvester.policy.latency import StepLoad
 
 
@@ -51,6 +52,7 @@ def take_back(scheduler: Scheduler, steps: deque[Step], now_s: float) -> int:
     were given may be among the ones never written. What vLLM still sees of these steps is marked as stale, so that it only keeps count.
     """
     _unregister(scheduler, steps)
+    _distrust_loads(scheduler, steps)
     admitted: set[str] = set()
     seen: set[str] = set()
     for step in steps:
@@ -75,6 +77,14 @@ def _unregister(scheduler: Scheduler, steps: deque[Step]) -> None:
         for block, given in step.registered:
             if block.block_hash == given:  # else it has been given away since
                 pool.evict_blocks({block.block_id})
+
+
+def _distrust_loads(scheduler: Scheduler, steps: deque[Step]) -> None:
+    """A request that is read back from the host may have been given a prefix that was to be written in these steps: it begins anew."""
+    unwritten = {block.block_id for step in steps for block, _ in step.registered}
+    for request in scheduler.kv_holding_waiting:
+        if any(not unwritten.isdisjoint(ids) for ids in scheduler.kv_cache_manager.get_block_ids(request.request_id)):
+            fail_load(scheduler, request)
 
 
 def _rewind(scheduler: Scheduler, request: Request, computed: int) -> None:

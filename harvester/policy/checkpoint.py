@@ -117,7 +117,7 @@ class Coverage:
         for kept, begin in ((offline, start), (online, (start + full) / 2)):
             share = ramp(self.free, begin, full)
             if share > 0.0:
-                count = math.ceil(share * len(kept))
+                count = math.ceil(round(share * len(kept), 6))
                 chosen += kept[:count]
                 chosen += [one for one in kept[count:] if one.covered]
         return chosen

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.checkpoint import Coverage, CopyView, Kept, Thresholds, limit_blocks, ramp, to_save
+from harvester.policy.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks, ramp, to_save
 
 TOTAL = 100
 
@@ -82,9 +82,7 @@ def test_the_speed_is_what_fills_up_and_enough_of_the_backlog_to_be_done_when_th
     st.integers(0, 30),
     st.integers(0, 30),
 )
-def test_no_plan_is_past_a_limit_or_copies_what_is_covered(
-    requests: list[tuple[int, int, bool]], free: int, limit: int, room: int
-) -> None:
+def test_no_plan_is_past_a_limit_or_copies_what_is_covered(requests: list[tuple[int, int, bool]], free: int, limit: int, room: int) -> None:
     kept = [Kept(str(i), blocks, min(blocks, covered), kind) for i, (blocks, covered, kind) in enumerate(requests)]
     coverage = settled(free, *kept)
     grants = coverage.plan(view(*kept, free=free, limit=limit, room=room))
@@ -122,5 +120,5 @@ def test_a_victim_saves_its_last_blocks_where_they_are_few(
 
 
 def test_thresholds_the_wrong_way_round_are_refused() -> None:
-    with pytest.raises(ValueError, match="full=0.6"):
+    with pytest.raises(ValueError, match=r"full=0\.6"):
         Thresholds(start=0.5, full=0.6)
