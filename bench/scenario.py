@@ -44,5 +44,8 @@ SCENARIOS = {
     "burst": Scenario("bench.burst", "chat in bursts and at rising rates beside batch work"),
     "ablation": Scenario("bench.ablation", "the parts of harvester's scheduler, turned on one after the other"),
     "preempt": Scenario("bench.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"),
+    "checkpoint": Scenario(
+        "bench.checkpoint", "what preemption costs: recompute, swap, checkpoints in host memory, with little KV and with plenty"
+    ),
     "mlfq": Scenario("bench.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
 }

@@ -132,7 +132,7 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
     def _save(self, request_id: str, tokens: int) -> dict[int, TransferJob]:
         """A job for the last blocks of a preempted request, which the workers do before anything else."""
         status = self._req_status.get(request_id)
-        if status is None or not self.able or self._loading(status):
+        if status is None or status.req.is_finished() or not self.able or self._loading(status):
             return {}
         status.update_offload_keys()
         state, blocks = status.group_states[0], tokens // self.block_tokens
