@@ -1,4 +1,4 @@
-"""Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Figs. 4 and 8, FastServe Fig. 15).
+"""Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Figs. 4, 8; FastServe Fig. 15).
 
 One engine at a time in this process's charge, no server around it, with KV for about ten offline requests. Bursts of online requests take
 KV from them. Every engine gets the same prompts and the same times.
@@ -197,6 +197,15 @@ COUNTERS = (
 )  # fmt: skip
 
 
+PAIRS = (
+    ("incremental+partial", "vllm_priority"),
+    ("incremental+partial", "recompute"),
+    ("incremental", "recompute"),
+    ("swap", "recompute"),
+    ("plenty_on", "plenty_off"),
+)
+
+
 def _same(tokens: dict[str, dict[str, list[int]]]) -> bool:
     """Whether every answer that two engines gave to the end is the same. A busy batch may round otherwise: see the README."""
     first, *others = tokens.values()
@@ -205,8 +214,7 @@ def _same(tokens: dict[str, dict[str, list[int]]]) -> bool:
 
 def _ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
     ratios: dict[str, float] = {}
-    for one, other in (("incremental+partial", "recompute"), ("incremental", "recompute"), ("swap", "recompute"), ("plenty_on", "plenty_off"),
-                       ("incremental+partial", "vllm_priority")):  # fmt: skip
+    for one, other in PAIRS:
         if one in found and other in found:
             ratios[f"offline_{one}_over_{other}"] = round(found[one]["offline_tokens_per_s"] / found[other]["offline_tokens_per_s"], 4)
             for figure in ("ttft_ms", "tpot_ms"):

@@ -45,7 +45,7 @@ SCENARIOS = {
     "ablation": Scenario("bench.ablation", "the parts of harvester's scheduler, turned on one after the other"),
     "preempt": Scenario("bench.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"),
     "checkpoint": Scenario(
-        "bench.checkpoint", "what preemption costs: recompute, swap, checkpoints in host memory, with little KV and with plenty"
+        "bench.checkpoint", "what a preemption costs with recompute, swap and checkpoints, and checkpoints where KV is plentiful"
     ),
     "mlfq": Scenario("bench.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
 }

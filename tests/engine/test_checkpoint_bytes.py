@@ -1,4 +1,4 @@
-"""Every byte of KV that a request reads is its own, whatever happens to its blocks; and nothing is left behind. On a real vLLM scheduler."""
+"""Every byte of KV that a request reads is its own, whatever happens to its blocks; and nothing is left behind."""
 
 from __future__ import annotations
 
