@@ -1,4 +1,4 @@
-"""Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Figs. 4, 8; FastServe Fig. 15).
+"""Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Fig. 4, FastServe Fig. 15).
 
 One engine at a time in this process's charge, no server around it, with KV for about ten offline requests. Bursts of online requests take
 KV from them. Every engine gets the same prompts and the same times.

@@ -79,6 +79,7 @@ class Count(IntEnum):
     UNCOVERED_TOKENS = 34  # not copied, or given up for want of host memory
     FAILED_TOKENS = 35  # copied, but the copy failed
     EVICTED_BLOCKS = 36  # host blocks given up for want of memory
+    SWAPPED = 38  # online requests that gave up KV for one whose turn comes sooner
     RESUME_S = 37  # from the start of reading back to the first step, summed
 
 

@@ -92,6 +92,7 @@ class CheckpointMetrics:
         ("harvester_resumed", "Preempted requests that run again.", Count.RESUMED),
         ("harvester_resumed_whole", "Of those, with all full blocks back (the prefetch hits).", Count.RESUMED_WHOLE),
         ("harvester_resume_seconds", "From the start of reading back to the first step, summed.", Count.RESUME_S),
+        ("harvester_swapped", "Online requests that gave up their KV for one whose turn comes sooner.", Count.SWAPPED),
         ("harvester_lost_tokens", "Tokens whose KV was taken from requests.", Count.LOST_TOKENS),
     )
     GAUGES = (

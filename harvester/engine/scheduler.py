@@ -119,6 +119,7 @@ class HarvestScheduling:
         self._forget_the_gone()
         ranks = self._turns.ranks(now_s)
         self.waiting.online.ranks = ranks
+        self._checkpoints.swap_out(self, self._turns.enst(now_s, self.max_num_active_reqs), now_s)
         reserve = self._bursts.reserve(now_s) if self._bursts is not None else None
         view = compat.view(self, self.waiting, now_s, now_s - self._online_at_s, ranks, self._promise, reserve, self._offline_step_s(now_s))
         if view.online_waiting or any(not item.offline for item in view.running):

@@ -43,8 +43,8 @@ def drive(model: Path, tmp_path: Path) -> Iterator[Callable[..., KvDrive]]:
         one.close()
 
 
-def work_off(drive: KvDrive, requests: int, most_tokens: int = 5 * BLOCK, output: int = 40) -> None:
-    """Offline requests, half of them with a prefix in common, and every sixth one online."""
+def work_off(drive: KvDrive, requests: int, most_tokens: int = 5 * BLOCK, output: int = 40, online_every: int = 6) -> None:
+    """Requests, half of them with a prefix in common, some of them online, the others offline."""
     rng = random.Random(1)
     shared = [rng.randrange(1000) for _ in range(most_tokens)]
     given = 0
@@ -53,7 +53,7 @@ def work_off(drive: KvDrive, requests: int, most_tokens: int = 5 * BLOCK, output
             prompt = shared[: rng.randrange(most_tokens) * (given % 2)] + [
                 rng.randrange(1000) for _ in range(rng.randrange(1, most_tokens))
             ]
-            drive.add(prompt, rng.randrange(1, output), offline=given % 6 != 5)
+            drive.add(prompt, rng.randrange(1, output), offline=given % online_every != online_every - 1)
             given += 1
         drive.step()
     drive.settle()
@@ -76,6 +76,16 @@ def test_no_request_reads_kv_that_is_not_its_own(drive: Callable[..., KvDrive], 
     work_off(one, 300)
     assert sum(one.preempted.values()) > 300
     assert one.ended > 40 or "end" not in chances
+    assert one.planner.pool.used == 0
+
+
+def test_online_requests_swap_their_kv_by_turns_and_read_their_own(drive: Callable[..., KvDrive]) -> None:
+    from harvester.engine.board import Count
+
+    one = drive(30)
+    work_off(one, 300, output=80, online_every=1)
+    assert one.board.count(Count.SWAPPED) > 0
+    assert one.board.count(Count.UNCOVERED_TOKENS) < 0.1 * one.board.count(Count.LOST_TOKENS)
     assert one.planner.pool.used == 0
 
 

@@ -11,8 +11,10 @@ from vllm.v1.request import Request, RequestStatus
 from harvester.engine.board import Board, Count
 from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.checkpoints.planner import Done, Planner, StepWish
+from harvester.engine.queue import is_offline
 from harvester.engine.settings import Settings
 from harvester.policy.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks
+from harvester.policy.enst import Resident, swap_out
 from harvester.policy.share import limit_s
 from harvester.policy.view import Running, View
 
@@ -61,6 +63,27 @@ class Checkpoints:
         for request in scheduler.kv_holding_waiting:
             self._began_s.setdefault(request.request_id, view.now_s)
         self._show(planner, scheduler, kept)
+
+    def swap_out(self, scheduler: Any, enst: Mapping[str, float], now_s: float) -> None:
+        """Where the next online request finds no KV, and no offline work has any, those whose turn comes last give theirs up."""
+        planner, waiting = self._planner, scheduler.waiting.online
+        if planner is None or not enst or not len(waiting) or any(is_offline(request) for request in scheduler.running):
+            return
+        first = waiting.peek()
+        need = -(-first.num_tokens // planner.block_tokens) - scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if need <= 0 or first.request_id not in enst:
+            return
+        online = {request.request_id: request for request in scheduler.running if request.request_id in enst}
+        residents = [
+            Resident(name, enst[name], blocks := answered(request) // planner.block_tokens, blocks - planner.covered(name))
+            for name, request in online.items()
+        ]
+        chosen = swap_out(residents, need, enst[first.request_id], self._block_s or 0.0)
+        for name in chosen:
+            scheduler.running.remove(online[name])
+            scheduler._preempt_request(online[name], now_s)
+        if self._board is not None:
+            self._board.add(Count.SWAPPED, len(chosen))
 
     def _room(self, planner: Planner, kept: list[Kept]) -> int:
         free = planner.pool.capacity - planner.pool.used
