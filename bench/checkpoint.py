@@ -7,10 +7,14 @@ KV from them. Every engine gets the same prompts and the same times.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +80,11 @@ def run(options: Options) -> dict[str, Any]:
     tokens: dict[str, dict[str, list[int]]] = {}
     for name in chosen:
         with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder:
-            found[name], tokens[name] = asyncio.run(_measure(SYSTEMS[name], model, seconds, options.seed, Path(folder)))
+            with ProcessPoolExecutor(
+                1, mp_context=get_context("spawn")
+            ) as alone:  # an engine's metrics can be registered once in a process
+                found[name], tokens[name] = alone.submit(_measure, SYSTEMS[name], model, seconds, options.seed, Path(folder)).result()
+        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr)
     return {
         "model": model,
         "engine": ENGINE,
@@ -87,7 +95,11 @@ def run(options: Options) -> dict[str, Any]:
     }
 
 
-async def _measure(system: System, model: str, seconds: float, seed: int, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]]]:
+def _measure(system: System, model: str, seconds: float, seed: int, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    return asyncio.run(_engine(system, model, seconds, seed, folder))
+
+
+async def _engine(system: System, model: str, seconds: float, seed: int, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]]]:
     from harvester.engine.arguments import engine_arguments
     from harvester.engine.board import Board, Count
     from harvester.engine.host import EngineHost

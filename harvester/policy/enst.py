@@ -25,8 +25,8 @@ class Resident:
 def enst(levels: Mapping[str, int], promote_s: Mapping[str, float], quantum_s: float, batch: int) -> dict[str, float]:
     """Seconds until each request is scheduled next: min(T_promote, T_execute); O(requests + levels).
 
-    ``levels``: its queue, 0 first served; ``promote_s``: seconds until starvation brings it to the front; ``quantum_s``: of queue 0, doubled
-    in each next; ``batch``: requests of a step. T_execute is the time that all in higher queues take to sink to its own, ``batch`` at once.
+    ``levels``: its queue, 0 first served; ``promote_s``: seconds until starvation brings it to the front; ``quantum_s``: of queue 0,
+    doubled in each next; ``batch``: requests of a step. T_execute is the time that all in higher queues take to sink to its own, ``batch`` at once.
     """
     deepest = max(levels.values(), default=0)
     counts = [0] * (deepest + 1)
@@ -43,8 +43,8 @@ def swap_out(residents: Sequence[Resident], need_blocks: int, waiting_enst_s: fl
     """Who gives up KV, the latest turn first, so that ``need_blocks`` come free for one whose turn comes in ``waiting_enst_s``; none where
     they would not.
 
-    ``copy_s``: to bring a block back. A victim's turn comes later than the waiting one's by the hysteresis and the time of its way back, and
-    all but its last block or two are covered: what is not would be computed again.
+    ``copy_s``: to bring a block back. A victim's turn comes later than the waiting one's by the hysteresis and the time of its way back,
+    and all but its last block or two are covered: what is not would be computed again.
     """
     chosen: list[str] = []
     for one in sorted(residents, key=lambda one: -one.enst_s):
