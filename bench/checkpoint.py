@@ -79,11 +79,10 @@ def run(options: Options) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     tokens: dict[str, dict[str, list[int]]] = {}
     for name in chosen:
-        with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder:
-            with ProcessPoolExecutor(
-                1, mp_context=get_context("spawn")
-            ) as alone:  # an engine's metrics can be registered once in a process
-                found[name], tokens[name] = alone.submit(_measure, SYSTEMS[name], model, seconds, options.seed, Path(folder)).result()
+        with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder, ProcessPoolExecutor(
+            1, mp_context=get_context("spawn")
+        ) as alone:  # an engine's metrics can be registered once in a process
+            found[name], tokens[name] = alone.submit(_measure, SYSTEMS[name], model, seconds, options.seed, Path(folder)).result()
         print(f"{name}: {json.dumps(found[name])}", file=sys.stderr)
     return {
         "model": model,

@@ -74,6 +74,9 @@ def view(
         waiting_tokens=sum(r.num_tokens for r in online),
         max_tokens=most_tokens,
         offline_step_s=offline_step_s,
+        loading_growth=sum(
+            final_blocks(r, block_tokens) - waiting_blocks(r, block_tokens) for r in scheduler.kv_holding_waiting if is_offline(r)
+        ),
         reserve=reserve,
     )
 

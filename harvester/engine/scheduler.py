@@ -125,6 +125,7 @@ class HarvestScheduling:
         if view.online_waiting or any(not item.offline for item in view.running):
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
+        view = self._checkpoints.marked(view, self.running)
         plan = plan_step(view, self._settings.limits, model)
         self._checkpoints.plan(self, view)
         with self._applied(plan, view, ranks):

@@ -26,7 +26,8 @@ def enst(levels: Mapping[str, int], promote_s: Mapping[str, float], quantum_s: f
     """Seconds until each request is scheduled next: min(T_promote, T_execute); O(requests + levels).
 
     ``levels``: its queue, 0 first served; ``promote_s``: seconds until starvation brings it to the front; ``quantum_s``: of queue 0,
-    doubled in each next; ``batch``: requests of a step. T_execute is the time that all in higher queues take to sink to its own, ``batch`` at once.
+    doubled in each next; ``batch``: requests of a step. T_execute is the time that all in higher queues take to sink to its own,
+    ``batch`` at once.
     """
     deepest = max(levels.values(), default=0)
     counts = [0] * (deepest + 1)

@@ -12,7 +12,7 @@ def room(view: View, limits: Limits) -> tuple[int, int]:
     """
     kept_slots, kept_blocks = reserve(view, limits) if view.online_idle_s <= limits.reserve_s else (0, 0)
     slots = view.max_seqs - kept_slots - len(view.running)
-    growth = sum(max(0, r.blocks_final - r.blocks_now) for r in view.running if r.offline)
+    growth = sum(max(0, r.blocks_final - r.blocks_now) for r in view.running if r.offline) + view.loading_growth
     blocks = view.free_blocks - growth - kept_blocks
     least = (0, 0) if view.running else (1, view.offline_next_blocks)
     return max(slots, least[0]), max(blocks, least[1])
@@ -27,7 +27,7 @@ def reserve(view: View, limits: Limits) -> tuple[int, int]:
 
 
 def victims(view: View) -> frozenset[int]:
-    """The newest offline requests, as many as the waiting online ones lack slots or blocks."""
+    """Offline requests, as many as the waiting online ones lack slots or blocks: who loses least first, of equal ones the newest."""
     if view.online_waiting == 0:
         return frozenset()
     slots = view.online_waiting - (view.max_seqs - len(view.running))
@@ -35,7 +35,7 @@ def victims(view: View) -> frozenset[int]:
     growth = [r.blocks_step if not r.offline or r.step_tokens <= 1 else 0 for r in view.running]
     blocks = view.online_waiting_blocks + sum(growth) - view.free_blocks
     chosen: set[int] = set()
-    for i in reversed(range(len(view.running))):
+    for i in sorted(range(len(view.running)), key=lambda i: (view.running[i].uncovered, -i)):
         if slots <= 0 and blocks <= 0:
             break
         if view.running[i].offline:

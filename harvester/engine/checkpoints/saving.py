@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -63,6 +63,16 @@ class Checkpoints:
         for request in scheduler.kv_holding_waiting:
             self._began_s.setdefault(request.request_id, view.now_s)
         self._show(planner, scheduler, kept)
+
+    def marked(self, view: View, running: list[Request]) -> View:
+        """The view of a step that may have victims, with what each offline request would lose; unchanged without checkpoints."""
+        planner = self._planner
+        if planner is None or not planner.able or not view.online_waiting:
+            return view
+        lost = (max(0, answered(r) // planner.block_tokens - planner.covered(r.request_id)) if is_offline(r) else 0 for r in running)
+        limit = self._config.wait_blocks  # so few are saved at once
+        marked = [replace(item, uncovered=max(0, blocks - limit)) for item, blocks in zip(view.running, lost, strict=True)]
+        return replace(view, running=marked)
 
     def swap_out(self, scheduler: Any, enst: Mapping[str, float], now_s: float) -> None:
         """Where the next online request finds no KV, and no offline work has any, those whose turn comes last give theirs up."""
