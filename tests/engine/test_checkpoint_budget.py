@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
+
 import pytest
 
 from harvester.config import parse_config
@@ -9,6 +12,13 @@ from harvester.errors import ConfigError
 
 pytestmark = pytest.mark.engine
 GIB = 1 << 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("harvester.engine.arguments")
 
 
 def test_without_a_budget_the_replicas_share_a_quarter_of_what_is_free() -> None:
