@@ -79,9 +79,10 @@ def run(options: Options) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     tokens: dict[str, dict[str, list[int]]] = {}
     for name in chosen:
-        with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder, ProcessPoolExecutor(
-            1, mp_context=get_context("spawn")
-        ) as alone:  # an engine's metrics can be registered once in a process
+        with (
+            tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder,
+            ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone,
+        ):  # an engine's metrics can be registered once in a process
             found[name], tokens[name] = alone.submit(_measure, SYSTEMS[name], model, seconds, options.seed, Path(folder)).result()
         print(f"{name}: {json.dumps(found[name])}", file=sys.stderr)
     return {
@@ -108,11 +109,12 @@ async def _engine(system: System, model: str, seconds: float, seed: int, folder:
     seen = Seen()
     try:
         await asyncio.wait_for(_load(host.llm, seen, 8.0, seed + 1), 300)
+        before = {count: board.count(count) for count in Count}
         seen, began_s = Seen(), time.monotonic()
         await asyncio.wait_for(_load(host.llm, seen, seconds, seed), seconds + 300)
         ended_s = time.monotonic()
         await asyncio.sleep(0.3)
-        done = {count.name.lower(): board.count(count) for count in Count}
+        done = {count.name.lower(): board.count(count) - value for count, value in before.items()}
     finally:
         host.close()
     work = work_between(counts, began_s, ended_s)

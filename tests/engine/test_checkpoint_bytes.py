@@ -79,6 +79,14 @@ def test_no_request_reads_kv_that_is_not_its_own(drive: Callable[..., KvDrive], 
     assert one.planner.pool.used == 0
 
 
+def test_a_prefix_that_an_ended_step_was_to_write_is_not_read_by_a_request_that_is_read_back(drive: Callable[..., KvDrive]) -> None:
+    """Long prompts in chunks: the prefix that a chunk will write is given to others in the same step."""
+    one = drive(60, 400, preempt=0.1, end=0.5)
+    work_off(one, 150, 14 * BLOCK)
+    assert one.ended > 100
+    assert one.planner.pool.used == 0
+
+
 def test_online_requests_swap_their_kv_by_turns_and_read_their_own(drive: Callable[..., KvDrive]) -> None:
     from harvester.engine.board import Count
 

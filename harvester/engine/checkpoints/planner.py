@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,45 +21,11 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from harvester.engine.checkpoints.copies import EndedCopies, StepCopies
+from harvester.engine.checkpoints.wish import Done, StepWish, Tail
 from harvester.policy.checkpoint import to_save
 from harvester.policy.hostpool import HostPool
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Tail:
-    """The partly filled block of a preempted request: its ``tokens`` are the first so many of the request."""
-
-    tokens: int
-    key: bytes
-
-
-@dataclass(slots=True)
-class Done:
-    """What the copies came to since they were last asked for."""
-
-    stored_blocks: int = 0
-    loaded_blocks: int = 0
-    stored_bytes: int = 0
-    loaded_bytes: int = 0
-    store_s: float = 0.0
-    load_s: float = 0.0
-    failed: int = 0  # jobs
-    waited_blocks: int = 0  # copied while a step waited
-
-    def add(self, other: Done) -> None:
-        for place in fields(self):
-            setattr(self, place.name, getattr(self, place.name) + getattr(other, place.name))
-
-
-@dataclass(slots=True)
-class StepWish:
-    """What the policy wants of the next step. ``grants``: blocks by request; ``wait_blocks``: most that the step may wait for."""
-
-    grants: Mapping[str, int] = field(default_factory=dict)
-    allowed: int | None = None
-    wait_blocks: int = 8
 
 
 class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
@@ -137,7 +102,7 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
         status.update_offload_keys()
         state, blocks = status.group_states[0], tokens // self.block_tokens
         old = self._tails.get(request_id)
-        if old is not None and old.tokens != tokens:
+        if old is not None and (old.tokens != tokens or self.pool.state(old.key) is None):
             self._forget_tail(request_id)
         covered = self.covered(request_id)
         tail_tokens = tokens % self.block_tokens if self.tails and request_id not in self._tails else 0
@@ -278,7 +243,3 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
         self._slots.clear()
         self._failed.clear()
         self._victims.clear()
-
-    def idle(self, request_ids: Collection[str]) -> bool:
-        """For tests: nothing is held or on its way but for these requests."""
-        return not self._jobs and not self._slots and self.pool.used == sum(map(self.pool.held, request_ids))

@@ -10,7 +10,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from harvester.engine.board import Board, Count
 from harvester.engine.checkpoints.connector import CheckpointConnector
-from harvester.engine.checkpoints.planner import Done, Planner, StepWish
+from harvester.engine.checkpoints.planner import Planner
+from harvester.engine.checkpoints.wish import Done, StepWish
 from harvester.engine.queue import is_offline
 from harvester.engine.settings import Settings
 from harvester.policy.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks
