@@ -28,7 +28,7 @@ from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 
 KV_MIB, PLENTY_MIB = 288, 2048
-SLOTS = 16
+SLOTS = 40  # more than there are requests: what is short is KV
 OFFLINE_TOKENS, OFFLINE_OUTPUT = (300, 700), 160
 ONLINE_TOKENS, ONLINE_OUTPUT = 400, 24
 BURST, EVERY_S = 6, 4.0
