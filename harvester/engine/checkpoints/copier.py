@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 
+from harvester.engine.checkpoints.hostmemory import HostMemory
+
 
 @dataclass(slots=True)
 class _Job:
@@ -51,13 +53,14 @@ class HostCopier(OffloadingWorker):  # type: ignore[misc]
     """Host memory of ``slots`` blocks, and the thread. Used by the worker's own thread only.
 
     With ``verify`` each host block has a checksum, taken from the KV block it was copied from and compared before it is copied back and
-    after: a block that changed on the way, or in host memory, makes its job fail. The memory is taken as it is written to.
+    after: a block that changed on the way, or in host memory, makes its job fail.
     """
 
     def __init__(self, caches: CanonicalKVCaches, slots: int, verify: bool) -> None:
         self._groups = [_layers(caches, group) for group in range(len(caches.group_data_refs))]
         self.block_bytes = max((layers[-1].place.stop for layers in self._groups if layers), default=0)
-        self.host = np.empty((slots, self.block_bytes), np.uint8)  # [slots, block_bytes]
+        self._memory = HostMemory(slots, self.block_bytes)
+        self.host = self._memory.rows  # [slots, block_bytes]
         self._sums: dict[int, int] | None = {} if verify else None
         self._change = threading.Condition()
         self._state = _State()
@@ -112,6 +115,8 @@ class HostCopier(OffloadingWorker):  # type: ignore[misc]
 
     def _work(self) -> None:
         while True:
+            while not self._state.queue and not self._state.closed and self._memory.prepare():
+                pass
             with self._change:
                 while not self._state.closed and (not self._state.queue or self._state.allowed == 0):
                     self._change.wait()
@@ -149,6 +154,7 @@ class HostCopier(OffloadingWorker):  # type: ignore[misc]
         self._change.notify_all()
 
     def _store(self, layers: list[_Layer], block: int, slot: int) -> bool:
+        self._memory.use(slot)
         row: np.ndarray = self.host[slot]
         for layer in layers:
             row[layer.place] = layer.pages[block]
