@@ -79,8 +79,7 @@ def test_no_request_reads_kv_that_is_not_its_own(drive: Callable[..., KvDrive], 
     assert one.planner.pool.used == 0
 
 
-def test_a_prefix_that_an_ended_step_was_to_write_is_not_read_by_a_request_that_is_read_back(drive: Callable[..., KvDrive]) -> None:
-    """Long prompts in chunks: the prefix that a chunk will write is given to others in the same step."""
+def test_long_prompts_in_chunks_with_a_prefix_in_common_read_their_own_kv_when_steps_end_early(drive: Callable[..., KvDrive]) -> None:
     one = drive(60, 400, preempt=0.1, end=0.5)
     work_off(one, 150, 14 * BLOCK)
     assert one.ended > 100
