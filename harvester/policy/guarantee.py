@@ -25,5 +25,5 @@ def opened(space: tuple[int, int], view: View, batch: Batch) -> tuple[int, int]:
         return space
     share, offline = view.guarantee.share, len(batch.decodes) + len(batch.prefills)
     slots = min(view.max_seqs - len(view.running), math.ceil(share * view.max_seqs) - offline)
-    blocks = min(view.free_blocks - batch.growth_blocks, math.ceil(share * view.total_blocks) - batch.final_blocks)
+    blocks = min(view.free_blocks - batch.growth_blocks - view.loading_growth, math.ceil(share * view.total_blocks) - batch.final_blocks)
     return max(space[0], slots), max(space[1], blocks)

@@ -39,7 +39,7 @@ def plan_step(view: View, limits: Limits, model: LatencyModel | None = None) -> 
     else:
         slots = min(slots, max(0, PROMPTS_PER_STEP - len(batch.prefills)))
         plan = _budgeted(view, batch, limits, model, step_s, (slots, blocks))
-    return replace(plan, preempt=tuple(sorted(preempt))) if preempt else plan
+    return replace(plan, preempt=tuple(sorted(preempt)), limit_s=step_s)
 
 
 def _alone_tokens(view: View, batch: Batch, model: LatencyModel | None) -> int | None:
