@@ -1,4 +1,4 @@
-"""SQL over harvester's state: views ``jobs`` and ``leases``, table macro ``results('JOB')``, and any file the user names."""
+"""SQL over harvester's state: views of the ledger's tables, table macro ``results('JOB')``, and any file the user names."""
 
 from __future__ import annotations
 
