@@ -45,5 +45,8 @@ SCENARIOS = {
     "ablation": Scenario("bench.ablation", "the parts of harvester's scheduler, turned on one after the other"),
     "preempt": Scenario("bench.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"),
     "scheduler": Scenario("bench.scheduler", "what the plan of a step costs beside vLLM's own scheduler, without a model"),
+    "checkpoint": Scenario(
+        "bench.checkpoint", "what a preemption costs with recompute, swap and checkpoints, and checkpoints where KV is plentiful"
+    ),
     "mlfq": Scenario("bench.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
 }

@@ -74,6 +74,29 @@ class ScheduleConfig(Section):
     )
 
 
+class CheckpointConfig(Section):
+    """KV checkpoints in host memory: a request that loses its KV gets it back instead of computing it again (ConServe 4.4)."""
+
+    enabled: bool = Field(default=False, description="Off where the engine has a `kv_transfer_config` of its own.")
+    host_gib: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Host memory of one replica for checkpoints; None: a quarter of what is free, shared by `replicas`.",
+    )
+    start_free: float = Field(default=0.5, gt=0.0, le=1.0, description="Share of free KV below which requests begin to be covered.")
+    full_free: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of free KV at which every offline request is covered.")
+    online: bool = Field(default=True, description="Cover online requests too, under twice the pressure.")
+    partial_blocks: bool = Field(default=True, description="Save the last, partly filled block of a request that loses its KV.")
+    wait_blocks: int = Field(default=4, ge=0, description="Most blocks that a request saves while the step that takes its KV waits.")
+    verify: bool = Field(default=False, description="Checksum every host block; one that changed is computed again. For tests and doubts.")
+
+    @model_validator(mode="after")
+    def _check(self) -> CheckpointConfig:
+        if self.full_free >= self.start_free:
+            raise ValueError(f"full_free={self.full_free} must be below start_free={self.start_free}")
+        return self
+
+
 class HarvestConfig(Section):
     """How a replica takes work from the ledger."""
 
@@ -125,6 +148,29 @@ class BatchConfig(Section):
     max_line_bytes: int = Field(default=64 << 20, ge=1024, description="Longest line of an input file: what is held in memory at once.")
 
 
+class DeadlineConfig(Section):
+    """What a job that would miss its deadline gets beyond its weight."""
+
+    most_boost: float = Field(default=8.0, ge=1.0, le=1000.0, description="Most times its weight, among jobs. 1 raises none.")
+    share_cap: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=0.9,
+        description="Most of the slots and KV guaranteed to it, room kept for chat included. Chat's SLO comes first all the same.",
+    )
+    above_slo: bool = Field(
+        default=False, description="Guarantee the share of a step's time too, even where chat's SLO does not hold then."
+    )
+
+
+class PriceConfig(Section):
+    """What tokens cost, for estimates."""
+
+    prompt_per_million: float = Field(ge=0.0, description="Of a million prompt tokens.")
+    output_per_million: float = Field(ge=0.0, description="Of a million output tokens.")
+    currency: str = Field(default="USD", min_length=1, max_length=8)
+
+
 class ServeConfig(Section):
     """One deployment: a model, its replicas, and how they share chat and jobs."""
 
@@ -143,9 +189,12 @@ class ServeConfig(Section):
     slo: SloConfig = SloConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     share: ShareConfig = ShareConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     harvest: HarvestConfig = HarvestConfig()
     service_tiers: TierConfig = TierConfig()
     batches: BatchConfig = BatchConfig()
+    deadlines: DeadlineConfig = DeadlineConfig()
+    price: PriceConfig | None = Field(default=None, description="None: estimates name no price.")
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:

@@ -5,7 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Message = dict[str, str]  # {"role": "system" | "user", "content": ...}
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": ...}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a job gets beside others: its weight among them, and the share of the engine that is guaranteed to it."""
+
+    weight: float = 1.0
+    share: float = 0.0
+    above_slo: bool = False  # the share holds even where chat's promise then does not
+
+    def extra_args(self) -> dict[str, float | bool]:
+        """As a request tells the scheduler."""
+        return {"weight": self.weight, "share": self.share, "above_slo": self.above_slo}
+
+
+EVEN = Claim()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +35,7 @@ class Prompt:
     choices: tuple[str, ...] | None = None
     json_schema: dict[str, Any] | None = None
     job: str = ""
+    claim: Claim = EVEN
     window: int = 0  # prompts of one window of a job may be run in any order
 
 
@@ -40,6 +57,7 @@ class ApiRequest:
     endpoint: str  # "/v1/chat/completions" or "/v1/completions"
     body: dict[str, Any]
     job: str = ""
+    claim: Claim = EVEN
     window: int = 0  # as of a `Prompt`
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
+from harvester.policy.deadline import Urgency
+from harvester.policy.finish import Finish
 from jobs.rate import Rate
-from jobs.spec import JobSpec, JobView
+from jobs.spec import JobSpec, JobView, LengthBand
 from jobs.states import ACTIVE, ENDED, JobState
 
 
@@ -16,7 +18,13 @@ class Entry:
     line: dict[str, Any]
     spec: JobSpec
     rate: Rate
-    turn: int = 0  # of the last lease it was given, counted over all jobs
+    turn: float = 0.0  # when it is due for a lease; the heavier the job the sooner again
+    granted: int = 0  # number of its last lease, counted over all jobs
+    error_example: str | None = None  # how a row of it failed last
+    rows_running: int = 0  # rows done in slices that are leased, when it was last looked at
+    urgency: Urgency = field(default_factory=Urgency)
+    standing: str | None = None
+    decided_at_s: float = float("-inf")
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Self:
@@ -27,8 +35,8 @@ class Entry:
         return JobState(self.line["state"])
 
     def is_over(self, now_s: float) -> bool:
-        """Its time has come and it has not ended; one that is being cancelled ends as that."""
-        end_s = self.spec.expires_at_s
+        """Its deadline has passed and it has not ended; one that is being cancelled ends as that."""
+        end_s = self.spec.deadline_at_s
         return end_s is not None and end_s <= now_s and self.state in (*ACTIVE, JobState.PAUSED)
 
     @property
@@ -40,8 +48,8 @@ class Entry:
     def tokens_done(self) -> int:
         return int(self.line["prompt_tokens"] + self.line["output_tokens"])
 
-    def view(self, rows_running: int, results: str) -> JobView:
-        """``rows_running``: rows done in slices that are leased."""
+    def view(self, rows_running: int, results: str, finish: Finish | None, lengths: tuple[LengthBand, ...]) -> JobView:
+        """``rows_running``: rows done in slices that are leased; ``finish``: None where it has ended, waits, or nothing is known."""
         line = self.line
         kept = {name: line[name] for name in JobView.model_fields if name in line and name not in ("notes", "state")}
         return JobView(
@@ -49,7 +57,15 @@ class Entry:
             state=self.state,
             rows_running=rows_running,
             offline_tokens_per_s=self._tokens_per_s(),
-            eta_s=self._eta_s(rows_running),
+            eta_s=0.0 if self.state in ENDED else finish.seconds if finish else None,
+            eta_low_s=finish.low_s if finish else None,
+            eta_high_s=finish.high_s if finish else None,
+            weight=self.spec.weight,
+            deadline_at_s=self.spec.deadline_at_s,
+            boost=self.urgency.boost,
+            guaranteed_share=self.urgency.share,
+            standing=self.standing,
+            response_lengths=lengths,
             results=results,
             notes=tuple(json.loads(line["notes"])),
         )
@@ -60,11 +76,3 @@ class Entry:
         if self.state in ENDED and line["started_at_s"] is not None and line["ended_at_s"] > line["started_at_s"]:
             return float(self.tokens_done / (line["ended_at_s"] - line["started_at_s"]))
         return self.rate.tokens_per_s
-
-    def _eta_s(self, rows_running: int) -> float | None:
-        if self.state in ENDED:
-            return 0.0
-        rows_per_s = self.rate.rows_per_s
-        if self.state not in ACTIVE or rows_per_s is None:
-            return None
-        return float(max(0, self.spec.rows_total - self.rows_done - rows_running) / rows_per_s)

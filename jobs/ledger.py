@@ -10,54 +10,47 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 
+from harvester.config import DeadlineConfig
 from harvester.errors import NotFoundError, StateError
 from jobs.entry import Entry
-from jobs.spec import JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec
-from jobs.states import ACTIVE, ENDED, JobState, SliceState, check_transition
-from jobs.store import Store
+from jobs.ledgerfile import TABLES
+from jobs.register import Register
+from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec
+from jobs.states import ACTIVE, ENDED, JobState, SliceState
+from jobs.term import Term
 
 COUNTS = ("rows_ok", "rows_error", "rows_truncated", "rows_recomputed", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions")
 RECOMPUTED = COUNTS.index("rows_recomputed")
 
 
-@dataclass(slots=True)
-class Term:
-    """A lease in force."""
-
-    job_id: str
-    slice_id: int
-    holder: str
-    expires_at_s: float
-    rows_done: int = 0
-    tokens_done: int = 0
-
-
-class Ledger:
+class Ledger(Register):
     """All methods are synchronous, take the clock as ``now_s`` and are called from one thread."""
 
-    def __init__(self, path: Path, results_root: Path, *, lease_s: float, now_s: float, new_server: bool) -> None:
-        self._results_root = results_root
+    def __init__(
+        self,
+        path: Path,
+        results_root: Path,
+        *,
+        lease_s: float,
+        now_s: float,
+        new_server: bool,
+        deadlines: DeadlineConfig | None = None,
+    ) -> None:
+        super().__init__(path, results_root, deadlines or DeadlineConfig(), now_s)
         self._lease_s = lease_s
-        self._terms: dict[str, Term] = {}
         self._turns = count(1)
-        self._store = Store(path)
-        self._run = self._store.run
+        self._pass = 0.0  # the turn that was due last; a job that had nothing to do saves up none
         if new_server:
             self._run("free_all")
-        self._jobs = {line["id"]: Entry.of(line) for line in self._store.lines("job_rows")}
         for job_id, slice_id, lease_id, holder in self._run("leased_slices"):
             self._terms[lease_id] = Term(job_id, slice_id, holder, now_s + lease_s)
         for entry in self._jobs.values():
             self._settle(entry, now_s)
-
-    def close(self) -> None:
-        self._store.close()
 
     # -- jobs ---------------------------------------------------------------------------------------------------------------------
 
@@ -66,7 +59,7 @@ class Ledger:
         if not new:
             same = self._run("find_key", [plan.spec.key])
             if same:
-                return self.show(same[0][0]), False
+                return self._adopt(self._jobs[same[0][0]], plan.spec), False
         spec = plan.spec
         if spec.id in self._jobs:
             raise StateError(f"job id {spec.id} is taken; submit again")
@@ -80,21 +73,10 @@ class Ledger:
         self._reload(spec.id)
         return self.show(spec.id), True
 
-    def jobs(self) -> list[JobView]:
-        """Newest first."""
-        entries = sorted(self._jobs.values(), key=lambda e: (e.line["created_at_s"], e.line["id"]), reverse=True)
-        return [self._view(entry) for entry in entries]
-
-    def show(self, job_id: str) -> JobView:
-        return self._view(self._entry(job_id))
-
-    def spec(self, job_id: str) -> JobSpec:
-        return self._entry(job_id).spec
-
     def cancel(self, job_id: str, now_s: float) -> JobView:
         entry = self._entry(job_id)
         going = entry.state in (JobState.RUNNING, JobState.CANCELLING)
-        target = JobState.CANCELLING if going and self.held(entry.spec.id) else JobState.CANCELLED
+        target = JobState.CANCELLING if going and self._terms.holds(entry.spec.id) else JobState.CANCELLED
         return self._change(entry, target, now_s, None)
 
     def pause(self, job_id: str, now_s: float) -> JobView:
@@ -105,6 +87,9 @@ class Ledger:
         entry = self._entry(job_id)
         if entry.state is JobState.COMPLETED:
             raise StateError(f"job {entry.spec.id} is completed: nothing is left to do; retry its failed rows with: harvester retry")
+        self._run("set_judged", [*self._so_far(entry), entry.spec.id])
+        if entry.spec.deadline_at_s is not None and entry.spec.deadline_at_s <= now_s:
+            self._rewrite(entry, {"deadline_at_s": None})  # it goes on without one
         self._change(entry, JobState.QUEUED, now_s, None)
         self._settle(entry, now_s)
         return self._view(entry)
@@ -124,41 +109,29 @@ class Ledger:
         self._reload(entry.spec.id)
         return self._view(entry)
 
-    def fail(self, job_id: str, message: str, now_s: float) -> None:
-        """End a job that cannot go on. Its committed parts stay."""
-        entry = self._entry(job_id)
-        if entry.state not in ENDED:
-            self._change(entry, JobState.FAILED, now_s, message)
-
-    def say(self, job_id: str, message: str | None) -> None:
-        """Note why a job waits (a full disk, say); None takes the note back."""
-        entry = self._entry(job_id)
-        if entry.line["message"] != message:
-            self._run("set_message", [message, entry.spec.id])
-            entry.line["message"] = message
-
     # -- leases -------------------------------------------------------------------------------------------------------------------
 
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
-        """The next free slice of the job that waited longest for one, for a replica of ``model``; None when there is none."""
+        """The next free slice of the job whose turn it is by its weight, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
         waiting = [e for e in self._jobs.values() if e.state in ACTIVE and e.spec.model == model]
-        for entry in sorted(waiting, key=lambda e: (e.turn, e.line["created_at_s"])):
+        for entry in sorted(waiting, key=lambda e: (e.turn, e.granted, e.line["created_at_s"])):
             free = self._run("pending_slice", [entry.spec.id])
             if free:
                 return self._grant(entry, free[0], holder, now_s)
         return None
 
     def _grant(self, entry: Entry, free: Sequence[int], holder: str, now_s: float) -> Lease:
-        slice_id, group_index, offset, row_start, row_count, generation, attempt = free
+        slice_id, group_index, offset, row_start, row_count, generation, attempt, rows_kept, errors_kept = free
         lease_id, expires_at_s = uuid.uuid4().hex[:16], now_s + self._lease_s
         with self._store.transaction():
             self._run("lease_slice", [lease_id, holder, expires_at_s, entry.spec.id, slice_id])
             if entry.state is JobState.QUEUED:
                 self._write_state(entry, JobState.RUNNING, now_s, entry.line["message"])
         self._reload(entry.spec.id)
-        self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s)
-        entry.turn = next(self._turns)
+        self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s, rows_kept, errors_kept)
+        self._pass = max(self._pass, entry.turn)
+        entry.turn, entry.granted = self._pass + 1.0 / (entry.spec.weight * entry.urgency.boost), next(self._turns)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=entry.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)
 
@@ -170,9 +143,11 @@ class Ledger:
             if term is None or term.holder != holder or self._jobs[term.job_id].state not in ACTIVE:
                 drop.append(item.lease_id)
                 continue
-            term.expires_at_s = now_s + self._lease_s
-            term.rows_done, term.tokens_done = item.rows_done, item.tokens_done
-            self._sample(self._jobs[term.job_id], now_s)
+            term.renew(item, now_s + self._lease_s)
+            entry = self._jobs[term.job_id]
+            entry.error_example = item.error or entry.error_example
+            self._care.sample(entry, self._terms.of(term.job_id), now_s)
+            self._stop_failing(entry, now_s)
         self.expire(now_s)
         return drop
 
@@ -187,18 +162,43 @@ class Ledger:
         ((state, generation, *old),) = self._run("slice_stats", [entry.spec.id, slice_id])
         if term is None and not (state == SliceState.DONE and generation == stats.generation):
             return False
-        new = [getattr(stats, name) for name in COUNTS]
-        new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
         with self._store.transaction():
-            self._run("finish_slice", [*new, entry.spec.id, slice_id])
-            self._run("add_counts", [*(n - o for n, o in zip(new, old, strict=True)), entry.spec.id])
+            self._count(entry, slice_id, stats, old)
+            self._run("finish_slice", [entry.spec.id, slice_id])
+            self._care.committed(entry, stats, now_s, first=state != SliceState.DONE and generation == 0)
             if entry.state in ACTIVE:
                 self._run("set_message", [None, entry.spec.id])  # whatever it waited for, it goes on
         self._terms.pop(lease_id, None)
         self._reload(entry.spec.id)
-        self._sample(entry, now_s)
+        entry.error_example = stats.error_example or entry.error_example
+        self._care.sample(entry, self._terms.of(job_id), now_s)
         self._settle(entry, now_s)
+        self._stop_failing(entry, now_s)
         return term is not None
+
+    def _count(self, entry: Entry, slice_id: int, stats: PartStats, old: Sequence[int]) -> None:
+        """What the slice's part now holds, in place of ``old``."""
+        new = [getattr(stats, name) for name in COUNTS]
+        new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
+        self._run("count_slice", [*new, entry.spec.id, slice_id])
+        self._run("add_counts", [*(n - o for n, o in zip(new, old, strict=True)), entry.spec.id])
+
+    def holds(self, lease_id: str) -> bool:
+        """Whether the lease is in force: nobody else works on its slice."""
+        return lease_id in self._terms
+
+    def keep(self, lease_id: str, stats: PartStats, now_s: float) -> None:
+        """Give a lease back whose part holds the rows done so far. The others are done when the slice is leased again."""
+        term = self._terms.get(lease_id)
+        if term is None:
+            return
+        entry = self._jobs[term.job_id]
+        ((_, _, *old),) = self._run("slice_stats", [term.job_id, term.slice_id])
+        with self._store.transaction():
+            self._count(entry, term.slice_id, stats, old)
+        self._reload(term.job_id)
+        entry.error_example = stats.error_example or entry.error_example
+        self.release(lease_id, now_s)
 
     def release(self, lease_id: str, now_s: float) -> None:
         """Give a lease back undone. Unknown ones are ignored: they were lost before."""
@@ -210,28 +210,29 @@ class Ledger:
 
     def release_holder(self, holder: str, now_s: float) -> None:
         """Give back every lease of a replica that is gone."""
-        for lease_id in [lease_id for lease_id, term in self._terms.items() if term.holder == holder]:
+        for lease_id in self._terms.held_by(holder):
             self.release(lease_id, now_s)
 
     def held(self, job_id: str) -> int:
         """How many of the job's slices are leased now: an ended job's parts are all there once it is 0."""
-        return sum(1 for term in self._terms.values() if term.job_id == job_id)
+        return len(self._terms.of(job_id))
 
     def expire(self, now_s: float) -> int:
-        """Free the leases whose term is over, end the jobs whose time is. Returns how many leases."""
-        for entry in [entry for entry in self._jobs.values() if entry.is_over(now_s)]:
-            self._change(entry, JobState.EXPIRED, now_s, f"its time was over with {entry.rows_done} rows done")
-        over = [lease_id for lease_id, term in self._terms.items() if term.expires_at_s <= now_s]
+        """Free the leases whose term is over, and end the jobs whose deadline is. Returns how many leases."""
+        self.expire_jobs(now_s)
+        over = self._terms.over(now_s)
         for lease_id in over:
             self.release(lease_id, now_s)
+        if not self._terms:
+            self._care.idle({entry.spec.model for entry in self._jobs.values()}, now_s)
         return len(over)
 
     # -- tables -------------------------------------------------------------------------------------------------------------------
 
     def table(self, name: str) -> pa.Table:
-        """``jobs`` or ``leases`` as Arrow, with the leases' terms as they are now."""
-        if name not in ("jobs", "leases"):
-            raise NotFoundError(f"no ledger table {name!r}; there are jobs and leases")
+        """A table of the ledger as Arrow, with the leases' terms as they are now."""
+        if name not in TABLES:
+            raise NotFoundError(f"no ledger table {name!r}; there are {', '.join(TABLES)}")
         table = self._store.arrow(name)
         if name == "leases":
             ends = {lease_id: term.expires_at_s for lease_id, term in self._terms.items()}
@@ -250,51 +251,3 @@ class Ledger:
                 assert entry.line["rows_ok"] + entry.line["rows_error"] == entry.spec.rows_total
         leased = {(job_id, slice_id, lease_id) for job_id, slice_id, lease_id, _ in self._run("leased_slices")}
         assert leased == {(term.job_id, term.slice_id, lease_id) for lease_id, term in self._terms.items()}
-
-    # -- inside -------------------------------------------------------------------------------------------------------------------
-
-    def _reload(self, job_id: str) -> None:
-        (line,) = self._store.lines("job_row", [job_id])
-        if job_id in self._jobs:
-            self._jobs[job_id].line = line
-        else:
-            self._jobs[job_id] = Entry.of(line)
-
-    def _entry(self, job_id: str) -> Entry:
-        if job_id == "latest" and self._jobs:
-            job_id = self._run("newest_ids")[0][0]
-        if job_id not in self._jobs:
-            newest = ", ".join(row[0] for row in self._run("newest_ids"))
-            raise NotFoundError(f"no job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
-        return self._jobs[job_id]
-
-    def _view(self, entry: Entry) -> JobView:
-        rows = sum(term.rows_done for term in self._terms.values() if term.job_id == entry.spec.id)
-        return entry.view(rows, str(self._results_root / entry.spec.id / "results"))
-
-    def _sample(self, entry: Entry, now_s: float) -> None:
-        terms = [term for term in self._terms.values() if term.job_id == entry.spec.id]
-        rows = entry.rows_done + sum(term.rows_done for term in terms)
-        entry.rate.add(now_s, rows, entry.tokens_done + sum(term.tokens_done for term in terms))
-
-    def _change(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> JobView:
-        if entry.state is not target:
-            self._write_state(entry, target, now_s, message)
-            self._reload(entry.spec.id)
-        return self._view(entry)
-
-    def _write_state(self, entry: Entry, target: JobState, now_s: float, message: str | None) -> None:
-        """Write only: the caller takes the line over when its transaction is whole."""
-        check_transition(entry.spec.id, entry.state, target)
-        started_at_s = entry.line["started_at_s"] or (now_s if target is JobState.RUNNING else None)
-        ended_at_s = now_s if target in ENDED else None
-        self._run("set_state", [target, started_at_s, ended_at_s, message, entry.spec.id])
-        if target not in ACTIVE:
-            entry.rate.clear()
-
-    def _settle(self, entry: Entry, now_s: float) -> None:
-        """Move a job on that has nothing left to wait for."""
-        if entry.state is JobState.CANCELLING and not self.held(entry.spec.id):
-            self._change(entry, JobState.CANCELLED, now_s, None)
-        if entry.state in (*ACTIVE, JobState.PAUSED) and self._run("open_slices", [entry.spec.id])[0][0] == 0:
-            self._change(entry, JobState.COMPLETED, now_s, None)

@@ -21,8 +21,12 @@ CREATE TABLE IF NOT EXISTS jobs (
     ended_at_s DOUBLE,
     message VARCHAR,
     notes VARCHAR NOT NULL,
-    spec VARCHAR NOT NULL
+    spec VARCHAR NOT NULL,
+    rows_judged BIGINT DEFAULT 0,
+    errors_judged BIGINT DEFAULT 0
 );
+ALTER TABLE jobs ADD COLUMN IF NOT EXISTS rows_judged BIGINT DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN IF NOT EXISTS errors_judged BIGINT DEFAULT 0;
 CREATE TABLE IF NOT EXISTS leases (
     job_id VARCHAR NOT NULL,
     slice_id BIGINT NOT NULL,
@@ -45,6 +49,54 @@ CREATE TABLE IF NOT EXISTS leases (
     output_tokens BIGINT NOT NULL DEFAULT 0,
     preemptions BIGINT NOT NULL DEFAULT 0
 );
+
+CREATE TABLE IF NOT EXISTS harvest (
+    model VARCHAR NOT NULL,
+    hour_s DOUBLE NOT NULL,
+    rows BIGINT NOT NULL,
+    tokens BIGINT NOT NULL,
+    busy_s DOUBLE NOT NULL
+);
+CREATE TABLE IF NOT EXISTS lengths (
+    task_key VARCHAR NOT NULL,
+    task VARCHAR NOT NULL,
+    model VARCHAR NOT NULL,
+    prompt_tokens_from BIGINT NOT NULL,
+    prompt_tokens_to BIGINT NOT NULL,
+    rows BIGINT NOT NULL,
+    p50_tokens BIGINT NOT NULL,
+    p90_tokens BIGINT NOT NULL,
+    p50_coverage DOUBLE,
+    p90_coverage DOUBLE,
+    counts VARCHAR NOT NULL
+);
+
+-- name: harvest_rows
+SELECT model, hour_s, tokens, busy_s FROM harvest;
+
+-- name: harvest_hour
+SELECT 1 FROM harvest WHERE model = ? AND hour_s = ?;
+
+-- name: insert_harvest
+INSERT INTO harvest (model, hour_s, rows, tokens, busy_s) VALUES (?, ?, ?, ?, ?);
+
+-- name: add_harvest
+UPDATE harvest SET rows = rows + ?, tokens = tokens + ?, busy_s = busy_s + ? WHERE model = ? AND hour_s = ?;
+
+-- name: forget_harvest
+DELETE FROM harvest WHERE hour_s < ?;
+
+-- name: task_lengths
+SELECT counts FROM lengths WHERE task_key = ? LIMIT 1;
+
+-- name: forget_lengths
+DELETE FROM lengths WHERE task_key = ?;
+
+-- name: insert_lengths
+INSERT INTO lengths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: set_spec
+UPDATE jobs SET spec = ? WHERE id = ?;
 
 -- name: insert_job
 INSERT INTO jobs (id, key, state, task, source, model, rows_total, created_at_s, notes, spec)
@@ -69,11 +121,14 @@ SELECT id FROM jobs ORDER BY created_at_s DESC, id DESC LIMIT 5;
 -- name: set_state
 UPDATE jobs SET state = ?, started_at_s = ?, ended_at_s = ?, message = ? WHERE id = ?;
 
+-- name: set_judged
+UPDATE jobs SET rows_judged = ?, errors_judged = ? WHERE id = ?;
+
 -- name: set_message
 UPDATE jobs SET message = ? WHERE id = ?;
 
 -- name: pending_slice
-SELECT slice_id, group_index, group_offset, row_start, row_count, generation, attempt
+SELECT slice_id, group_index, group_offset, row_start, row_count, generation, attempt, rows_ok + rows_error, rows_error
 FROM leases WHERE job_id = ? AND state = 'pending' ORDER BY slice_id LIMIT 1;
 
 -- name: lease_slice
@@ -95,8 +150,11 @@ SELECT state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, 
 FROM leases WHERE job_id = ? AND slice_id = ?;
 
 -- name: finish_slice
-UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
-    rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
+UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL WHERE job_id = ? AND slice_id = ?;
+
+-- name: count_slice
+UPDATE leases SET rows_ok = ?, rows_error = ?, rows_truncated = ?, rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?,
+    output_tokens = ?, preemptions = ?
 WHERE job_id = ? AND slice_id = ?;
 
 -- name: add_counts

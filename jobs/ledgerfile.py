@@ -10,7 +10,7 @@ import pyarrow as pa
 from harvester.errors import StorageError
 from jobs.folder import StateFolder
 
-TABLES = ("jobs", "leases")
+TABLES = ("jobs", "leases", "harvest", "lengths")
 
 
 def read_ledger(state_dir: Path, table: str) -> pa.Table | None:
@@ -24,6 +24,8 @@ def read_ledger(state_dir: Path, table: str) -> pa.Table | None:
     try:
         with duckdb.connect(str(path), read_only=True) as ledger:
             return ledger.sql(f"SELECT * FROM {table}").to_arrow_table()
+    except duckdb.CatalogException:
+        return None  # of an earlier version, which had no such table
     except duckdb.IOException as error:
         if "lock" in str(error):
             raise StorageError(

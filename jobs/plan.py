@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from connectors.base import RowGroup, Source
 from harvester.config import HarvestConfig
-from harvester.errors import SourceError
+from harvester.errors import ColumnError, SourceError, UsageError
 from jobs.columns import check_column, pick_column, task_places
 from jobs.result import kept_names
-from jobs.spec import JobPlan, JobRequest, JobSpec, SliceSpec
+from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
 from jobs.tasks.file import TEXT_PLACE
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import Task
@@ -37,6 +37,10 @@ def plan_job(request: JobRequest, source: Source, *, model: str, harvest: Harves
     if source.row_count == 0:
         raise SourceError(f"source {request.source.uri} has no rows; give one that has")
     column, choice = pick_column(source.schema, task, request.column)
+    if column is None and request.on_long is OnLong.SPLIT:
+        raise ColumnError("--on-long split cuts the text column, and the prompt names several; say which one with --column")
+    if request.deadline_at_s is not None and request.deadline_at_s <= now_s:
+        raise UsageError(f"the deadline passed {now_s - request.deadline_at_s:,.0f} s ago; give a later one with --deadline")
     keep = _keep(source.schema, request.keep)
     if request.id_column is not None:
         check_column(source.schema, request.id_column, "--id-column")
@@ -53,6 +57,10 @@ def plan_job(request: JobRequest, source: Source, *, model: str, harvest: Harves
         model=model,
         rows_total=source.row_count,
         created_at_s=now_s,
+        on_long=request.on_long,
+        max_error_rate=request.max_error_rate,
+        weight=request.weight,
+        deadline_at_s=request.deadline_at_s,
     )
     notes = (*((choice,) if choice else ()), *_renamed(source.schema, keep, task))
     return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, harvest), notes=notes)
@@ -117,5 +125,6 @@ def _key(request: JobRequest, fingerprint: str, task: Task, column: str | None, 
         list(keep),
         request.id_column,
         model,
+        request.on_long,
     ]
     return hashlib.sha256(json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()

@@ -21,9 +21,9 @@ from jobs.statements import statements
 from jobs.tasks.spec import Task
 
 BATCH_ROWS = 4096  # of a long result: bounds memory where rows are whole documents
-_INTERNAL = ("key", "spec")  # columns for the ledger itself
+_INTERNAL = ("key", "spec", "rows_judged", "errors_judged", "task_key", "counts")  # columns for the ledger itself
 
-LedgerTables = Callable[[str], pa.Table]  # "jobs" or "leases" -> its rows
+LedgerTables = Callable[[str], pa.Table | None]  # name of a table -> its rows; None where there is none
 
 _RESULTS = """
 CREATE MACRO results(job) AS TABLE SELECT * FROM read_parquet(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from harvester.policy.lengths import Counted, counted
 from jobs.spec import PartStats
 from jobs.tasks.answer import result_fields
 from jobs.tasks.shape import storable
@@ -20,12 +21,15 @@ _ENDING = (
     pa.field("status", pa.string()),
     pa.field("error_code", pa.string()),
     pa.field("error_message", pa.string()),
+    pa.field("raw_output", pa.string()),
     pa.field("finish_reason", pa.string()),
     pa.field("prompt_tokens", pa.int64()),
     pa.field("cached_tokens", pa.int64()),
     pa.field("output_tokens", pa.int64()),
     pa.field("preemptions", pa.int32()),
     pa.field("attempts", pa.int32()),
+    pa.field("requests", pa.int32()),
+    pa.field("parts", pa.int32()),
     pa.field("latency_ms", pa.float64()),
     pa.field("truncated", pa.bool_()),
     pa.field("completed_at", pa.timestamp("us", tz="UTC")),
@@ -51,6 +55,9 @@ class Row:
     latency_ms: float
     truncated: bool
     completed_at_s: float
+    raw_output: str | None = None  # the answer as it came, where it is out of shape
+    requests: int = 1  # asked of the engine
+    parts: int = 1  # that a long text was cut into
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` makes an equal row of."""
@@ -108,8 +115,9 @@ def _column(rows: Sequence[Row], field: pa.Field) -> pa.Array:
     name = field.name
     if name == "completed_at":
         return pa.array([round(row.completed_at_s * 1e6) for row in rows], pa.int64()).cast(field.type)
-    if name == "error_message":
-        return pa.array([None if row.error_message is None else storable(row.error_message) for row in rows], field.type)
+    if name in ("error_message", "raw_output"):
+        texts = [getattr(row, name) for row in rows]
+        return pa.array([None if text is None else storable(text) for text in texts], field.type)
     if name in RESULT_NAMES:
         return pa.array([getattr(row, name) for row in rows], field.type)
     return pa.array([row.values.get(name) for row in rows], field.type)
@@ -126,6 +134,17 @@ def _input(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return column if column.type == kind else column.cast(kind)
 
 
+def answer_lengths(rows: Sequence[Row]) -> tuple[Counted, ...]:
+    """Of the rows that were answered by one request: what others of the same prompt length will take."""
+    return counted((row.prompt_tokens, row.output_tokens) for row in rows if row.status == "ok" and row.requests == 1)
+
+
+def conform(part: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A part of an earlier version, which may lack columns, in ``schema``."""
+    columns = [part[field.name] if field.name in part.schema.names else pa.nulls(part.num_rows, field.type) for field in schema]
+    return pa.table(columns, names=schema.names).cast(schema)
+
+
 def part_stats(table: pa.Table, generation: int, rows_recomputed: int) -> PartStats:
     """What a part holds, as counts."""
     rows_ok = _total(pc.equal(table["status"], "ok"))
@@ -139,7 +158,13 @@ def part_stats(table: pa.Table, generation: int, rows_recomputed: int) -> PartSt
         cached_tokens=_total(table["cached_tokens"]),
         output_tokens=_total(table["output_tokens"]),
         preemptions=_total(table["preemptions"]),
+        error_example=_example(table),
     )
+
+
+def _example(table: pa.Table) -> str | None:
+    failed = table.filter(pc.not_equal(table["status"], "ok")).slice(0, 1).to_pylist()
+    return f"{failed[0]['error_code']}: {failed[0]['error_message']}" if failed else None
 
 
 def _total(column: pa.ChunkedArray) -> int:

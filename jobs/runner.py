@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -14,12 +14,13 @@ from connectors.text import TextProblem
 from harvester.config import HarvestConfig
 from harvester.errors import HarvesterError, StorageError, UsageError
 from jobs.apirow import ApiRowWork, row_work
-from jobs.engine import Engine, EngineGone
+from jobs.engine import Claim, Engine, EngineGone
 from jobs.folder import StateFolder
+from jobs.result import Row
 from jobs.row import RowWork
 from jobs.shelf import Shelf
 from jobs.slice import SliceFiles, open_slice, published
-from jobs.spec import Lease, LeaseProgress, PartStats
+from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
 
 log = logging.getLogger("harvester.runner")
 T = TypeVar("T")
@@ -37,6 +38,9 @@ class LedgerClient(Protocol):
     async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]: ...
     async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool: ...
     async def release(self, lease_id: str) -> None: ...
+    async def claims(self) -> dict[str, Claim]: ...
+    async def holds(self, lease_id: str) -> bool: ...
+    async def keep(self, lease_id: str, stats: PartStats) -> None: ...
     async def fail(self, job_id: str, message: str) -> None: ...
     async def say(self, job_id: str, message: str | None) -> None: ...
 
@@ -47,9 +51,34 @@ class Held:
 
     lease: Lease
     task: asyncio.Task[None] | None = None
+    dropped: bool = False  # the ledger said so
+    publishing: bool = False  # what it has, and then it ends by itself
     rows_waiting: int = 0
     rows_done: int = 0
+    rows_error: int = 0
+    error: str | None = None
     tokens_done: int = 0
+
+    def progress(self) -> LeaseProgress:
+        return LeaseProgress(
+            lease_id=self.lease.lease_id,
+            rows_done=self.rows_done,
+            rows_error=self.rows_error,
+            error=self.error,
+            tokens_done=self.tokens_done,
+        )
+
+    def start(self, waiting: int, known: Iterable[Row]) -> None:
+        """``known``: results that an earlier holder of the slice left."""
+        self.rows_waiting, self.rows_done = waiting, self.lease.slice.row_count - waiting
+        self.rows_error = sum(row.status == "error" for row in known)
+
+    def finished(self, row: Row) -> None:
+        self.rows_done += 1
+        self.tokens_done += row.prompt_tokens + row.output_tokens
+        if row.status == "error":
+            self.rows_error += 1
+            self.error = f"{row.error_code}: {row.error_message}"
 
 
 async def _tell(call: Awaitable[object]) -> None:
@@ -84,7 +113,9 @@ class Runner:
         self.now_s = now_s
         self._held: dict[str, Held] = {}
         self._slots = asyncio.Semaphore(engine.concurrency)
+        self._part_slots = asyncio.Semaphore(engine.concurrency)  # of long texts; a row waits for them while it holds a slot of the others
         self._room = asyncio.Event()
+        self._claims: dict[str, Claim] = {}  # of each job, as the ledger said last
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
         self._shelf = Shelf(folder, open_sink)
 
@@ -105,18 +136,17 @@ class Runner:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.config.heartbeat_s)
-            progress = [
-                LeaseProgress(lease_id=lease_id, rows_done=held.rows_done, tokens_done=held.tokens_done)
-                for lease_id, held in self._held.items()
-            ]
+            progress = [held.progress() for held in self._held.values()]
             try:
                 drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
+                self._claims = await self.ledger.claims() if progress else {}
             except StorageError as error:
                 log.warning("heartbeat_storage %s", error.message)
                 continue
             for lease_id in drop:
                 held = self._held.get(lease_id)
-                if held and held.task:
+                if held and held.task and not held.publishing:
+                    held.dropped = held.publishing = True
                     held.task.cancel()
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
@@ -171,18 +201,30 @@ class Runner:
             files = await self._in_thread(lambda: open_slice(lease, source, sink, self.folder))
             try:
                 await self._rows(held, files)
+                held.publishing = True
                 stats = await self._in_thread(files.publish)
+            except asyncio.CancelledError:
+                if held.dropped:
+                    await asyncio.shield(_tell(self._keep(lease, files)))
+                raise
             finally:
                 files.spool.close()
         await self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats)
         self.folder.spool(lease.job.id, lease.slice.slice_id, lease.generation).unlink(missing_ok=True)
         return True
 
+    async def _keep(self, lease: Lease, files: SliceFiles) -> None:
+        """Publish the rows that are done of a job that may not run any more."""
+        if files.spool.rows and await self.ledger.holds(lease.lease_id):
+            stats = await self._in_thread(files.publish_some)
+            if stats is not None:
+                await self.ledger.keep(lease.lease_id, stats)
+
     async def _rows(self, held: Held, files: SliceFiles) -> None:
         todo = files.todo()
-        held.rows_waiting, held.rows_done = len(todo), held.lease.slice.row_count - len(todo)
+        held.start(len(todo), files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
-        work = row_work(held.lease.job, self.engine, self.now_s)
+        work = row_work(held.lease.job, self.engine, self.now_s, self._part_slots, self._claim_of)
         start = held.lease.slice.row_start
         try:
             async with asyncio.TaskGroup() as group:
@@ -196,6 +238,9 @@ class Runner:
         except ExceptionGroup as errors:  # of the rows; that the engine is gone explains the others
             gone = errors.subgroup(EngineGone)
             raise (gone or errors).exceptions[0] from None
+
+    def _claim_of(self, job: JobSpec) -> Claim:
+        return self._claims.get(job.id, Claim(weight=job.weight))
 
     async def _row(
         self,
@@ -213,5 +258,4 @@ class Runner:
         else:
             row = await work.answer(row_id, values, cell, begun + 1, f"{held.lease.lease_id}-{begun}")
         files.spool.finish(row)
-        held.rows_done += 1
-        held.tokens_done += row.prompt_tokens + row.output_tokens
+        held.finished(row)

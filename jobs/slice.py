@@ -13,7 +13,7 @@ from connectors.base import Sink, Source
 from connectors.text import TextProblem, texts
 from jobs.folder import StateFolder, part_name
 from jobs.plan import columns_needed
-from jobs.result import Row, part_stats, part_table, result_schema
+from jobs.result import Row, answer_lengths, conform, part_stats, part_table, result_schema
 from jobs.spec import JobSpec, Lease, PartStats
 from jobs.spool import Spool
 
@@ -60,17 +60,30 @@ class SliceFiles:
         rows = [self.spool.rows[row_id] for row_id in sorted(self.spool.rows)]
         part = self._part(rows)
         stats = part_stats(part, self.lease.generation, self.spool.recomputed)
+        if self.job.endpoint is None:  # requests of a batch differ too much to tell the length of others
+            stats = stats.model_copy(update={"lengths": answer_lengths(rows)})
         there = part_stats_of(self.sink, self.lease)
         if there is None or there.generation <= self.lease.generation:
             self.sink.write(part_name(self.lease.slice.slice_id), part, {STATS_KEY: stats.model_dump_json()})
         return stats
+
+    def publish_some(self) -> PartStats | None:
+        """Write a part of the rows done so far, for a slice that is left for a while; it is no whole one, and the next holder replaces it.
+
+        None where there is a part of the slice already: a retry that is left keeps what was there before it.
+        """
+        if self.kept is not None or part_stats_of(self.sink, self.lease) is not None:
+            return None
+        part = self._part([self.spool.rows[row_id] for row_id in sorted(self.spool.rows)])
+        self.sink.write(part_name(self.lease.slice.slice_id), part, {})
+        return part_stats(part, self.lease.generation, 0)
 
     def _part(self, rows: list[Row]) -> pa.Table:
         schema = result_schema(self.source.schema, self.job.keep, self.job.task)
         start = self.lease.slice.row_start
         inputs = self.table.select(list(self.job.keep)).take([row.row_id - start for row in rows])
         part = part_table(schema, rows, inputs)
-        return part if self.kept is None else pa.concat_tables([self.kept.cast(part.schema), part]).sort_by("row_id")
+        return part if self.kept is None else pa.concat_tables([conform(self.kept, part.schema), part]).sort_by("row_id")
 
 
 def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +13,18 @@ from jobs.tasks.spec import Task
 
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OnLong(StrEnum):
+    """What becomes of a text that does not fit the model's context."""
+
+    TRUNCATE = "truncate"  # cut at the end of a sentence, and marked
+    SPLIT = "split"  # asked for in parts, whose answers are combined
+    ERROR = "error"
+
+
+ERROR_RATE = 0.5
+LAST_TIME_S = 253_402_300_799.0  # the year 9999: later times have no date
 
 
 class SourceSpec(Frozen):
@@ -35,6 +48,14 @@ class JobRequest(Frozen):
     model: str | None = Field(default=None, description="Model the job must run on; None takes the server's.")
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    on_long: OnLong = OnLong.TRUNCATE
+    max_error_rate: float = Field(
+        default=ERROR_RATE, ge=0.0, le=1.0, allow_inf_nan=False, description="After 100 rows, more failed ones stop the job."
+    )
+    weight: float = Field(default=1.0, gt=0.0, le=1000.0, allow_inf_nan=False, description="Share beside other jobs, as a ratio.")
+    deadline_at_s: float | None = Field(
+        default=None, le=LAST_TIME_S, allow_inf_nan=False, description="Unix time by which it should end; it expires then."
+    )
     new: bool = Field(default=False, description="Make a new job even where the same one exists.")
 
 
@@ -54,7 +75,10 @@ class JobSpec(Frozen):
     endpoint: str | None = Field(
         default=None, description="OpenAI endpoint that each row's `column` is a request to; None: rows are prompts of `task`."
     )
-    expires_at_s: float | None = Field(default=None, description="When what is left of it is given up; None: never.")
+    on_long: OnLong = OnLong.TRUNCATE
+    max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.errorrate`; 1 never stops the job.")
+    weight: float = Field(default=1.0, gt=0.0)
+    deadline_at_s: float | None = Field(default=None, description="When what is left of it is given up; None: never.")
 
 
 class SliceSpec(Frozen):
@@ -98,6 +122,8 @@ class PartStats(Frozen):
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    error_example: str | None = Field(default=None, description="How one of its rows failed: code and message.")
+    lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `harvester.policy.lengths.counted`; of new rows only.")
 
 
 class LeaseProgress(Frozen):
@@ -105,7 +131,29 @@ class LeaseProgress(Frozen):
 
     lease_id: str
     rows_done: int = 0
+    rows_error: int = Field(default=0, description="Of them, those that failed.")
+    error: str | None = Field(default=None, description="How a row failed last.")
     tokens_done: int = Field(default=0, description="Prompt and output tokens.")
+
+
+class JobChange(Frozen):
+    """What may change of a job that exists; None leaves it."""
+
+    weight: float | None = Field(default=None, gt=0.0, le=1000.0, allow_inf_nan=False)
+    deadline_at_s: float | None = Field(default=None, le=LAST_TIME_S, allow_inf_nan=False)
+    max_error_rate: float | None = Field(default=None, ge=0.0, le=1.0, allow_inf_nan=False)
+
+
+class LengthBand(Frozen):
+    """Response lengths of a task for prompts of such a length. Coverage: the share of rows within what was told before them."""
+
+    prompt_tokens_from: int
+    prompt_tokens_to: int
+    rows: int
+    p50_tokens: int
+    p90_tokens: int
+    p50_coverage: float | None
+    p90_coverage: float | None
 
 
 class JobView(Frozen):
@@ -128,6 +176,14 @@ class JobView(Frozen):
     preemptions: int
     offline_tokens_per_s: float | None = Field(description="Prompt and output tokens over the last minute of work; None before any.")
     eta_s: float | None
+    eta_low_s: float | None = Field(default=None, description="Four of five jobs end between this and `eta_high_s`.")
+    eta_high_s: float | None = None
+    weight: float = 1.0
+    deadline_at_s: float | None = None
+    boost: float = Field(default=1.0, description="Times its weight, for its deadline's sake.")
+    guaranteed_share: float = Field(default=0.0, description="Of the engine, for its deadline's sake.")
+    standing: str | None = Field(default=None, description="How it stands with its deadline, where that needs saying.")
+    response_lengths: tuple[LengthBand, ...] = ()
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None

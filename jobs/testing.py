@@ -11,9 +11,9 @@ from math import ceil
 import pyarrow as pa
 
 from harvester.errors import NotFoundError
-from jobs.engine import ApiAnswer, ApiRequest, Completion, EngineGone, Message, Prompt
+from jobs.engine import ApiAnswer, ApiRequest, Claim, Completion, EngineGone, Message, Prompt
 from jobs.ledger import Ledger
-from jobs.spec import JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
+from jobs.spec import JobChange, JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
 from jobs.tasks.spec import Task
 
 VERBS = ("cancel", "pause", "resume", "retry")
@@ -200,6 +200,18 @@ class DirectLedger:
 
     async def release(self, lease_id: str) -> None:
         self.ledger.release(lease_id, self._now_s())
+
+    async def claims(self) -> dict[str, Claim]:
+        return self.ledger.claims(self._now_s())
+
+    async def adjust(self, job_id: str, change: JobChange) -> JobView:
+        return self.ledger.adjust(job_id, change)
+
+    async def holds(self, lease_id: str) -> bool:
+        return self.ledger.holds(lease_id)
+
+    async def keep(self, lease_id: str, stats: PartStats) -> None:
+        self.ledger.keep(lease_id, stats, self._now_s())
 
     async def fail(self, job_id: str, message: str) -> None:
         self.ledger.fail(job_id, message, self._now_s())

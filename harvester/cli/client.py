@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -14,8 +14,9 @@ import httpx
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harvester.config import PriceConfig
 from harvester.errors import HarvesterError, UnreachableError, UsageError, from_json
-from jobs.spec import JobRequest, JobView
+from jobs.spec import JobChange, JobRequest, JobView
 
 CONNECT_S = 3.0
 READ_S = 30.0
@@ -36,6 +37,7 @@ class ServerInfo(BaseModel):
     url: str
     pid: int | None = None
     replicas: int = 1
+    price: PriceConfig | None = None
     started_at_s: float | None = None
 
 
@@ -91,13 +93,20 @@ class Client:
         """``verb``: cancel, pause, resume or retry."""
         return self._view(self._json("POST", f"/api/jobs/{_segment(job_id)}/{verb}"))
 
+    def adjust(self, job_id: str, change: JobChange) -> JobView:
+        return self._view(self._json("PATCH", f"/api/jobs/{_segment(job_id)}", json=change.model_dump(exclude_none=True)))
+
+    def count_tokens(self, model: str, messages: Sequence[dict[str, str]]) -> int:
+        """Of the rendered chat prompt, by the server's tokenizer."""
+        return int(self._json("POST", "/tokenize", json={"model": model, "messages": list(messages)})["count"])
+
     def profile(self, seconds: float) -> dict[str, Any]:
         """Measure the engine for about ``seconds``; what `harvester.engine.profiler.profile` returns."""
         wait_s = httpx.Timeout(2 * seconds + PROFILE_S, connect=CONNECT_S)
         return dict(self._json("POST", "/api/profile", json={"seconds": seconds}, timeout=wait_s))
 
     def ledger(self, table: str) -> pa.Table:
-        """All rows of ``jobs`` or ``leases``."""
+        """All rows of a table of `jobs.ledgerfile.TABLES`."""
         with self._reached():
             answer = self._http.get(f"/api/ledger/{table}")
         _check(answer)

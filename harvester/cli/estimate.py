@@ -1,60 +1,109 @@
-"""`harvester submit --dry-run`: what a job would be, without a server and without making it."""
+"""`harvester submit --dry-run`: what a job would be, without making it."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from connectors import open_source
 from connectors.base import Source
-from harvester.config import HarvestConfig
+from harvester.config import HarvestConfig, PriceConfig
+from harvester.policy.finish import Left, Span, finish
+from harvester.policy.lengths import Lengths
+from jobs.engine import Message
 from jobs.plan import columns_needed, plan_job
 from jobs.prompt import build_messages
 from jobs.spec import JobRequest, JobSpec
 
 SAMPLE_GROUPS = 4  # row groups, spread over the source
 SAMPLE_ROWS = 250  # of each, from its start: reading further in would cost a scan
+COUNTED_ROWS = 24  # of the sample, counted by the server's tokenizer
 CHARS_PER_TOKEN = 4  # of English text with common tokenizers
 
 
-def estimate(request: JobRequest, model: str, tokens_per_s: float | None) -> dict[str, Any]:
-    """Counts of the job, with tokens estimated from a sample of rows; ``seconds`` is None where no rate is known.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a server, or the state folder it left, knows. ``count`` gives the tokens of a prompt, or None where it cannot."""
 
+    model: str = "unknown"
+    spans: Sequence[Span] = ()  # of harvest in the last days
+    lengths: Callable[[JobSpec], Lengths | None] = lambda job: None
+    price: PriceConfig | None = None
+    count: Callable[[tuple[Message, ...]], int | None] = lambda messages: None
+
+
+def estimate(request: JobRequest, known: Known) -> dict[str, Any]:
+    """Counts of the job, with tokens estimated from a sample of rows; None for what is not known.
+
+    ``estimated_s`` takes answers to be as long as those of the same task before, else as long as they may be.
     Raises what planning the job raises: `SourceError`, `ColumnError`, `TaskError`.
     """
     with tempfile.TemporaryDirectory(prefix="harvester-plan-") as scratch:
         spec = request.source
         with open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=Path(scratch)) as source:
-            plan = plan_job(request, source, model=model, harvest=HarvestConfig(), now_s=time.time(), token="0000")
-            sizes = _prompt_chars(source, plan.spec)
+            plan = plan_job(request, source, model=request.model or known.model, harvest=HarvestConfig(), now_s=time.time(), token="0000")
+            prompts = _sample(source, plan.spec)
     rows = plan.spec.rows_total
-    prompt_tokens = round(sum(sizes) / max(len(sizes), 1) / CHARS_PER_TOKEN * rows)
-    most_output = rows * plan.spec.task.max_tokens
+    per_row, counted = _tokens(prompts, known)
+    prompt_tokens, most_output = round(per_row * rows), rows * plan.spec.task.max_tokens
+    lengths = known.lengths(plan.spec)
+    spread = lengths.spread() if lengths else None
+    output = None if spread is None else min(round(spread[0] * rows), most_output)
+    left = Left(prompt_tokens + (most_output if output is None else output), 0.0 if spread is None else spread[1] * rows**0.5)
+    expected = finish(left, known.spans)
+    seconds = sum(span.seconds for span in known.spans)
     return {
         "rows": rows,
         "slices": len(plan.slices),
         "task": plan.spec.task.name,
         "column": plan.spec.column,
         "estimated_prompt_tokens": prompt_tokens,
+        "estimated_output_tokens": output,
         "most_output_tokens": most_output,
-        "sampled_rows": len(sizes),
-        "tokens_per_s": tokens_per_s,
-        "estimated_s": round((prompt_tokens + most_output) / tokens_per_s, 1) if tokens_per_s else None,
+        "sampled_rows": len(prompts),
+        "counted_rows": counted,
+        "tokens_per_s": round(sum(span.tokens for span in known.spans) / seconds, 1) if seconds else None,
+        "estimated_s": round(expected.seconds, 1) if expected else None,
+        "estimated_low_s": round(expected.low_s, 1) if expected else None,
+        "estimated_high_s": round(expected.high_s, 1) if expected else None,
+        "price": _price(known.price, prompt_tokens, most_output if output is None else output),
         "notes": list(plan.notes),
     }
 
 
-def _prompt_chars(source: Source, spec: JobSpec) -> list[int]:
-    """Characters of the messages of a sample of rows. Rows that are not UTF-8 are left out: they end as errors, not as prompts."""
+def _price(price: PriceConfig | None, prompt_tokens: int, output_tokens: int) -> dict[str, Any] | None:
+    if price is None:
+        return None
+    amount = (prompt_tokens * price.prompt_per_million + output_tokens * price.output_per_million) / 1e6
+    return {"amount": round(amount, 4), "currency": price.currency}
+
+
+def _tokens(prompts: Sequence[tuple[Message, ...]], known: Known) -> tuple[float, int]:
+    """Prompt tokens of a row, and how many rows the tokenizer counted to tell how many characters a token has."""
+    sizes = [sum(len(message["content"]) for message in prompt) for prompt in prompts]
+    chars = tokens = counted = 0
+    for i in range(0, len(prompts), max(1, len(prompts) // COUNTED_ROWS)):
+        count = known.count(prompts[i])
+        if count is None:
+            break
+        chars, tokens, counted = chars + sizes[i], tokens + count, counted + 1
+    per_char = tokens / chars if counted and chars else 1 / CHARS_PER_TOKEN
+    return sum(sizes) / max(len(sizes), 1) * per_char, counted
+
+
+def _sample(source: Source, spec: JobSpec) -> list[tuple[Message, ...]]:
+    """Prompts of a sample of rows. Rows that are not UTF-8 are left out: they end as errors, not as prompts."""
     groups = [group for group in source.row_groups() if group.row_count]
-    sizes: list[int] = []
+    prompts: list[tuple[Message, ...]] = []
     for group in groups[:: max(1, len(groups) // SAMPLE_GROUPS)][:SAMPLE_GROUPS]:
         table = source.read(group, 0, min(SAMPLE_ROWS, group.row_count), columns_needed(spec.model_copy(update={"keep": ()})))
         try:
             rows = table.to_pylist()
         except UnicodeDecodeError:
             continue
-        sizes += [sum(len(message["content"]) for message in build_messages(spec.task, spec.column, row)) for row in rows]
-    return sizes
+        prompts += [build_messages(spec.task, spec.column, row) for row in rows]
+    return prompts

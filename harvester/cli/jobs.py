@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +13,17 @@ from connectors import TargetName
 from connectors.incoming import Form
 from harvester.cli.client import Client
 from harvester.cli.completion import task_names
-from harvester.cli.estimate import estimate
+from harvester.cli.deadline import parse_deadline
+from harvester.cli.dryrun import print_estimate
 from harvester.cli.into import INTO_HELP, checked_target, copying, written_line
 from harvester.cli.invocation import Invocation, command
-from harvester.cli.jobtext import duration, job_lines
+from harvester.cli.jobtext import job_lines
 from harvester.cli.local import serving
 from harvester.cli.progress import failure, follow, show, updates
 from harvester.cli.request import build_request, read_schema
 from harvester.cli.stdin import Given, given_source
 from harvester.errors import HarvesterError
-from jobs.spec import JobRequest, JobView
+from jobs.spec import JobRequest, JobView, OnLong
 from jobs.states import ENDED
 
 app = typer.Typer()
@@ -62,6 +64,19 @@ def submit(
     into: Annotated[
         str | None, typer.Option("--into", "-o", metavar="TARGET", help=f"{INTO_HELP} Implies --watch.", show_default=False)
     ] = None,
+    on_long: Annotated[OnLong, typer.Option("--on-long", help="A text too long for the model: cut it, ask in parts, or fail its row.")] = (
+        OnLong.TRUNCATE
+    ),
+    max_error_rate: Annotated[
+        float,
+        typer.Option("--max-error-rate", metavar="X", min=0.0, max=1.0, help="Stop it when after 100 rows more than this share failed."),
+    ] = 0.5,
+    weight: Annotated[
+        float, typer.Option("--weight", metavar="X", min=0.001, max=1000.0, help="Share beside other jobs, as a ratio.")
+    ] = 1.0,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="WHEN", help="It should end by then: 6h, 18:30, 2030-01-31T18:30; it expires then.")
+    ] = None,
     new: Annotated[bool, typer.Option("--new", help="Make a new job even where the same one exists.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch it to its end; exit with 1 if it failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print rows, tokens and time it would take; make nothing.")] = False,
@@ -81,6 +96,7 @@ def submit(
         cat mails.jsonl | harvester submit - --column body -o mails.csv
     """
     target = None if into is None else checked_target(into, here)
+    deadline_at_s = None if deadline is None else parse_deadline(deadline, time.time())
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:
         request = build_request(
             given.uri,
@@ -94,10 +110,14 @@ def submit(
             model=model,
             max_tokens=max_tokens,
             temperature=temperature,
+            on_long=on_long,
+            max_error_rate=max_error_rate,
+            weight=weight,
+            deadline_at_s=deadline_at_s,
             new=new,
         )
         if dry_run:
-            _print_estimate(here, request)
+            print_estimate(here, request)
         else:
             _submit(here, request, watch, target, given)
 
@@ -169,30 +189,3 @@ def _print_next(view: JobView) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _print_estimate(here: Invocation, request: JobRequest) -> None:
-    model, tokens_per_s = _known_rate(here)
-    found = estimate(request, request.model or model, tokens_per_s)
-    if here.json:
-        here.print_json(found)
-        return
-    seconds = found["estimated_s"]
-    print(f"rows           {found['rows']:,} in {found['slices']:,} slices")
-    print(f"task           {found['task']}" + (f", over column {found['column']}" if found["column"] else ""))
-    print(f"prompt tokens  about {found['estimated_prompt_tokens']:,} (an estimate: characters / 4 of {found['sampled_rows']:,} rows)")
-    print(f"output tokens  at most {found['most_output_tokens']:,}")
-    print("time           " + ("unknown: no server has measured a job yet" if seconds is None else f"at most about {duration(seconds)}"))
-    for note in found["notes"]:
-        print(f"note           {note}")
-
-
-def _known_rate(here: Invocation) -> tuple[str, float | None]:
-    """The server's model, and tokens/s of its newest job that has a rate; a job's own rate is the only measure there is."""
-    reached = here.try_reach()
-    if reached is None:
-        return "unknown", None
-    client, info = reached
-    with client:
-        rates = [view.offline_tokens_per_s for view in client.jobs() if view.offline_tokens_per_s and view.model == info.model]
-    return info.model, rates[0] if rates else None

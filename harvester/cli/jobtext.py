@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from harvester.cli.table import render
 from jobs.spec import JobView
@@ -22,7 +23,9 @@ def _cells(view: JobView) -> list[str]:
 
 
 def job_lines(view: JobView) -> Iterator[str]:
-    """One fact a line, as ``name  value``."""
+    """One fact a line, as ``name  value``; first of all that every row failed."""
+    if view.rows_error and not view.rows_ok:
+        yield f"every row so far failed ({view.rows_error:,}); see: harvester results {view.id} --errors"
     facts = {
         "job": view.id,
         "state": view.state.value + (f": {view.message}" if view.message else ""),
@@ -32,7 +35,8 @@ def job_lines(view: JobView) -> Iterator[str]:
         "recomputed": f"{view.rows_recomputed:,}",
         "tokens": f"{view.prompt_tokens:,} prompt ({view.cached_tokens:,} cached), {view.output_tokens:,} output",
         "tokens/s": rate(view.offline_tokens_per_s) or "unknown",
-        "time left": "unknown" if view.eta_s is None else duration(view.eta_s),
+        "time left": "unknown" if view.eta_s is None else time_left(view),
+        **_deadline(view),
         "preemptions": f"{view.preemptions:,}",
         "task": view.task,
         "model": view.model,
@@ -43,6 +47,21 @@ def job_lines(view: JobView) -> Iterator[str]:
     yield from (f"{'note':<12} {note}" for note in view.notes)
 
 
+def time_left(view: JobView) -> str:
+    """With its spread: four of five jobs end within it."""
+    if view.eta_low_s is None or view.eta_high_s is None:
+        return duration(view.eta_s or 0.0)
+    return f"{duration(view.eta_s or 0.0)} ({duration(view.eta_low_s)} to {duration(view.eta_high_s)})"
+
+
+def _deadline(view: JobView) -> dict[str, str]:
+    facts = {} if view.weight == 1.0 else {"weight": f"{view.weight:g}"}
+    if view.deadline_at_s is not None:
+        at = datetime.fromtimestamp(view.deadline_at_s).astimezone().isoformat(" ", "minutes")
+        facts["deadline"] = at + (f": {view.standing}" if view.standing else "")
+    return facts
+
+
 def progress_line(view: JobView) -> str:
     parts = [f"{view.id} {view.state}", f"{rows_done(view):,}/{view.rows_total:,} rows ({share_done(view):.0%})"]
     if view.rows_error:
@@ -50,7 +69,9 @@ def progress_line(view: JobView) -> str:
     if view.offline_tokens_per_s:
         parts.append(f"{rate(view.offline_tokens_per_s)} tokens/s")
     if view.eta_s and view.state is JobState.RUNNING:
-        parts.append(f"{duration(view.eta_s)} left")
+        parts.append(f"{time_left(view)} left")
+    if view.standing:
+        parts.append(view.standing)
     if view.message:
         parts.append(view.message)
     return ", ".join(parts)

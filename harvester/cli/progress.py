@@ -23,14 +23,14 @@ Views = dict[str, JobView]  # the last one of each job, by its id
 
 
 def updates(client: Client, jobs: Sequence[str], sleep: Sleep = time.sleep) -> Iterator[JobView]:
-    """How each job stands now, then each time that differs, until all have ended.
+    """How each job stands now, then each time that differs, until all have ended and what they have done is published.
 
     A server that is away is waited for `PATIENCE_S`; then `UnreachableError`.
     """
     last: Views = {view.id: view for view in (client.job(job) for job in dict.fromkeys(jobs))}
-    yield from last.values()
+    yield from (view for view in last.values() if not _publishes(view))
     away_s = 0.0
-    while open_jobs := [job for job, view in last.items() if view.state not in ENDED]:
+    while open_jobs := [job for job, view in last.items() if view.state not in ENDED or _publishes(view)]:
         sleep(POLL_S)
         try:
             views = [client.job(job) for job in open_jobs]
@@ -43,7 +43,13 @@ def updates(client: Client, jobs: Sequence[str], sleep: Sleep = time.sleep) -> I
         for view in views:
             if view != last[view.id]:
                 last[view.id] = view
-                yield view
+                if not _publishes(view):
+                    yield view
+
+
+def _publishes(view: JobView) -> bool:
+    """It has been ended, and replicas still give back what they hold of it: its last rows come to its results in a moment."""
+    return view.state in ENDED and view.rows_running > 0
 
 
 def show(views: Iterator[JobView]) -> Views:
@@ -97,7 +103,7 @@ def _lines(views: Iterator[JobView]) -> Views:
     last: Views = {}
     shown: dict[str, object] = {}
     for view in views:
-        step = (view.state, int(share_done(view) * 10), view.message)
+        step = (view.state, int(share_done(view) * 10), view.message, view.boost > 1.0, view.guaranteed_share > 0.0)
         if step != shown.get(view.id):
             print(progress_line(view), file=sys.stderr, flush=True)
         shown[view.id] = step

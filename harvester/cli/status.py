@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from harvester.cli.completion import job_ids
+from harvester.cli.deadline import parse_deadline
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.jobtext import job_lines, job_table
 from harvester.cli.progress import Views, event_of, failure, updates
@@ -17,8 +20,8 @@ from harvester.cli.progress import show as show_progress
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.folder import StateFolder
 from jobs.ledgerfile import read_ledger
-from jobs.spec import JobView
-from jobs.states import ENDED
+from jobs.spec import JobChange, JobView
+from jobs.states import ACTIVE, ENDED
 
 app = typer.Typer()
 
@@ -136,16 +139,35 @@ def pause(here: Invocation, job: JobArgument) -> None:
 
 
 @command(app)
-def resume(here: Invocation, job: JobArgument) -> None:
+def resume(
+    here: Invocation,
+    job: JobArgument,
+    deadline: Annotated[str | None, typer.Option("--deadline", metavar="WHEN", help="New deadline: 6h, 18:30, 2030-01-31T18:30.")] = None,
+    weight: Annotated[float | None, typer.Option("--weight", metavar="X", min=0.001, max=1000.0, help="New weight.")] = None,
+    max_error_rate: Annotated[
+        float | None, typer.Option("--max-error-rate", metavar="X", min=0.0, max=1.0, help="New share of failed rows that stops it.")
+    ] = None,
+) -> None:
     """Go on with a job that stopped.
 
-    It may have been paused or cancelled, or have failed: the cause should be gone then.
+    It may have been paused or cancelled, have expired, or have failed: the cause should be gone then. A deadline that has
+    passed is dropped unless a new one is given. The options also change a job that runs.
 
     \b
     Example:
         harvester resume docs-7f3a
+        harvester resume docs-7f3a --deadline 6h --weight 3
     """
-    _change(here, job, "resume")
+    change = JobChange(
+        deadline_at_s=None if deadline is None else parse_deadline(deadline, time.time()), weight=weight, max_error_rate=max_error_rate
+    )
+    changed = change != JobChange()
+    client, _ = here.reach()
+    with client:
+        view = client.adjust(job, change) if changed else client.job(job)
+        if not (changed and view.state in ACTIVE):
+            view = client.change(job, "resume")
+    _print_change(here, view)
 
 
 @command(app)
@@ -165,6 +187,10 @@ def _change(here: Invocation, job: str, verb: str) -> None:
     client, _ = here.reach()
     with client:
         view = client.change(job, verb)
+    _print_change(here, view)
+
+
+def _print_change(here: Invocation, view: JobView) -> None:
     if here.json:
         here.print_json(view.model_dump(mode="json"))
     else:
@@ -199,6 +225,7 @@ def _newest_first(table: pa.Table) -> list[dict[str, Any]]:
 
 def _stored_view(here: Invocation, line: dict[str, Any]) -> JobView:
     """A line of the ledger as the server would tell it, but for what only a running server knows."""
+    spec = json.loads(line["spec"])
     known = {name: value for name, value in line.items() if name in JobView.model_fields and name != "notes"}
     derived = {
         "rows_running": 0,
@@ -206,6 +233,7 @@ def _stored_view(here: Invocation, line: dict[str, Any]) -> JobView:
         "eta_s": None,
         "results": str(StateFolder(here.state_dir).results(line["id"])),
     }
+    derived |= {name: spec[name] for name in ("weight", "deadline_at_s") if name in spec}
     try:
         return JobView.model_validate(derived | known)
     except ValidationError as error:

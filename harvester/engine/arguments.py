@@ -12,6 +12,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from harvester.config import ServeConfig
+from harvester.engine.checkpoints.budget import transfer_config
 from harvester.engine.preemptible import SAFEPOINTS_KEY
 from harvester.engine.settings import KEY, pack
 from harvester.errors import ConfigError
@@ -48,6 +49,8 @@ def engine_arguments(
     if board is not None and config.schedule.safepoints == "auto":
         extra[SAFEPOINTS_KEY] = {"board": str(board)} | extra.get(SAFEPOINTS_KEY, {})
     values["additional_config"] = extra
+    if config.checkpoint.enabled and values.get("kv_transfer_config") is None:
+        values["kv_transfer_config"] = transfer_config(config.checkpoint, config.replicas)
     return values
 
 

@@ -60,6 +60,27 @@ class Count(IntEnum):
     HARVESTED_S = 15  # in steps with offline work alone
     RESERVED_SLOTS = 16  # gauge
     RESERVED_BLOCKS = 17  # gauge
+    STORED_BLOCKS = 18  # to host memory
+    LOADED_BLOCKS = 19  # back
+    STORED_BYTES = 20  # of all ranks
+    LOADED_BYTES = 21
+    STORE_S = 22  # of copying, of all ranks
+    LOAD_S = 23
+    FAILED_COPIES = 24  # jobs of a step, or a checkpoint read back
+    WAITED_BLOCKS = 25  # stored while a step waited
+    HOST_BLOCKS = 26  # gauge
+    HOST_BYTES = 27  # gauge
+    COVERED_BLOCKS = 28  # gauge: of running requests
+    LAG_TOKENS = 29  # gauge: computed tokens of running requests that are not covered
+    RESUMED = 30  # preempted requests that run again
+    RESUMED_WHOLE = 31  # of those, with all full blocks back
+    LOST_TOKENS = 32  # whose KV requests lost
+    EDGE_TOKENS = 33  # of those, computed again: of a partly filled block
+    UNCOVERED_TOKENS = 34  # not copied, or given up for want of host memory
+    FAILED_TOKENS = 35  # copied, but the copy failed
+    EVICTED_BLOCKS = 36  # host blocks given up for want of memory
+    SWAPPED = 38  # online requests that gave up KV for one whose turn comes sooner
+    RESUME_S = 37  # from the start of reading back to the first step, summed
 
 
 SIZE = (Field.STEPS_S + RING) * 8

@@ -9,7 +9,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from harvester.engine.queue import TwoLaneQueue
+from harvester.engine.queue import TwoLaneQueue, is_offline
 from harvester.engine.settings import Promise
 from harvester.policy.latency import StepLoad
 from harvester.policy.view import Running, View
@@ -70,14 +70,18 @@ def view(
         offline_next_blocks=final_blocks(waiting.offline.peek(), block_tokens) if len(waiting.offline) else 0,
         free_blocks=pool.get_num_free_blocks(),
         total_blocks=pool.num_gpu_blocks,
-        max_seqs=scheduler.max_num_active_reqs,
+        max_seqs=scheduler.max_num_active_reqs - len(scheduler.kv_holding_waiting),  # whose KV is read back: they join when it is there
         online_idle_s=online_idle_s,
         now_s=now_s,
         waiting_due_s=min((r.arrival_time + shift_s + promise(r).ttft_s for r in online), default=float("inf")),
         waiting_tokens=sum(r.num_tokens for r in online),
         max_tokens=most_tokens,
         offline_step_s=offline_step_s,
+        loading_growth=sum(
+            final_blocks(r, block_tokens) - waiting_blocks(r, block_tokens) for r in scheduler.kv_holding_waiting if is_offline(r)
+        ),
         reserve=reserve,
+        guarantee=waiting.offline.guarantee(),
     )
 
 

@@ -133,10 +133,12 @@ class EngineHost:
         json_schema: dict[str, Any] | None = None,
         job: str = "",
         window: int = 0,
+        claim: dict[str, Any] | None = None,
     ) -> Answer:
         """Answer one prompt as offline work; cancelling the task aborts it in the engine.
 
-        Jobs share the engine by tokens served; the prompts of one ``window`` of a job may be run in any order, windows are run in theirs.
+        Jobs share the engine by tokens served, as the ``claim`` (weight, share, above_slo) of their newest prompt
+        says. The prompts of one ``window`` of a job may be run in any order, windows are run in theirs.
 
         Raises `UsageError` for a prompt vLLM refuses and `EngineError` when the engine is dead.
         """
@@ -147,7 +149,7 @@ class EngineHost:
             guided = StructuredOutputsParams(json=json_schema, disable_any_whitespace=True)  # no endless blanks
         try:
             asked = {"max_tokens": max_tokens, "temperature": temperature, "structured_outputs": guided}
-            asked["extra_args"] = {"job": job, "slice": window}
+            asked["extra_args"] = {"job": job, "slice": window, **(claim or {})}
             params = SamplingParams(**(self._defaults | asked), output_kind=RequestOutputKind.FINAL_ONLY)
             stream = self.llm.generate(TokensPrompt(prompt_token_ids=token_ids), params, request_id, priority=PRIORITY_OFFLINE)
             last: RequestOutput | None = None

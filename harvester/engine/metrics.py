@@ -72,6 +72,45 @@ class StreamClock:
         self._last_s = now_s
 
 
+class CheckpointMetrics:
+    """What became of the KV of preempted requests, and what that took. All zero where checkpoints are off."""
+
+    COUNTERS = (
+        ("harvester_checkpoint_stored_blocks", "KV blocks copied to host memory.", Count.STORED_BLOCKS),
+        ("harvester_checkpoint_loaded_blocks", "KV blocks copied back.", Count.LOADED_BLOCKS),
+        ("harvester_checkpoint_stored_bytes", "Bytes copied to host memory.", Count.STORED_BYTES),
+        ("harvester_checkpoint_loaded_bytes", "Bytes copied back.", Count.LOADED_BYTES),
+        ("harvester_checkpoint_store_seconds", "Time spent copying to host memory, of all ranks.", Count.STORE_S),
+        ("harvester_checkpoint_load_seconds", "Time spent copying back, of all ranks.", Count.LOAD_S),
+        ("harvester_checkpoint_failed_copies", "Copies that failed; their blocks are computed again.", Count.FAILED_COPIES),
+        (
+            "harvester_checkpoint_waited_blocks",
+            "KV blocks copied while a step waited, for a request that lost its KV.",
+            Count.WAITED_BLOCKS,
+        ),
+        ("harvester_checkpoint_evicted_blocks", "Host blocks given up for want of host memory.", Count.EVICTED_BLOCKS),
+        ("harvester_resumed", "Preempted requests that run again.", Count.RESUMED),
+        ("harvester_resumed_whole", "Of those, with all full blocks back (the prefetch hits).", Count.RESUMED_WHOLE),
+        ("harvester_resume_seconds", "From the start of reading back to the first step, summed.", Count.RESUME_S),
+        ("harvester_swapped", "Online requests that gave up their KV for one whose turn comes sooner.", Count.SWAPPED),
+        ("harvester_lost_tokens", "Tokens whose KV was taken from requests.", Count.LOST_TOKENS),
+    )
+    GAUGES = (
+        ("harvester_checkpoint_host_blocks", "Host blocks in use.", Count.HOST_BLOCKS),
+        ("harvester_checkpoint_host_bytes", "Host memory in use.", Count.HOST_BYTES),
+        ("harvester_checkpoint_covered_blocks", "KV blocks of running requests that are on the host.", Count.COVERED_BLOCKS),
+        ("harvester_checkpoint_lag_tokens", "Computed tokens of running requests that are not.", Count.LAG_TOKENS),
+    )
+    CAUSES = (("edge", Count.EDGE_TOKENS), ("uncovered", Count.UNCOVERED_TOKENS), ("failed", Count.FAILED_TOKENS))
+
+    @classmethod
+    def recomputed(cls, board: Board) -> Metric:
+        tokens = CounterMetricFamily("harvester_recomputed_tokens", "Tokens computed again after a preemption.", labels=["cause"])
+        for cause, place in cls.CAUSES:
+            tokens.add_metric([cause], board.count(place))
+        return tokens
+
+
 class BoardMetrics(Collector):
     """The engine core's counters, read when somebody asks."""
 
@@ -96,11 +135,12 @@ class BoardMetrics(Collector):
         self._board = board
 
     def collect(self) -> Iterator[Metric]:
-        for name, text, place in self.COUNTERS:
+        for name, text, place in self.COUNTERS + CheckpointMetrics.COUNTERS:
             yield CounterMetricFamily(name, text, value=self._board.count(place))
-        for name, text, place in self.GAUGES:
+        for name, text, place in self.GAUGES + CheckpointMetrics.GAUGES:
             yield GaugeMetricFamily(name, text, value=self._board.count(place))
         yield self._by_class()
+        yield CheckpointMetrics.recomputed(self._board)
         yield self._error()
         detected = SummaryMetricFamily("harvester_abort_detection_seconds", "Signal to the end of the step.")
         detected.add_metric([], int(self._board.count(Count.DETECTED)), self._board.count(Count.DETECT_S))

@@ -52,7 +52,7 @@ class OfflineApi:
         }
 
     async def respond(self, request_id: str, endpoint: str, body: dict[str, Any], extra: dict[str, Any]) -> Response:
-        """``extra``: job and slice, for the offline order. Waits while the engine's queue is full.
+        """``extra``: job, slice and claim, for the offline order. Waits while the engine's queue is full.
 
         A request that cannot work gets the status and the error it would get over HTTP. Raises `EngineError` when the engine is dead.
         """

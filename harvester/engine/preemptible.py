@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from harvester.engine.board import Board, Field
+from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.kvcopy import measure_kv_copy
 from harvester.engine.safepoint import Safepoints, StepAborted
 
@@ -74,10 +76,12 @@ class PreemptibleWorker:
             self._safepoints.disarm()
 
     def _end(self, scheduler_output: SchedulerOutput, step: int) -> None:
-        self.model_runner.execute_model_state = None
+        self.model_runner.execute_model_state = self.model_runner.kv_connector_output = None
         ids = list(scheduler_output.num_scheduled_tokens)
         self._ended = ModelRunnerOutput(req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)})
         setattr(self._ended, ENDED_EARLY, True)
+        if has_kv_transfer_group() and isinstance(connector := get_kv_transfer_group(), CheckpointConnector):
+            self._ended.kv_connector_output = connector.told()  # copies go on, whatever becomes of the step
         if step and self._board is not None and self.rank == 0:
             self._board[Field.ENDED_AT_S] = time.monotonic()
             self._board[Field.ENDED_STEP] = step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +13,10 @@ from vllm.v1.request import Request
 
 from harvester.core import WorkClass, work_class
 from harvester.policy.fair import FairOrder, prefix_key
+from harvester.policy.view import Guarantee
+
+LEAST_WEIGHT = 1e-6
+MOST_SHARE = 0.9
 
 
 class OnlineLane:
@@ -46,12 +51,25 @@ class OfflineLane:
     def __init__(self, fair: FairOrder) -> None:
         self._fair = fair
         self._jobs: dict[str, list[tuple[Any, Request]]] = {}
+        self._guarantees: dict[str, Guarantee] = {}  # by job that has a share, as its newest request says
         self._len = 0
+
+    def guarantee(self) -> Guarantee | None:
+        """The largest of the jobs that have work, waiting or running; None where none has a share."""
+        if not self._guarantees:
+            return None
+        self._guarantees = {job: given for job, given in self._guarantees.items() if job in self._fair}
+        return max(self._guarantees.values(), key=lambda given: given.share, default=None)
 
     def add(self, request: Request) -> None:
         job = job_of(request)
-        if job not in self._fair:
-            self._fair.join(job, extra_of(request).get("weight", 1.0))
+        extra = extra_of(request)
+        self._fair.join(job, _bounded(extra.get("weight"), LEAST_WEIGHT, math.inf, 1.0))
+        share = _bounded(extra.get("share"), 0.0, MOST_SHARE, 0.0)
+        if share > 0.0:
+            self._guarantees[job] = Guarantee(share, extra.get("above_slo") is True)
+        else:
+            self._guarantees.pop(job, None)
         insort(self._jobs.setdefault(job, []), (_place(request), request), key=lambda item: item[0])
         self._len += 1
 
@@ -190,6 +208,11 @@ def extra_of(request: Request) -> Mapping[str, Any]:
 def job_of(request: Request) -> str:
     """Job of an offline request; the empty one where it came by the chat route."""
     return str(extra_of(request).get("job", ""))
+
+
+def _bounded(value: object, least: float, most: float, otherwise: float) -> float:
+    """A number of the request, which a chat client may have written."""
+    return min(max(float(value), least), most) if isinstance(value, int | float) and math.isfinite(value) else otherwise
 
 
 def _place(request: Request) -> tuple[bool, int, int, tuple[int, ...], float]:

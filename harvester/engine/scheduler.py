@@ -18,12 +18,13 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from harvester.engine import compat
+from harvester.engine.checkpoints.saving import Checkpoints
 from harvester.engine.learning import Learning
 from harvester.engine.preemptible import ENDED_EARLY
 from harvester.engine.queue import OfflineRequests, TwoLaneQueue, extra_of, is_offline, job_of
 from harvester.engine.reporting import Reporting
 from harvester.engine.settings import NOTHING, Promise, Settings
-from harvester.engine.steps import Step, registered_blocks, take_back
+from harvester.engine.steps import Step, registered_blocks, seconds_of, take_back
 from harvester.engine.waiting import sleep_between_looks
 from harvester.policy.arrivals import Bursts, Pace
 from harvester.policy.fair import FairOrder
@@ -33,8 +34,6 @@ from harvester.policy.online import OnlineTurns, left_out
 from harvester.policy.preempt import best_step_s
 from harvester.policy.share import plan_step
 from harvester.policy.view import Plan, Running, View
-
-SAME_ROW_S = 0.003
 
 
 class HarvestScheduling:
@@ -59,6 +58,7 @@ class HarvestScheduling:
         self._pace = Pace()
         self._learning = Learning(self._settings)
         self._report = Reporting(self._settings, self.vllm_config)  # type: ignore[attr-defined]
+        self._checkpoints = Checkpoints(self.connector, self._settings)  # type: ignore[attr-defined]
         self._steps: deque[Step] = deque()
         self._step_number = 0
         self._epoch = 0  # steps planned before one ended early carry its epoch
@@ -97,6 +97,7 @@ class HarvestScheduling:
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _forget_the_gone(self) -> None:
+        self._checkpoints.forget(self._gone)
         for name in self._gone:
             self._seen.pop(name, None)
             if name in self._turns:
@@ -105,6 +106,18 @@ class HarvestScheduling:
             if job is not None and job in self._fair:
                 self._fair.leave(job)
         self._gone.clear()
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        """vLLM's. Where stale output is dropped, the KV is not to be trusted either."""
+        self._seen.pop(request.request_id, None)
+        if not drop_stale_output:
+            self._checkpoints.preempted(request)
+        super()._preempt_request(request, timestamp, drop_stale_output)  # type: ignore[misc]
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """vLLM's; checkpoints are always forgotten with it."""
+        self._checkpoints.reset(self)
+        return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))  # type: ignore[misc]
 
     def _promise(self, request: Request) -> Promise:
         return NOTHING if request.request_id in self._jobs else self._settings.promise(extra_of(request))
@@ -117,13 +130,16 @@ class HarvestScheduling:
         self._forget_the_gone()
         ranks = self._turns.ranks(now_s)
         self.waiting.online.ranks = ranks
+        self._checkpoints.swap_out(self, self._turns, now_s)
         reserve = self._bursts.reserve(now_s) if self._bursts is not None else None
         rows = self._rows(ranks, now_s)
         view = compat.view(self, rows, self.waiting, now_s, now_s - self._online_at_s, self._promise, reserve, self._offline_step_s(now_s))
         if len(self._turns):
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
+        view = self._checkpoints.marked(view, self.running)
         plan = plan_step(view, self._settings.limits, model)
+        self._checkpoints.allow(self, view, plan)
         with self._applied(plan, view, ranks):
             output = super().schedule(throttle_prefills)  # type: ignore[misc]
         self._report.planned(plan, reserve)
@@ -135,6 +151,7 @@ class HarvestScheduling:
         bitmask = super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
         self._learn()
         self._settle()
+        self._checkpoints.plan(self)
         if not self._speculative:
             self._look_ahead()
         return bitmask
@@ -171,7 +188,7 @@ class HarvestScheduling:
         self.running = [batch[i] for i in plan.run]
         now_s = time.monotonic()
         for i in plan.preempt:
-            self._preempt_request(batch[i], now_s)  # type: ignore[attr-defined]
+            self._preempt_request(batch[i], now_s)
         if plan.budget_tokens is not None:
             self.max_num_scheduled_tokens = min(tokens, plan.budget_tokens)
         self.max_num_active_reqs = seqs - len(paused)
@@ -220,6 +237,7 @@ class HarvestScheduling:
             return
         step.computed = compat.computed_before(self, step.output)
         step.admitted = compat.admitted(step.output)
+        self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
         step.load = compat.load_of(step.output, step.computed)
         if self._report.can_end_steps:
             step.registered = registered_blocks(self, step.computed)
@@ -237,7 +255,7 @@ class HarvestScheduling:
         newest = next((request for request in reversed(self.running) if request.request_id in self._jobs), None)
         if newest is not None:
             self.running.remove(newest)
-            self._preempt_request(newest, time.monotonic())  # type: ignore[attr-defined]
+            self._preempt_request(newest, time.monotonic())
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         self._settle()
@@ -246,7 +264,7 @@ class HarvestScheduling:
             if not step.void:
                 self._ended_early(step, now_s)
         elif step.load.tokens:
-            self._answered.append((step, self._seconds(step, now_s), now_s))
+            self._answered.append((step, seconds_of(step, self._updated_s, now_s), now_s))
         self._report.ends(step, now_s)
         self._updated_s = now_s
         if self._steps:
@@ -258,11 +276,6 @@ class HarvestScheduling:
         self._epoch += 1
         self._seen.clear()
         self._report.took_back(step, take_back(self, deque((step, *self._steps)), now_s))
-
-    def _seconds(self, step: Step, now_s: float) -> float:
-        """How long it took: what lies between two steps in a row is a part of the time between two tokens."""
-        gap_s = step.began_s - self._updated_s
-        return now_s - (self._updated_s if 0.0 <= gap_s < SAME_ROW_S else step.began_s)
 
     def _learn(self) -> None:
         """From the steps that were answered; done while the next one runs."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harvester.config import ScheduleConfig, ServeConfig, ShareConfig, SloConfig
+from harvester.config import CheckpointConfig, ScheduleConfig, ServeConfig, ShareConfig, SloConfig
 from harvester.policy.view import Limits
 
 KEY = "harvester"
@@ -32,13 +32,15 @@ class Settings:
     schedule: ScheduleConfig
     board: Path | None  # None: nobody reads along, and no step is ended
     profile: Path | None  # latency profile, read at start and kept up to date
+    checkpoint: CheckpointConfig
 
     @classmethod
     def parse(cls, additional: Mapping[str, Any]) -> Settings:
         """Read what `pack` wrote."""
         given = additional[KEY]
-        paths = [Path(given[name]) if given.get(name) else None for name in ("board", "profile")]
-        return cls(ShareConfig(**given["share"]), SloConfig(**given.get("slo", {})), ScheduleConfig(**given.get("schedule", {})), *paths)
+        board, profile = (Path(given[name]) if given.get(name) else None for name in ("board", "profile"))
+        share, slo, schedule = ShareConfig(**given["share"]), SloConfig(**given.get("slo", {})), ScheduleConfig(**given.get("schedule", {}))
+        return cls(share, slo, schedule, board, profile, CheckpointConfig(**given.get("checkpoint", {})))
 
     @property
     def limits(self) -> Limits:
@@ -60,6 +62,7 @@ def pack(config: ServeConfig, board: Path | None = None, profile: Path | None = 
         "share": config.share.model_dump(),
         "slo": config.slo.model_dump(),
         "schedule": config.schedule.model_dump(),
+        "checkpoint": config.checkpoint.model_dump(),
         "board": str(board) if board else None,
         "profile": str(profile) if profile else None,
     }

@@ -14,7 +14,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from harvester.engine.checkpoints.saving import fail_load
 from harvester.policy.latency import StepLoad
+
+SAME_ROW_S = 0.003
 
 
 @dataclass(slots=True)
@@ -35,6 +38,13 @@ class Step:
     void: bool = False
 
 
+def seconds_of(step: Step, updated_s: float, now_s: float) -> float:
+    """How long a step took that ends now; ``updated_s``: when the last one did. What lies between two in a row is a part of the time between
+    two tokens.
+    """
+    return now_s - (updated_s if 0.0 <= step.began_s - updated_s < SAME_ROW_S else step.began_s)
+
+
 def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
     """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
     found = []
@@ -53,6 +63,7 @@ def take_back(scheduler: Scheduler, steps: deque[Step], now_s: float) -> int:
     were given may be among the ones never written. What vLLM still sees of these steps is marked as stale, so that it only keeps count.
     """
     _unregister(scheduler, steps)
+    _distrust_loads(scheduler, steps)
     admitted: set[str] = set()
     seen: set[str] = set()
     for step in steps:
@@ -77,6 +88,14 @@ def _unregister(scheduler: Scheduler, steps: deque[Step]) -> None:
         for block, given in step.registered:
             if block.block_hash == given:  # else it has been given away since
                 pool.evict_blocks({block.block_id})
+
+
+def _distrust_loads(scheduler: Scheduler, steps: deque[Step]) -> None:
+    """A request that is read back from the host may have been given a prefix that was to be written in these steps: it begins anew."""
+    unwritten = {block.block_id for step in steps for block, _ in step.registered}
+    for request in scheduler.kv_holding_waiting:
+        if any(not unwritten.isdisjoint(ids) for ids in scheduler.kv_cache_manager.get_block_ids(request.request_id)):
+            fail_load(scheduler, request)
 
 
 def _rewind(scheduler: Scheduler, request: Request, computed: int) -> None:

@@ -17,7 +17,7 @@ from harvester.core import TIER_PRIORITY, ServiceTier, WorkClass, tier_of_priori
 from harvester.errors import ParameterError
 
 Create = Callable[..., Awaitable[Any]]  # create_chat_completion or create_completion: (request, raw_request) -> answer
-OUR_ARGS = ("job", "slice", "weight")  # of `vllm_xargs`: what the offline order goes by, said by jobs alone
+OUR_ARGS = ("job", "slice", "weight", "share", "above_slo")  # of `vllm_xargs`: what the offline order goes by, said by jobs alone
 _DATA = "data: {"
 
 

@@ -20,7 +20,8 @@ class Batch:
     decodes: list[int] = field(default_factory=list)  # offline, oldest first, as below
     contexts: list[int] = field(default_factory=list)  # tokens computed of each of ``decodes``
     prefills: list[int] = field(default_factory=list)
-    growth_blocks: int = 0  # KV blocks that the offline ones will still ask for
+    final_blocks: int = 0  # KV blocks of the offline ones when they end
+    growth_blocks: int = 0  # of those, what they will still ask for
     tpot_s: float = math.inf  # least promised to those whose first token is out
     due_s: float = math.inf  # when the earliest first token of the running is due
 
@@ -36,12 +37,14 @@ def batch_of(running: Sequence[Running], left_out: Container[int] = ()) -> Batch
     chat = [place for place in kept if not running[place].offline]
     offline = [place for place in kept if running[place].offline] if chat else kept
     decodes = [place for place in offline if running[place].step_tokens <= 1]
+    final_blocks = sum([running[place].blocks_final for place in offline])
     batch = Batch(
         kept=kept,
         decodes=decodes,
         contexts=[running[place].context for place in decodes],
         prefills=[place for place in offline if running[place].step_tokens > 1] if len(decodes) < len(offline) else [],
-        growth_blocks=sum([running[place].blocks_final for place in offline]) - sum([running[place].blocks_now for place in offline]),
+        final_blocks=final_blocks,
+        growth_blocks=final_blocks - sum([running[place].blocks_now for place in offline]),
     )
     if chat:
         _with_chat(batch, running, chat)

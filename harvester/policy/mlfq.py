@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from harvester.policy.enst import enst
+
 
 @dataclass(slots=True)
 class _Place:
@@ -101,6 +103,12 @@ class Mlfq:
                 kept = set(running)
                 ordered += [request for request in queue if request not in kept] if kept else queue
         return ordered
+
+    def enst(self, now_s: float, batch: int) -> dict[str, float]:
+        """Seconds until each is scheduled next, ``batch`` at a time (FastServe 4.2)."""
+        levels = {request: place.level for request, place in self._places.items()}
+        due_s = {name: place.since_s + self._starvation_s * self._growth**place.level - now_s for name, place in self._places.items()}
+        return enst(levels, due_s, self.quantum_s, batch)
 
     def _covering(self, least: int, seconds: float) -> int:
         last = len(self._queues) - 1

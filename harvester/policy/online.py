@@ -47,6 +47,10 @@ class OnlineTurns:
         if self._mlfq is not None:
             self._mlfq.finish(request)
 
+    def enst(self, now_s: float, batch: int) -> dict[str, float]:
+        """Seconds until each is scheduled next; empty where the order is first come, first served."""
+        return self._mlfq.enst(now_s, batch) if self._mlfq is not None else {}
+
     def ranks(self, now_s: float) -> dict[str, int]:
         """Place of each in the order, 0 first."""
         order = self._mlfq.order(now_s) if self._mlfq is not None else list(self._priority)

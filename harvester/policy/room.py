@@ -13,7 +13,7 @@ def room(view: View, batch: Batch, limits: Limits) -> tuple[int, int]:
     """
     kept_slots, kept_blocks = reserve(view, limits) if view.online_idle_s <= limits.reserve_s else (0, 0)
     slots = view.max_seqs - kept_slots - len(view.running)
-    blocks = view.free_blocks - batch.growth_blocks - kept_blocks
+    blocks = view.free_blocks - batch.growth_blocks - view.loading_growth - kept_blocks
     least = (0, 0) if view.running else (1, view.offline_next_blocks)
     return max(slots, least[0]), max(blocks, least[1])
 
@@ -27,15 +27,17 @@ def reserve(view: View, limits: Limits) -> tuple[int, int]:
 
 
 def victims(view: View) -> frozenset[int]:
-    """The newest offline requests, as many as the waiting online ones lack slots or blocks."""
+    """Offline requests, as many as the waiting online ones lack slots or blocks: who loses least first, of equal ones the newest."""
     if view.online_waiting == 0:
         return frozenset()
     slots = view.online_waiting - (view.max_seqs - len(view.running))
     # Those that run take their blocks first: an engine that lacks one of them for a running request admits nobody in that step.
     growth = [r.blocks_step if not r.offline or r.step_tokens <= 1 else 0 for r in view.running]
     blocks = view.online_waiting_blocks + sum(growth) - view.free_blocks
+    if slots <= 0 and blocks <= 0:
+        return frozenset()
     chosen: set[int] = set()
-    for i in reversed(range(len(view.running))):
+    for i in sorted(range(len(view.running) - 1, -1, -1), key=lambda i: view.running[i].uncovered):
         if slots <= 0 and blocks <= 0:
             break
         if view.running[i].offline:

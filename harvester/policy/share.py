@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from harvester.policy.batch import Batch, batch_of
 from harvester.policy.budget import longest_decode, offline_budget
+from harvester.policy.guarantee import opened, stretched_s
 from harvester.policy.latency import LatencyModel
 from harvester.policy.limit import Online, added_s, limit_s, online_work
 from harvester.policy.load import StepLoad
@@ -29,17 +30,16 @@ def plan_step(view: View, limits: Limits, model: LatencyModel | None = None) -> 
     """Plan one step; O(running). Without a ``model`` that is ready, or an objective to hold, the token share is the fixed one."""
     preempt = victims(view)
     batch = batch_of(view.running, preempt)
+    slots, blocks = opened(room(view, batch, limits), view, batch) if view.online_waiting == 0 else (0, 0)
     if not batch.online and view.online_waiting == 0:
-        slots, blocks = room(view, batch, limits)
         return Plan(tuple(batch.kept), (), (), _alone_tokens(view, batch, model), slots, blocks, preemptible=True)
-    slots, blocks = room(view, batch, limits) if view.online_waiting == 0 else (0, 0)
     step_s = limit_s(view, batch)
     if model is None or not model.ready or (step_s == math.inf and limits.ttft_s == math.inf):
         plan = _fixed(view, batch, limits, (slots, blocks))
     else:
         slots = min(slots, max(0, PROMPTS_PER_STEP - len(batch.prefills)))
         plan = _budgeted(view, batch, limits, model, step_s, (slots, blocks))
-    return replace(plan, preempt=tuple(sorted(preempt))) if preempt else plan
+    return replace(plan, preempt=tuple(sorted(preempt)), limit_s=step_s)
 
 
 def _alone_tokens(view: View, batch: Batch, model: LatencyModel | None) -> int | None:
@@ -63,6 +63,7 @@ def _budgeted(view: View, batch: Batch, limits: Limits, model: LatencyModel, ste
     # The budget counts with the margin of all steps, short ones among them.
     step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
     step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, limits, alone_s)))
+    step_s = stretched_s(step_s, view, model.margin * alone_s)
     longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
     decodes, contexts = batch.decodes, batch.contexts
     if contexts and max(contexts) > longest:

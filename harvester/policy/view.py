@@ -36,6 +36,15 @@ class Running(NamedTuple):
     due_s: float = math.inf  # when its first token is due; online, while not decoding
     tpot_s: float = math.inf  # promised from one token to the next; online
     rank: int = 0  # among the online ones, smaller first
+    uncovered: int = 0  # KV blocks that would be computed again if it lost its KV
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """``share``: of slots and KV, and with ``above_slo`` of a step's time even where chat's promise then does not hold."""
+
+    share: float
+    above_slo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,9 @@ class View:
     waiting_tokens: int = 0  # tokens of the waiting online prompts
     max_tokens: int | None = None  # most tokens of any step; None: not known
     offline_step_s: float = math.inf  # most seconds of a step of offline work alone
+    loading_growth: int = 0  # KV blocks that offline requests whose KV is read back will still need
     reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals (`Bursts.reserve`); None: those of `Limits`
+    guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +81,4 @@ class Plan:
     offline_blocks: int  # KV blocks, at their end, that those may take together
     preemptible: bool = False  # the step holds offline work only: an arrival may cut it short
     offline_tokens: int | None = None  # of the step; None: no bound, offline work is alone
+    limit_s: float = math.inf  # that the step may last by what the online requests in it are promised

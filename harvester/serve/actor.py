@@ -12,10 +12,12 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from harvester.config import DeadlineConfig
 from harvester.errors import NotFoundError, StorageError
+from jobs.engine import Claim
 from jobs.folder import StateFolder
 from jobs.ledger import Ledger
-from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats
+from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats
 
 NAMESPACE = "harvester"
 LOCK_WAIT_S = 20.0
@@ -24,10 +26,10 @@ LOCK_WAIT_S = 20.0
 class LedgerHost:
     """Runs in the actor's process. Calls arrive one at a time; a restarted actor opens the file again and goes on."""
 
-    def __init__(self, state: str, lease_s: float) -> None:
+    def __init__(self, state: str, lease_s: float, deadlines: DeadlineConfig) -> None:
         folder = StateFolder(Path(state))
         again = ray.get_runtime_context().was_current_actor_reconstructed
-        self._ledger = _open(folder, lease_s, new_server=not again)
+        self._ledger = _open(folder, lease_s, deadlines, new_server=not again)
         if not again:
             folder.forget_unmade({view.id for view in self._ledger.jobs()})
 
@@ -39,22 +41,22 @@ class LedgerHost:
         return self._ledger.submit(plan, new=new)
 
 
-def _open(folder: StateFolder, lease_s: float, *, new_server: bool) -> Ledger:
+def _open(folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new_server: bool) -> Ledger:
     """Open the file, waiting a while for a killed owner to let go of its lock."""
     deadline_s = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            return Ledger(folder.ledger, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server)
+            return Ledger(folder.ledger, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server, deadlines=deadlines)
         except StorageError:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.2)
 
 
-def start_ledger(name: str, state: Path, lease_s: float) -> None:
+def start_ledger(name: str, state: Path, lease_s: float, deadlines: DeadlineConfig | None = None) -> None:
     """Start the actor and wait until the file is open."""
     actor = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
-    handle = actor.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(str(state), lease_s)
+    handle = actor.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(str(state), lease_s, deadlines or DeadlineConfig())
     _cause_of(lambda: ray.get(handle.call.remote("expire", (), True), timeout=60))
 
 
@@ -105,6 +107,19 @@ class LedgerActor:
 
     async def release(self, lease_id: str) -> None:
         await self._call("release", lease_id, timed=True)
+
+    async def claims(self) -> dict[str, Claim]:
+        return dict(await self._call("claims", timed=True))
+
+    async def adjust(self, job_id: str, change: JobChange) -> JobView:
+        view: JobView = await self._call("adjust", job_id, change)
+        return view
+
+    async def holds(self, lease_id: str) -> bool:
+        return bool(await self._call("holds", lease_id))
+
+    async def keep(self, lease_id: str, stats: PartStats) -> None:
+        await self._call("keep", lease_id, stats, timed=True)
 
     async def fail(self, job_id: str, message: str) -> None:
         await self._call("fail", job_id, message, timed=True)

@@ -75,7 +75,7 @@ class Cluster:
 
     def deploy(self, stop: threading.Event) -> None:
         """Deploy the applications and wait until they serve, or ``stop``. Raises `EngineError` with the replica's own reason."""
-        start_ledger(self._ledger, self._folder.root, self._config.harvest.lease_s)
+        start_ledger(self._ledger, self._folder.root, self._config.harvest.lease_s, self._config.deadlines)
         serve.start(
             http_options=HTTPOptions(host=self._config.host, port=self._config.port),
             logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),

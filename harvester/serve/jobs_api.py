@@ -23,7 +23,7 @@ from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageErro
 from harvester.serve.sql_api import add_sql
 from jobs.folder import StateFolder
 from jobs.plan import plan_job
-from jobs.spec import JobPlan, JobRequest, JobView
+from jobs.spec import JobChange, JobPlan, JobRequest, JobView
 
 
 class JobsLedger(Protocol):
@@ -31,6 +31,7 @@ class JobsLedger(Protocol):
     async def jobs(self) -> list[JobView]: ...
     async def show(self, job_id: str) -> JobView: ...
     async def change(self, job_id: str, verb: str) -> JobView: ...
+    async def adjust(self, job_id: str, change: JobChange) -> JobView: ...
     async def table(self, name: str) -> pa.Table: ...
 
 
@@ -153,6 +154,12 @@ def jobs_api(
     @app.get("/jobs/{job_id}")
     async def show(job_id: str) -> JobView:
         return await ledger.show(job_id)
+
+    @app.patch("/jobs/{job_id}")
+    async def adjust(job_id: str, change: JobChange) -> JobView:
+        if change.deadline_at_s is not None and change.deadline_at_s <= time.time():
+            raise UsageError("the deadline has passed; give a later one")
+        return await ledger.adjust(job_id, change)
 
     @app.post("/jobs/{job_id}/{verb}")
     async def change(job_id: str, verb: str) -> JobView:

@@ -34,6 +34,7 @@ class JobsApp:
             "url": url,
             "pid": pid,
             "replicas": config.replicas,
+            "price": None if config.price is None else config.price.model_dump(),
             "started_at_s": time.time(),
         }
         self._context_tokens: int | None = None

@@ -34,6 +34,7 @@ class OfflineEngine:
                 json_schema=prompt.json_schema,
                 job=prompt.job,
                 window=prompt.window,
+                claim=prompt.claim.extra_args(),
             )
         except UsageError as error:
             raise RowError("refused", error.message) from error
@@ -49,7 +50,7 @@ class OfflineEngine:
         )
 
     async def respond(self, request: ApiRequest) -> ApiAnswer:
-        extra = {"job": request.job, "slice": request.window}
+        extra = {"job": request.job, "slice": request.window, **request.claim.extra_args()}
         try:
             response = await self._host.openai.respond(request.request_id, request.endpoint, request.body, extra)
         except EngineError as error:

@@ -75,7 +75,7 @@ class BatchPlanner:
                 rows_total=source.row_count,
                 created_at_s=record.created_at_s,
                 endpoint=record.wish.endpoint,
-                expires_at_s=record.expires_at_s,
+                deadline_at_s=record.expires_at_s,
             )
             return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, self._harvest))
 

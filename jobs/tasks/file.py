@@ -34,6 +34,7 @@ class TaskFile(BaseModel):
     description: str = ""
     system: str | None = None
     prompt: str = Field(min_length=1)
+    combine: str | None = Field(default=None, description="Prompt over the answers for the parts of a long text; None makes one.")
     answer: AnswerKind = AnswerKind.TEXT
     labels: Any = Field(default=None, description='A list, or "{option}".')
     json_schema: Any = Field(default=None, description='A JSON schema, or "{option}".')
@@ -53,7 +54,7 @@ def parse_task(values: Mapping[str, Any], origin: str) -> TaskFile:
     except ValidationError as error:
         raise TaskError(_explain(error, origin)) from error
     used: set[str] = set()
-    for key, template in (("prompt", task.prompt), ("system", task.system)):
+    for key, template in (("prompt", task.prompt), ("system", task.system), ("combine", task.combine)):
         if template is not None:
             parse(template, f"{origin}: {key}")
             used |= set(places(template))

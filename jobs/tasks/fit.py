@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from jobs.engine import RowError
@@ -38,6 +38,11 @@ def cut_at_sentence(text: str, max_chars: int) -> str:
         return ""
     end = _last_sentence_end(text, max_chars) or _last_space(text, max_chars) or max_chars
     return text[:end]
+
+
+def sentence_ends(text: str, start: int, end: int) -> Iterator[int]:
+    """Places up to ``end`` where a sentence or line that ends at ``start`` or later ends."""
+    return (match.end() for match in _SENTENCE_END.finditer(text, start, end + 1) if match.end() <= end)
 
 
 def _last_sentence_end(text: str, max_chars: int) -> int | None:
@@ -87,6 +92,15 @@ class _Bracket:
             self.over_chars, self.over_tokens = len(head), tokens
 
 
+async def measure(text: str, count: Count, budget_tokens: int) -> tuple[str, int]:
+    """The text and the tokens of its prompt; or, of a text that is very much too long, a head of it that is too long already, and its."""
+    head = text[: _HEAD_CHARS_PER_TOKEN * max(1, budget_tokens)]
+    tokens = await count(head)
+    if tokens <= budget_tokens and len(head) < len(text):
+        return text, await count(text)
+    return head, tokens
+
+
 async def fit(text: str, count: Count, budget_tokens: int) -> FitResult:
     """The text where the prompt fits ``budget_tokens``, else the longest head found with few counts that does.
 
@@ -94,10 +108,7 @@ async def fit(text: str, count: Count, budget_tokens: int) -> FitResult:
     never with more than a head of a text that is very much too long. A cut text ends as `cut_at_sentence` says, at a sentence end where
     the first sentence fits. Raises `RowError` (``prompt_too_long``) where even the empty text is above the budget.
     """
-    head = text[: _HEAD_CHARS_PER_TOKEN * max(1, budget_tokens)]
-    tokens = await count(head)
-    if tokens <= budget_tokens and len(head) < len(text):
-        head, tokens = text, await count(text)
+    head, tokens = await measure(text, count, budget_tokens)
     if tokens <= budget_tokens:
         return FitResult(head, False, tokens)
     empty_tokens = await count("")
@@ -121,7 +132,7 @@ async def _narrow(bracket: _Bracket, count: Count) -> None:
     # Tokens crowded at the start of a text defeat the even spread: halve until something fits.
     while not bracket.fits and bracket.over_chars > 1:
         await bracket.try_head(cut_at_sentence(text, bracket.over_chars // 2), count)
-    if not _ends_sentence(text, bracket.fits):
+    if not ends_sentence(text, bracket.fits):
         # The guess stopped short of the first sentence's end.
         first = _first_sentence_end(text, len(bracket.fits), bracket.over_chars)
         if first is not None:
@@ -133,5 +144,5 @@ def _first_sentence_end(text: str, min_chars: int, over_chars: int) -> int | Non
     return next((end for end in ends if min_chars < end < over_chars and text[:end].strip()), None)
 
 
-def _ends_sentence(text: str, head: str) -> bool:
+def ends_sentence(text: str, head: str) -> bool:
     return bool(head) and _last_sentence_end(text, len(head)) == len(head)

@@ -12,7 +12,7 @@ import yaml
 from harvester.errors import TaskError
 from jobs.nearest import did_you_mean
 from jobs.result import RESULT_NAMES
-from jobs.tasks.file import TaskFile, parse_task
+from jobs.tasks.file import TEXT_PLACE, TaskFile, parse_task
 from jobs.tasks.labels import parse_labels
 from jobs.tasks.schema import check_schema
 from jobs.tasks.spec import AnswerKind, Task
@@ -71,6 +71,7 @@ def resolve_task(
     fields = {
         "system": _fill(file, "system", values),
         "prompt": _fill(file, "prompt", values),
+        "combine": _combine(file, values),
         "labels": labels,
         "json_schema": _schema(file, _whole(file.json_schema, values)),
     }
@@ -109,6 +110,13 @@ def _fill(file: TaskFile, key: str, values: Mapping[str, Any]) -> Any:
         parse(whole or "", f"task {file.name}: {key}")
         return whole
     return None if template is None else fill(template, {name: _in_text(value) for name, value in values.items()})
+
+
+def _combine(file: TaskFile, values: Mapping[str, Any]) -> str | None:
+    template: str | None = _fill(file, "combine", values)
+    if template is not None and TEXT_PLACE not in places(template):
+        raise TaskError(f"task {file.name}: combine lacks {{text}}, which stands for the answers of the parts")
+    return template
 
 
 def _in_text(value: Any) -> Any:

@@ -26,6 +26,7 @@ class Task(BaseModel):
     description: str = ""
     system: str | None = Field(default=None, description="System message, may hold places too.")
     prompt: str = Field(min_length=1, description="User message with {column} places.")
+    combine: str | None = Field(default=None, description="User message that combines the answers for the parts of a long text.")
     answer: AnswerKind = AnswerKind.TEXT
     labels: tuple[str, ...] | None = Field(default=None, description="The answers allowed, with `answer: choice`.")
     json_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of an object, with `answer: json`.")

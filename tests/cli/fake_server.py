@@ -37,6 +37,7 @@ class FakeServer:
     views: list[JobView] = field(default_factory=lambda: [job_view()])
     created: bool = True
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    tables: dict[str, pa.Table] = field(default_factory=dict)  # of the ledger, beside jobs and leases
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     chat: list[str] = field(default_factory=lambda: [*(f"data: {json.dumps(event)}\n\n" for event in CHAT), "data: [DONE]\n\n"])
 
@@ -52,8 +53,8 @@ class FakeServer:
             view = self.views[0].model_dump(mode="json")
             return (201 if self.created else 200, {"job": view, "created": self.created}) if method == "POST" else (200, {"jobs": [view]})
         if path.startswith("/api/ledger/"):
-            columns = {"jobs": {"id": ["live-1"], "created_at_s": [1.0]}, "leases": {"job_id": ["live-1"]}}
-            return 200, _arrow(pa.table(columns[path.rsplit("/", 1)[1]]))
+            columns: dict[str, dict[str, list[Any]]] = {"jobs": {"id": ["live-1"], "created_at_s": [1.0]}, "leases": {"job_id": ["live-1"]}}
+            return 200, _arrow(self.tables.get(path.rsplit("/", 1)[1]) or pa.table(columns.get(path.rsplit("/", 1)[1], {"model": []})))
         if path.startswith("/api/jobs/"):
             view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
             return 200, view.model_dump(mode="json")
@@ -73,6 +74,10 @@ def handler_of(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._answer("GET", None)
+
+        def do_PATCH(self) -> None:
+            raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+            self._answer("PATCH", json.loads(raw))
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length") or 0))

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.ledgerfile import TABLES
+
 
 @pytest.fixture
 def job(state: Path) -> Path:
@@ -144,7 +146,7 @@ def test_a_query_is_read_from_standard_input(cli):
 def test_a_running_servers_ledger_is_asked_over_http(cli, server, state):
     state.mkdir()
     assert json.loads(cli("sql", "select id from jobs", "--json").stdout) == [{"id": "live-1"}]
-    assert {path for _, path, _ in server.asked} == {"/api/server", "/api/ledger/jobs", "/api/ledger/leases"}
+    assert {path for _, path, _ in server.asked} == {"/api/server", *(f"/api/ledger/{name}" for name in TABLES)}
 
 
 def test_without_a_state_folder_given_the_servers_own_is_read(cli, server, job, monkeypatch):

@@ -129,3 +129,37 @@ def test_a_remote_server_is_asked_through_the_proxy_of_the_environment_and_a_loc
     for url, is_trusted in (("http://example.invalid:8000", True), ("http://127.0.0.1:8000", False), ("http://localhost:1", False)):
         with Client(url) as client:
             assert client._http.trust_env is is_trusted
+
+
+def test_resume_takes_new_terms_and_then_resumes(cli, server):
+    server.views = [job_view(state="expired"), job_view(state="queued")]
+    result = cli("resume", "docs-7f3a", "--weight", "3", "--max-error-rate", "1")
+    assert result.stdout == "job docs-7f3a is queued\n"
+    assert [ask for ask in server.asked if ask[0] != "GET"] == [
+        ("PATCH", "/api/jobs/docs-7f3a", {"weight": 3.0, "max_error_rate": 1.0}),
+        ("POST", "/api/jobs/docs-7f3a/resume", None),
+    ]
+
+
+def test_resume_changes_a_job_that_runs_and_leaves_it_running(cli, server):
+    server.views = [job_view(state="running")]
+    assert cli("resume", "docs-7f3a", "--weight", "3").stdout == "job docs-7f3a is running\n"
+    assert [ask[0] for ask in server.asked if ask[0] != "GET"] == ["PATCH"]
+
+
+def test_show_tells_the_spread_and_how_the_deadline_stands(cli, server):
+    server.views = [
+        job_view(
+            state="running", rows_ok=1, eta_s=600.0, eta_low_s=300.0, eta_high_s=1800.0, weight=2.0, deadline_at_s=2e9,
+            standing="may end 10 min after its deadline; raised: 4 times its weight", boost=4.0,
+        )
+    ]  # fmt: skip
+    shown = cli("show").stdout
+    assert "10 min (5 min to 30 min)" in shown
+    assert "weight       2\n" in shown
+    assert "may end 10 min after its deadline; raised: 4 times its weight" in shown
+
+
+def test_a_job_whose_rows_all_failed_says_so_first(cli, server):
+    server.views = [job_view(state="failed", rows_ok=0, rows_error=104, rows_total=2000, message="stopped early")]
+    assert cli("show").stdout.startswith("every row so far failed (104); see: harvester results docs-7f3a --errors\n")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_server import job_view
 
 from harvester.cli import local
+from harvester.policy.lengths import Lengths, counted
+from jobs.lengthbook import task_key
+from jobs.statements import statements
+from jobs.tasks.load import resolve_task
 
 
 @pytest.fixture
@@ -36,7 +42,8 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
     monkeypatch.chdir(docs.parent)
     cli(
         "submit", "docs.parquet", "--task", "classify", "--labels", "a,b", "--column", "text", "--keep", "title,text", "--id-column",
-        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--new",
+        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--on-long", "split", "--max-error-rate", "0.2",
+        "--weight", "3", "--deadline", "2286-11-20T17:46:40Z", "--new",
     )  # fmt: skip
     assert sent(server) == {
         "source": {"uri": str(docs), "table": None, "query": None},
@@ -49,6 +56,10 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
         "model": "tiny",
         "max_tokens": 7,
         "temperature": 0.5,
+        "on_long": "split",
+        "max_error_rate": 0.2,
+        "weight": 3.0,
+        "deadline_at_s": 10_000_000_000.0,
         "new": True,
     }
 
@@ -198,7 +209,7 @@ def test_a_dry_run_takes_the_rate_of_a_server_that_has_one(cli, server, docs):
     found = json.loads(cli("submit", docs, "--dry-run", "--json").stdout)
     assert found["tokens_per_s"] == 50.0
     assert found["estimated_s"] == round((found["estimated_prompt_tokens"] + found["most_output_tokens"]) / 50.0, 1)
-    assert not any(method == "POST" for method, _, _ in server.asked)
+    assert not any(method == "POST" and path == "/api/jobs" for method, path, _ in server.asked)
 
 
 def test_a_dry_run_of_a_source_without_text_is_wrong_use(cli, tmp_path):
@@ -206,3 +217,47 @@ def test_a_dry_run_of_a_source_without_text_is_wrong_use(cli, tmp_path):
     result = cli("submit", tmp_path / "numbers.parquet", "--dry-run")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
+
+
+@pytest.fixture
+def experienced(server, docs):
+    """A server that harvested in the last hours, has a price, and ran this very task before."""
+    now_s = time.time()
+    server.tables["harvest"] = pa.table(
+        {"model": ["tiny"] * 2, "hour_s": [now_s - 3600, now_s - 60], "tokens": [6000, 2000], "busy_s": [60.0, 40.0]}
+    )
+    lengths = Lengths()
+    lengths.learn(counted([(60, 5)] * 30))
+    key = task_key(resolve_task("summarize", max_tokens=10), "tiny")
+    server.tables["lengths"] = pa.table({"task_key": ["other", key], "counts": ["{}", json.dumps(lengths.to_json())]})
+    server.answers["/tokenize"] = (200, {"count": 100})
+    price = {"prompt_per_million": 1000.0, "output_per_million": 5000.0, "currency": "EUR"}
+    server.answers["/api/server"] = (200, {**server.info(), "price": price})
+    return server
+
+
+def test_a_dry_run_tells_time_by_the_last_days_tokens_by_the_tokenizer_and_the_price(cli, experienced, docs):
+    found = json.loads(cli("submit", docs, "--dry-run", "--json", "--max-tokens", "10").stdout)
+    assert (found["estimated_prompt_tokens"], found["counted_rows"]) == (800, 8)
+    assert (found["estimated_output_tokens"], found["most_output_tokens"]) == (40, 80)
+    assert (found["tokens_per_s"], found["estimated_s"]) == (80.0, 10.5)
+    assert found["estimated_low_s"] < 10.5 < found["estimated_high_s"]
+    assert found["price"] == {"amount": 1.0, "currency": "EUR"}
+
+
+def test_a_dry_run_reads_as_a_person_reads(cli, experienced, docs):
+    shown = cli("submit", docs, "--dry-run", "--max-tokens", "10").stdout
+    assert "about 800 (an estimate: the server's tokenizer on 8 of 8 rows)" in shown
+    assert "about 40, as this task's rows before; at most 80" in shown
+    assert "at the 80 tokens/s of the last days" in shown
+    assert "about 1.00 EUR" in shown
+
+
+def test_a_dry_run_without_a_server_takes_what_the_last_one_left(cli, docs, state):
+    state.mkdir()
+    with duckdb.connect(str(state / "ledger.duckdb")) as file:
+        file.execute(statements()["schema"])
+        file.execute("INSERT INTO harvest VALUES ('tiny', $1, 10, 5000, 50.0)", [time.time() - 600])
+    found = json.loads(cli("submit", docs, "--dry-run", "--json", "--model", "tiny", "--max-tokens", "10").stdout)
+    assert (found["tokens_per_s"], found["price"], found["counted_rows"]) == (100.0, None, 0)
+    assert found["estimated_s"] == pytest.approx((found["estimated_prompt_tokens"] + 80) / 100, abs=0.1)

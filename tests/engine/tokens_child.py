@@ -19,7 +19,7 @@ from typing import Any
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 
-OURS = ("scheduler_cls", "worker_cls", "additional_config")
+OURS = ("scheduler_cls", "worker_cls", "additional_config", "kv_transfer_config")
 SCHEMA = {
     "type": "object",
     "properties": {"count": {"type": "integer"}, "kind": {"enum": ["ant", "bee", "antelope"]}},
@@ -40,13 +40,13 @@ def prompts() -> list[list[int]]:
     ]
 
 
-async def answer(llm: Any, name: str, ids: list[int], *, online: bool, guided: bool) -> list[int]:
+async def answer(llm: Any, name: str, ids: list[int], *, online: bool, guided: bool, tokens: int = 64) -> list[int]:
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     outputs = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True) if guided else None
     params = SamplingParams(
-        temperature=0, max_tokens=64, ignore_eos=not guided, output_kind=RequestOutputKind.FINAL_ONLY, structured_outputs=outputs
+        temperature=0, max_tokens=tokens, ignore_eos=not guided, output_kind=RequestOutputKind.FINAL_ONLY, structured_outputs=outputs
     )
     priority = PRIORITY_ONLINE if online else PRIORITY_OFFLINE
     found: list[int] = []

@@ -630,5 +630,5 @@ def test_the_table_of_jobs_has_a_line_for_each_job(desk: Desk) -> None:
 
 
 def test_there_are_no_other_tables(desk: Desk) -> None:
-    with pytest.raises(NotFoundError, match="there are jobs and leases"):
+    with pytest.raises(NotFoundError, match="there are jobs, leases, harvest, lengths"):
         desk.ledger.table("rows")

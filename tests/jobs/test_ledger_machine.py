@@ -173,6 +173,23 @@ class LedgerMachine(RuleBasedStateMachine):
         self._end(lease.lease_id)
         self.past.append(lease)
 
+    @precondition(lambda self: any(lease.generation == 0 for leases in self.hands.values() for lease in leases))
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        """A replica that was told to drop a slice gives it back with a part of the rows done."""
+        holder = data.draw(st.sampled_from([name for name in HOLDERS if any(lease.generation == 0 for lease in self.hands[name])]))
+        lease = data.draw(st.sampled_from([lease for lease in self.hands[holder] if lease.generation == 0]))
+        self.hands[holder].remove(lease)
+        rows = data.draw(st.integers(0, lease.slice.row_count))
+        held = lease.lease_id in self.terms
+        assert self.ledger.holds(lease.lease_id) == held
+        self.ledger.keep(lease.lease_id, PartStats(rows_ok=rows), self.now_s)
+        if held:
+            part = self.jobs[lease.job.id].slices[lease.slice.slice_id]
+            part.ok, part.errors = rows, 0
+        self._end(lease.lease_id)
+        self.past.append(lease)
+
     @rule(holder=st.sampled_from(HOLDERS))
     def release_holder(self, holder: str) -> None:
         self.ledger.release_holder(holder, self.now_s)

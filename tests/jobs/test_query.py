@@ -132,8 +132,8 @@ def test_a_state_folder_that_does_not_exist_has_no_jobs_and_still_reads_files(tm
 
 def test_a_running_servers_tables_are_used_instead_of_the_file(state):
     tables = {"jobs": pa.table({"id": ["live-1"], "created_at_s": [99.0]}), "leases": pa.table({"job_id": ["live-1"]})}
-    assert rows(state, "from jobs", tables.__getitem__) == [{"id": "live-1", "created_at_s": 99.0}]
-    assert rows(state, "from results('latest')", tables.__getitem__) == []
+    assert rows(state, "from jobs", tables.get) == [{"id": "live-1", "created_at_s": 99.0}]
+    assert rows(state, "from results('latest')", tables.get) == []
 
 
 def test_a_folder_name_with_glob_letters_is_read_as_it_is(tmp_path):
@@ -200,7 +200,7 @@ READS = {
 
 @pytest.mark.parametrize("query", READS.values(), ids=READS.keys())
 def test_statements_that_read_are_allowed(state, tables, query):
-    assert rows(state, query, tables.__getitem__)
+    assert rows(state, query, tables.get)
 
 
 WRITES = {
@@ -245,7 +245,7 @@ def test_statements_that_could_change_the_state_are_refused_and_change_nothing(s
     (state.parent / "link").symlink_to(state)
     before = snapshot(state)
     with pytest.raises(QueryError, match=message.replace("(", r"\(")):
-        rows(state, query.format(state=state, outside=state.parent), tables.__getitem__)
+        rows(state, query.format(state=state, outside=state.parent), tables.get)
     assert snapshot(state) == before
 
 
@@ -267,7 +267,7 @@ ERRORS = {
 @pytest.mark.parametrize(("query", "message"), ERRORS.values(), ids=ERRORS.keys())
 def test_errors_of_duckdb_become_one_line_that_helps(state, tables, query, message):
     with pytest.raises(QueryError, match=message) as caught:
-        rows(state, query, tables.__getitem__)
+        rows(state, query, tables.get)
     assert "\n" not in caught.value.message
 
 

@@ -29,7 +29,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(state: Path, query: str, limit_rows: int = 100, seconds: float = 30.0) -> Answer:
-    return ask(state, TABLES.__getitem__, query, limit_rows=limit_rows, seconds=seconds)
+    return ask(state, TABLES.get, query, limit_rows=limit_rows, seconds=seconds)
 
 
 def test_views_and_results_are_read(state: Path) -> None:

@@ -286,7 +286,7 @@ async def test_the_ledgers_tables_are_read_as_arrow(office: Office, name: str, c
 
 async def test_there_are_no_other_tables(office: Office) -> None:
     answer = await office.http.get("/ledger/rows")
-    assert "there are jobs and leases" in refused(answer, 404)
+    assert "there are jobs, leases, harvest, lengths" in refused(answer, 404)
     assert isinstance(from_json(answer.json(), 404), NotFoundError)
 
 

@@ -55,6 +55,16 @@ def test_offline_work_is_admitted_only_beside_the_reserve_and_what_others_will_g
     assert (plan.offline_slots, plan.offline_blocks) == (5, 90 - 15 - 10)
 
 
+def test_of_the_offline_requests_those_give_way_that_lose_the_least_and_of_equal_ones_the_newest() -> None:
+    running = [offline()._replace(uncovered=lost) for lost in (3, 0, 5, 0)]
+    assert plan_step(view(*running, waiting=1, waiting_blocks=8, free=0), LIMITS).preempt == (3,)
+    assert plan_step(view(*running, waiting=1, waiting_blocks=25, free=0), LIMITS).preempt == (0, 1, 3)
+
+
+def test_blocks_of_requests_that_are_read_back_are_kept_for_them() -> None:
+    assert plan_step(replace(view(free=90), loading_growth=20), LIMITS).offline_blocks == 90 - 20 - 10
+
+
 def test_a_step_with_online_work_bounds_offline_tokens_and_serves_online_first_then_decodes_then_prompts() -> None:
     plan = plan_step(view(offline(500), offline(1), online(1), online(30)), LIMITS)
     assert (plan.run, plan.budget_tokens) == ((2, 3, 1, 0), 31 + 64)

@@ -1,0 +1,47 @@
+"""`--deadline`: how long from now, or when."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from harvester.errors import UsageError
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_FORMS = "give a span like 90m, 6h or 2d, or a time like 18:30 or 2030-01-31T18:30"
+
+
+def parse_deadline(text: str, now_s: float) -> float:
+    """Unix time. ``6h`` is from now, ``18:30`` the next such time here, an ISO date and time here unless it names its zone.
+
+    Raises `UsageError` for what is none of them, and for a time that has passed.
+    """
+    given = text.strip()
+    span = _SPAN.fullmatch(given.lower())
+    if span is not None:
+        at_s = now_s + float(span.group(1)) * _SECONDS[span.group(2)]
+    elif re.fullmatch(r"\d{1,2}:\d{2}", given):
+        at_s = _next_clock(given, text, now_s)
+    else:
+        at_s = _time(given, text)
+    if at_s <= now_s:
+        raise UsageError(f"deadline {text} has passed; give a later one")
+    return at_s
+
+
+def _next_clock(given: str, text: str, now_s: float) -> float:
+    hour, minute = (int(part) for part in given.split(":"))
+    now = datetime.fromtimestamp(now_s).astimezone()
+    try:
+        at = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    except ValueError as error:
+        raise UsageError(f"deadline {text} is no time of day; {_FORMS}") from error
+    return (at if at > now else at + timedelta(days=1)).timestamp()
+
+
+def _time(given: str, text: str) -> float:
+    try:
+        return datetime.fromisoformat(given).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise UsageError(f"deadline {text!r} is neither a span nor a time; {_FORMS}") from error

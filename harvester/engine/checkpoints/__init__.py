@@ -1,0 +1,5 @@
+"""KV checkpoints in host memory, on vLLM's offloading framework.
+
+``connector`` is what vLLM loads; ``planner`` (engine core) decides which blocks are copied with `harvester.policy.checkpoint` and keeps
+account of the host blocks with `harvester.policy.hostpool`; ``copies`` and ``copier`` (workers) copy them.
+"""

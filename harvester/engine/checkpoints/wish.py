@@ -1,0 +1,41 @@
+"""What the scheduler and the planner tell each other: what to copy beside the next step, and what came of the copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(slots=True)
+class Tail:
+    """The partly filled block of a preempted request: its ``tokens`` are the first so many of the request."""
+
+    tokens: int
+    key: bytes
+
+
+@dataclass(slots=True)
+class Done:
+    """What the copies came to since they were last asked for."""
+
+    stored_blocks: int = 0
+    loaded_blocks: int = 0
+    stored_bytes: int = 0
+    loaded_bytes: int = 0
+    store_s: float = 0.0
+    load_s: float = 0.0
+    failed: int = 0  # jobs
+    waited_blocks: int = 0  # copied while a step waited
+
+    def add(self, other: Done) -> None:
+        for place in fields(self):
+            setattr(self, place.name, getattr(self, place.name) + getattr(other, place.name))
+
+
+@dataclass(slots=True)
+class StepWish:
+    """What the policy wants of the next step. ``grants``: blocks by request; ``wait_blocks``: most that the step may wait for."""
+
+    grants: Mapping[str, int] = field(default_factory=dict)
+    allowed: int | None = None
+    wait_blocks: int = 8

@@ -1,0 +1,64 @@
+"""When a job will have ended: a time and its spread, from the rate at which idle time was harvested and what is left to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z = 1.28  # standard deviations to each side: four of five jobs end within the spread
+ALIKE_SPANS = 3.0  # neighbouring spans of time are alike, chat comes in waves: as many count as one
+UNKNOWN_SHARE = 0.5  # standard deviation of a rate that was seen in one span only, as a share of it
+LEAST_SHARE = 0.2  # of the mean rate: the slow end is not slower
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What was served in a span of time, in tokens."""
+
+    seconds: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Tokens that are left to do, with their standard deviation."""
+
+    tokens: float
+    sd_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Seconds from now. ``low_s`` and ``high_s`` hold four of five."""
+
+    seconds: float
+    low_s: float
+    high_s: float
+
+
+def finish(left: Left, spans: Sequence[Span]) -> Finish | None:
+    """From recent spans of work, in order; None where nothing was served in them.
+
+    The mean of the spans is the rate expected; it is uncertain by how the spans differ, once for the few that were seen and once for those
+    that are to come, which are the fewer the nearer the end is.
+    """
+    seconds, tokens = sum(span.seconds for span in spans), sum(span.tokens for span in spans)
+    if seconds <= 0 or tokens <= 0:
+        return None
+    mean = tokens / seconds
+    expected_s = left.tokens / mean
+    to_come = max(1.0, expected_s / (seconds / len(spans)) / ALIKE_SPANS)
+    seen = max(1.0, len(spans) / ALIKE_SPANS)
+    sd = _sd(spans, mean) * math.sqrt(1 / seen + 1 / to_come)
+    fast, slow = mean + Z * sd, max(mean - Z * sd, LEAST_SHARE * mean)
+    more = Z * left.sd_tokens
+    return Finish(expected_s, max(0.0, left.tokens - more) / fast, (left.tokens + more) / slow)
+
+
+def _sd(spans: Sequence[Span], mean: float) -> float:
+    """Of the rates of the spans, each counted by its length."""
+    if len(spans) < 2:
+        return UNKNOWN_SHARE * mean
+    seconds = sum(span.seconds for span in spans)
+    return math.sqrt(sum(span.seconds * (span.tokens / span.seconds - mean) ** 2 for span in spans if span.seconds > 0) / seconds)

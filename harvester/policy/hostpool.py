@@ -1,0 +1,184 @@
+"""The host blocks that hold checkpoints: which KV block is in which, whose it is, and which is given up when memory runs out.
+
+Of each owner (a request) the first so many KV blocks are held, never one behind a gap: a checkpoint is read from its beginning. Requests
+with a common prefix share its blocks. A slot that is being written or read is not given away, even when its last owner has gone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Slot(Generic[K]):
+    number: int
+    key: K
+    ready: bool = False  # written
+    readers: int = 0
+    owners: dict[str, None] = field(default_factory=dict)
+    gone: bool = False  # not to be found any more; free when nobody writes or reads it
+
+    @property
+    def busy(self) -> bool:
+        return not self.ready or self.readers > 0
+
+
+class HostPool(Generic[K]):
+    """``capacity`` slots of one KV block each, named by keys. Not thread-safe; calls are O(keys given), but for `room` and eviction."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.evicted = 0  # blocks given up for want of memory, in all
+        self._free = list(range(capacity - 1, -1, -1))
+        self._found: dict[K, _Slot[K]] = {}
+        self._slots: dict[int, _Slot[K]] = {}  # all that are not free
+        self._owned: OrderedDict[str, dict[K, None]] = OrderedDict()  # least recently used first
+
+    @property
+    def used(self) -> int:
+        """Slots that hold a block, or will."""
+        return len(self._slots)
+
+    @property
+    def owners(self) -> int:
+        return len(self._owned)
+
+    def held(self, owner: str) -> int:
+        """How many blocks, from its first, are held for it, written or not."""
+        return len(self._owned.get(owner, ()))
+
+    def state(self, key: K) -> bool | None:
+        """Whether the block is written; None where it is not here."""
+        slot = self._found.get(key)
+        return None if slot is None else slot.ready
+
+    def room(self, protected: Iterable[str]) -> int:
+        """Slots that are free, or would be if all but the ``protected`` owners gave theirs up; O(blocks held)."""
+        kept = {key for owner in protected for key in self._owned.get(owner, ())}
+        return len(self._free) + sum(1 for key, slot in self._found.items() if key not in kept and not slot.busy)
+
+    def touch(self, owner: str) -> None:
+        """It was used just now."""
+        if owner in self._owned:
+            self._owned.move_to_end(owner)
+
+    def store(self, owner: str, keys: Sequence[K], protected: Iterable[str] = ()) -> dict[K, int] | None:
+        """Hold the owner's next blocks. The slots to write, without those of blocks that are here already; None where memory is short.
+
+        The owner's own blocks, those of ``protected`` owners and those given are not given up for it.
+        """
+        new = [key for key in dict.fromkeys(keys) if key not in self._found]
+        if len(new) > len(self._free):
+            self._evict(len(new) - len(self._free), {owner, *protected}, set(keys))
+            if len(new) > len(self._free):
+                return None
+        own = self._owned.setdefault(owner, {})
+        self._owned.move_to_end(owner)
+        for key in new:
+            number = self._free.pop()
+            self._found[key] = self._slots[number] = _Slot(number, key)
+        for key in keys:
+            self._found[key].owners[owner] = None
+            own[key] = None
+        return {key: self._found[key].number for key in new}
+
+    def stored(self, slots: Iterable[int], ok: bool = True) -> None:
+        """These slots are written; where not ``ok``, what is in them must not be read."""
+        for number in slots:
+            slot = self._slots[number]
+            slot.ready = True
+            if not ok and not slot.gone:
+                self._drop(slot)
+            self._settle(slot)
+
+    def load(self, owner: str, keys: Iterable[K]) -> list[int]:
+        """The slots to read, which stay until `loaded`. All must be written."""
+        self.touch(owner)
+        slots = [self._found[key] for key in keys]
+        for slot in slots:
+            assert slot.ready, f"host block {slot.number} is read before it is written"
+            slot.readers += 1
+        return [slot.number for slot in slots]
+
+    def loaded(self, slots: Iterable[int], ok: bool = True) -> None:
+        """These slots were read; where not ``ok``, what is in them must not be read again."""
+        for number in slots:
+            slot = self._slots[number]
+            slot.readers -= 1
+            if not ok and not slot.gone:
+                self._drop(slot)
+            self._settle(slot)
+
+    def forget(self, owner: str, key: K) -> None:
+        """The owner has no use for this block and what it holds behind it."""
+        if key in self._owned.get(owner, ()):
+            self._truncate(owner, key)
+
+    def release(self, owner: str) -> None:
+        """It ended. What nobody else owns is free at once, or when it is written and read."""
+        for key in reversed(list(self._owned.pop(owner, ()))):
+            slot = self._found[key]
+            del slot.owners[owner]
+            self._orphan(slot)
+
+    def clear(self) -> None:
+        """Forget everything, the copies on their way too: their ends must not be told."""
+        self.__init__(self.capacity)  # type: ignore[misc]
+
+    def _evict(self, count: int, protected: set[str], keep: set[K]) -> None:
+        """Give up ``count`` slots, if there are so many, of the least recently used owners, from the end of each."""
+        goal = len(self._free) + count
+        for owner in [owner for owner in self._owned if owner not in protected]:
+            own = self._owned[owner]
+            while own and len(self._free) < goal:
+                key = next(reversed(own))  # its last block: what is before it stays of use
+                slot = self._found[key]
+                if key in keep or slot.busy:
+                    break
+                self._truncate(owner, key)
+                self.evicted += slot.gone
+            if len(self._free) >= goal:
+                return
+
+    def _drop(self, slot: _Slot[K]) -> None:
+        """Nobody may find it any more."""
+        for owner in list(slot.owners):
+            self._truncate(owner, slot.key)
+
+    def _truncate(self, owner: str, key: K) -> None:
+        own = self._owned[owner]
+        place = list(own).index(key) if next(reversed(own)) != key else len(own) - 1
+        for gone in list(own)[place:] if place < len(own) - 1 else [key]:
+            del own[gone]
+            slot = self._found[gone]
+            del slot.owners[owner]
+            self._orphan(slot)
+        if not own:
+            del self._owned[owner]
+
+    def _orphan(self, slot: _Slot[K]) -> None:
+        if not slot.owners and not slot.gone:
+            slot.gone = True
+            del self._found[slot.key]
+        self._settle(slot)
+
+    def _settle(self, slot: _Slot[K]) -> None:
+        if slot.gone and not slot.busy and slot.number in self._slots:
+            del self._slots[slot.number]
+            self._free.append(slot.number)
+
+    def check(self) -> None:
+        """Raise AssertionError where a slot is lost, in two places, or held for nobody."""
+        assert sorted([*self._free, *self._slots]) == list(range(self.capacity))
+        assert all(slot.number == number for number, slot in self._slots.items())
+        assert {slot.number for slot in self._found.values()} == {n for n, slot in self._slots.items() if not slot.gone}
+        assert all(slot.key == key and slot.owners and not slot.gone for key, slot in self._found.items())
+        assert all(slot.busy for slot in self._slots.values() if slot.gone)
+        assert all(owner in self._found[key].owners for owner, own in self._owned.items() for key in own)
+        assert all(key in self._owned[owner] for key, slot in self._found.items() for owner in slot.owners)
+        assert all(slot.readers >= 0 for slot in self._slots.values())

@@ -1,0 +1,208 @@
+"""vLLM's scheduler with harvester's plan and checkpoints, a real copier, and in place of a model the bytes that one would write and read.
+
+The KV of a token is a hash of all tokens before it. Before a request's step is "computed", every byte of KV it would read is compared with
+what it must be: reading wrong KV fails there, not in some later token. No engine is started, so that thousands of requests take seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+BLOCK = 16
+SLOTS = 8
+PAGE_BYTES = BLOCK * 8  # one hash of 8 bytes a token
+
+
+class KvDrive:
+    """``chances``: of each event before or in a step, by name: preempt, cancel, end, spoil, reset."""
+
+    def __init__(self, model: Path, folder: Path, blocks: int, host_blocks: int, seed: int = 0, **chances: float) -> None:
+        import torch
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        from harvester.engine.board import Board
+        from harvester.engine.scheduler import HarvestScheduler
+
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        self.board = Board.make()
+        config = _vllm_config(model, self.board.path, host_blocks)
+        config.cache_config.num_gpu_blocks = blocks
+        attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)])
+        assert attention.page_size_bytes == PAGE_BYTES
+        manager = StructuredOutputManager(config)
+        self.scheduler = HarvestScheduler(
+            vllm_config=config, kv_cache_config=cache, structured_output_manager=manager, block_size=BLOCK, log_stats=True
+        )
+        self.planner = self.scheduler.connector.connector_scheduler
+        self._connect(config, cache, blocks)
+        self.rng, self.chances = random.Random(seed), chances
+        self.live: dict[str, Any] = {}
+        self.finished = self.ended = self.read = self.resets = 0
+        self.preempted: dict[str, int] = {}
+        self._hashes: dict[str, list[int]] = {}
+        self._tables: dict[str, list[int]] = {}
+        self._serial = 0
+
+    def _connect(self, config: Any, cache: Any, blocks: int) -> None:
+        import torch
+        from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+        from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+
+        from harvester.engine.checkpoints.connector import CheckpointConnector
+
+        self.worker = CheckpointConnector(config, KVConnectorRole.WORKER, cache)
+        bytes_ = torch.zeros((blocks, PAGE_BYTES), dtype=torch.int8)
+        self.kv = bytes_.numpy().view("uint64")  # [blocks, BLOCK]
+        tensors, refs = [CanonicalKVCacheTensor(bytes_, PAGE_BYTES)], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]
+        assert self.worker.connector_worker is not None
+        self.worker.connector_worker._init_worker(CanonicalKVCaches(tensors, refs))
+        self.copier = self.worker.connector_worker.worker
+
+    def close(self) -> None:
+        self.copier.shutdown()
+        self.board.remove()
+
+    def add(self, prompt: list[int], max_tokens: int, *, offline: bool) -> str:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
+
+        self._serial += 1
+        name = f"r{self._serial}"
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        priority = PRIORITY_OFFLINE if offline else PRIORITY_ONLINE
+        request = Request(name, prompt, params, None, arrival_time=float(self._serial), priority=priority, block_hasher=self._hasher)
+        self.live[name], self._hashes[name], self.preempted[name] = request, [], 0
+        self.scheduler.add_request(request)
+        return name
+
+    def _happens(self, event: str) -> bool:
+        return self.rng.random() < self.chances.get(event, 0.0)
+
+    def step(self) -> None:
+        from vllm.v1.request import RequestStatus
+
+        for request in list(self.scheduler.running):
+            if self._happens("preempt"):
+                self.scheduler.running.remove(request)
+                self.scheduler._preempt_request(request, 0.0)
+        for name in list(self.live):
+            if self._happens("cancel"):
+                self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+                self._gone(name)
+        if self._happens("spoil"):
+            self.copier.host[self.rng.randrange(len(self.copier.host)), self.rng.randrange(PAGE_BYTES)] ^= 1
+        if self._happens("reset"):
+            with suppress(RuntimeError):  # KV on its way back still has its blocks: vLLM refuses, having preempted everything
+                self.resets += self.scheduler.reset_prefix_cache(reset_running_requests=self.rng.random() < 0.5)
+        output = self.scheduler.schedule()
+        self.scheduler.get_grammar_bitmask(output)  # as the engine does when the workers have the step
+        result = self._compute(output)
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for item in outputs.outputs:
+                if item.finished:
+                    self.finished += 1
+                    self._gone(item.request_id)
+        self.planner.pool.check()
+
+    def _gone(self, name: str) -> None:
+        self.preempted[name] = self.live.pop(name).num_preemptions
+        del self._hashes[name]
+        self._tables.pop(name, None)
+
+    def _compute(self, output: Any) -> Any:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        from harvester.engine.preemptible import ENDED_EARLY
+
+        meta = output.kv_connector_metadata
+        self.worker.handle_preemptions(meta)
+        self.worker.bind_connector_metadata(meta)
+        self._take_tables(output)
+        names = list(output.num_scheduled_tokens)
+        ends = hasattr(output, "preemptible") and names and self._happens("end")
+        count = self.rng.randrange(len(names)) if ends else len(names)
+        for name in names[:count]:  # the layers before the end of a step write what they write
+            self._forward(name, output.num_scheduled_tokens[name], garbage=bool(ends))
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        self.worker.get_transfer_results(output.finished_req_ids)
+        self.worker.build_connector_worker_meta()
+        self.worker.clear_connector_metadata()
+        tokens = [] if ends else [self._sampled(name, output.num_scheduled_tokens[name]) for name in names]
+        places = {name: i for i, name in enumerate(names)}
+        result = ModelRunnerOutput(names, places, tokens, kv_connector_output=self.worker.told())
+        if ends:
+            self.ended += 1
+            setattr(result, ENDED_EARLY, True)
+        return result
+
+    def _take_tables(self, output: Any) -> None:
+        for new in output.scheduled_new_reqs:
+            self._tables[new.req_id] = list(new.block_ids[0])
+        cached = output.scheduled_cached_reqs
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            given = list(blocks[0]) if blocks else []
+            self._tables[name] = given if name in cached.resumed_req_ids else self._tables[name] + given
+
+    def _forward(self, name: str, tokens: int, garbage: bool) -> None:
+        request, table = self.live[name], self._tables[name]
+        before = request.num_computed_tokens - tokens
+        hashes = self._hashes[name]
+        for token in request.all_token_ids[len(hashes) : before + tokens]:
+            hashes.append(hash((hashes[-1] if hashes else 0, token)) & (2**63 - 1))
+        for at in range(before):
+            self.read += 1
+            found = int(self.kv[table[at // BLOCK], at % BLOCK])
+            assert found == hashes[at], f"{name} reads wrong KV at token {at} of {before}"
+        for at in range(before, before + tokens):
+            self.kv[table[at // BLOCK], at % BLOCK] = 1 if garbage else hashes[at]
+
+    def _sampled(self, name: str, tokens: int) -> list[int]:
+        request = self.live[name]
+        return [self.rng.randrange(1000)] if request.num_computed_tokens >= request.num_tokens else []
+
+    def settle(self) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(20_000):
+            if not self.scheduler.has_requests():
+                return
+            self.step()
+        raise AssertionError(f"{len(self.live)} requests never end; {SimpleNamespace(**vars(self.planner.done))}")
+
+
+def _vllm_config(model: Path, board: Path, host_blocks: int) -> Any:
+    from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+
+    from harvester.config import CheckpointConfig
+    from harvester.engine.checkpoints.budget import GIB, transfer_config
+    from harvester.engine.settings import KEY
+
+    checkpoint = CheckpointConfig(enabled=True, host_gib=host_blocks * 4096 / GIB, verify=True)
+    return VllmConfig(
+        model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=512),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=SLOTS, max_num_batched_tokens=256, max_model_len=512, policy="priority", is_encoder_decoder=False,
+            async_scheduling=False,
+        ),
+        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
+        kv_transfer_config=KVTransferConfig(**transfer_config(checkpoint, 1)),
+        additional_config={
+            KEY: {
+                "share": {"reserved_slots": 1, "reserved_kv": 0.0},
+                "schedule": {"reserve": "fixed"},
+                "board": str(board),
+                "checkpoint": checkpoint.model_dump(),
+            }
+        },
+    )  # fmt: skip

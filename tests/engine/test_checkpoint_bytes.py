@@ -1,0 +1,108 @@
+"""Every byte of KV that a request reads is its own, whatever happens to its blocks; and nothing is left behind."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.kv_drive import BLOCK, KvDrive
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.scheduler"):
+            importlib.import_module(module)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from harvester.engine.embedded import embedded_model
+
+    return embedded_model(tmp_path_factory.mktemp("models"), shipped=Path("/nowhere"))
+
+
+@pytest.fixture
+def drive(model: Path, tmp_path: Path) -> Iterator[Callable[..., KvDrive]]:
+    made: list[KvDrive] = []
+
+    def make(blocks: int, host_blocks: int = 200, **chances: float) -> KvDrive:
+        made.append(KvDrive(model, tmp_path, blocks, host_blocks, **chances))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def work_off(drive: KvDrive, requests: int, most_tokens: int = 5 * BLOCK, output: int = 40, online_every: int = 6) -> None:
+    """Requests, half of them with a prefix in common, some of them online, the others offline."""
+    rng = random.Random(1)
+    shared = [rng.randrange(1000) for _ in range(most_tokens)]
+    given = 0
+    while given < requests or drive.live:
+        while given < requests and len(drive.live) < 12:
+            prompt = shared[: rng.randrange(most_tokens) * (given % 2)] + [
+                rng.randrange(1000) for _ in range(rng.randrange(1, most_tokens))
+            ]
+            drive.add(prompt, rng.randrange(1, output), offline=given % online_every != online_every - 1)
+            given += 1
+        drive.step()
+    drive.settle()
+
+
+CHANCES = {
+    "preempted": {"preempt": 0.1},
+    "preempted and steps that end early": {"preempt": 0.1, "end": 0.3},
+    "cancelled": {"preempt": 0.1, "cancel": 0.01},
+    "spoilt host memory": {"preempt": 0.1, "spoil": 0.5},
+    "reset": {"preempt": 0.1, "reset": 0.05},
+    "everything": {"preempt": 0.1, "end": 0.2, "cancel": 0.005, "spoil": 0.2, "reset": 0.02},
+}
+
+
+@pytest.mark.parametrize("host_blocks", [200, 12], ids=["host memory enough", "host memory short"])
+@pytest.mark.parametrize("chances", CHANCES.values(), ids=CHANCES)
+def test_no_request_reads_kv_that_is_not_its_own(drive: Callable[..., KvDrive], chances: dict[str, float], host_blocks: int) -> None:
+    one = drive(60, host_blocks, **chances)
+    work_off(one, 300)
+    assert sum(one.preempted.values()) > 300
+    assert one.ended > 40 or "end" not in chances
+    assert one.planner.pool.used == 0
+
+
+def test_long_prompts_in_chunks_with_a_prefix_in_common_read_their_own_kv_when_steps_end_early(drive: Callable[..., KvDrive]) -> None:
+    one = drive(60, 400, preempt=0.1, end=0.5)
+    work_off(one, 150, 14 * BLOCK)
+    assert one.ended > 100
+    assert one.planner.pool.used == 0
+
+
+def test_online_requests_swap_their_kv_by_turns_and_read_their_own(drive: Callable[..., KvDrive]) -> None:
+    from harvester.engine.board import Count
+
+    one = drive(30)
+    work_off(one, 300, output=80, online_every=1)
+    assert one.board.count(Count.SWAPPED) > 0
+    assert one.board.count(Count.UNCOVERED_TOKENS) < 0.1 * one.board.count(Count.LOST_TOKENS)
+    assert one.planner.pool.used == 0
+
+
+def test_ten_thousand_requests_leave_nothing_on_the_host_and_nothing_in_flight(drive: Callable[..., KvDrive]) -> None:
+    one = drive(60, 100, preempt=0.02, cancel=0.002, end=0.05, spoil=0.01)
+    work_off(one, 10_000, BLOCK, 12)
+    planner = one.planner
+    assert (planner.pool.used, planner.pool.owners) == (0, 0)
+    for kept in (planner._jobs, planner._slots, planner._tails, planner._victims, planner._failed, planner._req_status):
+        assert not kept
+    assert not one.copier._state.jobs
+    assert not one.scheduler._checkpoints._lost
+    assert one.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 59

@@ -1,0 +1,217 @@
+"""Deadlines and weights in the ledger: who is leased to, who is raised, what expires, what a finish is told from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harvester.config import DeadlineConfig
+from harvester.policy.finish import Span
+from jobs.engine import Claim
+from jobs.harvestlog import recent_spans
+from jobs.ledger import Ledger
+from jobs.spec import JobChange, LeaseProgress, PartStats
+from jobs.states import JobState
+from jobs.testing import scripted_plan
+
+NOW_S = 1_000_000.0
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return opened(Path(":memory:"))
+
+
+def opened(path: Path, **options: Any) -> Ledger:
+    return Ledger(path, Path("/state/jobs"), lease_s=1000.0, now_s=NOW_S, new_server=True, **options)
+
+
+def enter(ledger: Ledger, name: str, rows: int = 400, **changes: Any) -> str:
+    plan = scripted_plan(name, rows, 4, created_at_s=NOW_S)
+    return ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update=changes)}), new=True)[0].id
+
+
+def work(ledger: Ledger, now_s: float, rows: int = 4, **stats: Any) -> str | None:
+    """Lease a slice and commit it."""
+    lease = ledger.lease("a", "scripted", now_s)
+    if lease is None:
+        return None
+    done = {"rows_ok": rows, "prompt_tokens": 100 * rows, "output_tokens": 20 * rows, **stats}
+    ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, PartStats(**done), now_s)
+    return lease.job.id
+
+
+def test_leases_go_by_weight(ledger: Ledger) -> None:
+    enter(ledger, "light")
+    enter(ledger, "heavy", weight=3.0)
+    got = Counter(work(ledger, NOW_S) for _ in range(80))
+    assert got == {"heavy": 60, "light": 20}
+
+
+def test_a_job_that_comes_later_has_saved_up_nothing(ledger: Ledger) -> None:
+    enter(ledger, "first")
+    for _ in range(50):
+        work(ledger, NOW_S)
+    enter(ledger, "second")
+    got = Counter(work(ledger, NOW_S) for _ in range(20))
+    assert got == {"first": 10, "second": 10}
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING, JobState.PAUSED])
+def test_a_job_expires_at_its_deadline_and_keeps_its_rows(ledger: Ledger, state: JobState) -> None:
+    job_id = enter(ledger, "docs", deadline_at_s=NOW_S + 60)
+    if state is not JobState.QUEUED:
+        work(ledger, NOW_S)
+    if state is JobState.PAUSED:
+        ledger.pause(job_id, NOW_S)
+    assert ledger.show(job_id).state is state
+    ledger.expire(NOW_S + 59)
+    assert ledger.show(job_id).state is state
+    assert ledger.lease("a", "scripted", NOW_S + 60) is None
+    view = ledger.show(job_id)
+    assert (view.state, view.ended_at_s) == (JobState.EXPIRED, NOW_S + 60)
+    assert view.rows_ok == (0 if state is JobState.QUEUED else 4)
+    assert view.message == f"its deadline passed; its rows are kept; go on without one: harvester resume {job_id}"
+    ledger.check()
+
+
+def test_a_running_slice_of_an_expired_job_is_dropped_and_its_rows_are_kept(ledger: Ledger) -> None:
+    job_id = enter(ledger, "docs", deadline_at_s=NOW_S + 60)
+    lease = ledger.lease("a", "scripted", NOW_S)
+    assert lease is not None
+    progress = LeaseProgress(lease_id=lease.lease_id, rows_done=3)
+    ledger.expire(NOW_S + 61)
+    assert ledger.heartbeat("a", [progress], NOW_S + 61) == [lease.lease_id]
+    assert ledger.holds(lease.lease_id)
+    ledger.keep(lease.lease_id, PartStats(rows_ok=2, rows_error=1), NOW_S + 62)
+    view = ledger.show(job_id)
+    assert (view.state, view.rows_ok, view.rows_error, view.rows_running) == (JobState.EXPIRED, 2, 1, 0)
+    assert not ledger.holds(lease.lease_id)
+    ledger.check()
+    ledger.resume(job_id, NOW_S + 63)
+    again = ledger.lease("b", "scripted", NOW_S + 64)
+    assert again is not None
+    assert again.slice == lease.slice
+    ledger.heartbeat("b", [LeaseProgress(lease_id=again.lease_id, rows_done=4)], NOW_S + 65)
+    assert ledger.show(job_id).rows_running == 1, "three of the four are counted as published"
+    ledger.commit(again.lease_id, job_id, again.slice.slice_id, PartStats(rows_ok=3, rows_error=1), NOW_S + 66)
+    assert (ledger.show(job_id).rows_ok, ledger.show(job_id).rows_error) == (3, 1)
+    ledger.check()
+
+
+def test_an_expired_job_resumes_without_a_deadline_or_with_a_new_one(ledger: Ledger) -> None:
+    one, two = enter(ledger, "one", deadline_at_s=NOW_S + 60), enter(ledger, "two", deadline_at_s=NOW_S + 60)
+    ledger.expire(NOW_S + 60)
+    assert ledger.resume(one, NOW_S + 70).deadline_at_s is None
+    ledger.adjust(two, JobChange(deadline_at_s=NOW_S + 500))
+    assert ledger.resume(two, NOW_S + 70).deadline_at_s == NOW_S + 500
+    ledger.expire(NOW_S + 500)
+    assert [ledger.show(job).state for job in (one, two)] == [JobState.QUEUED, JobState.EXPIRED]
+
+
+def test_the_same_job_asked_for_again_takes_over_its_new_terms(tmp_path: Path) -> None:
+    ledger = opened(tmp_path / "ledger.duckdb")
+    job_id = enter(ledger, "docs", weight=2.0)
+    plan = scripted_plan("docs", 400, 4)
+    wished = plan.spec.model_copy(update={"deadline_at_s": NOW_S + 9.0})
+    view, created = ledger.submit(plan.model_copy(update={"spec": wished}), new=False)
+    assert (created, view.weight, view.deadline_at_s) == (False, 2.0, NOW_S + 9.0)
+    ledger.close()
+    again = opened(tmp_path / "ledger.duckdb")
+    assert (again.show(job_id).weight, again.show(job_id).deadline_at_s) == (2.0, NOW_S + 9.0)
+    again.close()
+
+
+def run_for(ledger: Ledger, seconds: int, from_s: float, every_s: int = 5) -> Claim:
+    claim = Claim()
+    for at in range(0, seconds, every_s):
+        work(ledger, from_s + at)
+        claim = ledger.claims(from_s + at).get("late", claim)
+    return claim
+
+
+def test_a_job_that_will_be_late_is_raised_and_says_so(ledger: Ledger) -> None:
+    enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
+    enter(ledger, "other", rows=4000)
+    assert run_for(ledger, 300, NOW_S) == Claim(weight=8.0, share=0.25)
+    view = ledger.show("late")
+    assert (view.boost, view.guaranteed_share) == (8.0, 0.25)
+    assert view.standing is not None
+    assert "after its deadline; raised: 8 times its weight, 25% of the engine guaranteed" in view.standing
+    assert ledger.claims(NOW_S + 300)["other"] == Claim(weight=1.0)
+    got = Counter(work(ledger, NOW_S + 301) for _ in range(90))
+    assert got["late"] == 80
+
+
+def test_a_rate_seen_for_seconds_raises_nobody_while_there_is_time(ledger: Ledger) -> None:
+    enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
+    enter(ledger, "other", rows=4000)
+    assert run_for(ledger, 15, NOW_S) == Claim()
+
+
+@pytest.mark.parametrize("at_s", [float("nan"), float("inf"), 1e15])
+def test_a_deadline_that_is_no_time_is_refused(at_s: float) -> None:
+    with pytest.raises(ValueError, match="deadline_at_s"):
+        JobChange(deadline_at_s=at_s)
+
+
+def test_limits_are_the_configs(ledger: Ledger) -> None:
+    ledger = opened(Path(":memory:"), deadlines=DeadlineConfig(most_boost=2.0, share_cap=0.1, above_slo=True))
+    enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
+    enter(ledger, "other", rows=4000)
+    assert run_for(ledger, 300, NOW_S) == Claim(weight=2.0, share=0.1, above_slo=True)
+
+
+def test_a_job_in_time_is_not_raised_and_one_that_is_given_more_time_is_let_down(ledger: Ledger) -> None:
+    enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
+    run_for(ledger, 100, NOW_S)
+    assert ledger.show("late").guaranteed_share > 0.0
+    ledger.adjust("late", JobChange(deadline_at_s=NOW_S + 1e7))
+    assert run_for(ledger, 60, NOW_S + 100) == Claim()
+    assert ledger.show("late").standing is None
+
+
+def test_the_finish_is_told_with_its_spread(ledger: Ledger) -> None:
+    job_id = enter(ledger, "docs", rows=400)
+    for at in range(60):
+        work(ledger, NOW_S + 2 * at)  # 4 rows and 480 tokens in 2 s
+    view = ledger.show(job_id)
+    assert view.eta_s == pytest.approx(80.0, rel=0.1)
+    assert view.eta_low_s is not None
+    assert view.eta_high_s is not None
+    assert view.eta_low_s <= view.eta_s <= view.eta_high_s
+
+
+def test_a_job_that_waits_is_told_from_the_hours_before_and_the_lengths_of_its_task(tmp_path: Path) -> None:
+    ledger = opened(tmp_path / "ledger.duckdb")
+    enter(ledger, "before", rows=240)
+    for at in range(60):
+        work(ledger, NOW_S + 2 * at, lengths=((7, 12, 4),))
+    assert ledger.show("before").state is JobState.COMPLETED
+    lines = ledger.table("harvest").to_pylist()
+    assert sum(line["tokens"] for line in lines) == 60 * 480
+    assert sum(line["rows"] for line in lines) == 240
+    (span,) = recent_spans(lines, "scripted", NOW_S + 200)
+    assert span == Span(pytest.approx(118.0), 28800)
+    (band,) = ledger.table("lengths").to_pylist()
+    assert (band["task"], band["prompt_tokens_from"], band["rows"], band["p90_coverage"]) == ("echo", 64, 240, 1.0)
+    ledger.close()
+    again = opened(tmp_path / "ledger.duckdb")
+    enter(again, "next", rows=240)
+    (known,) = again.show("next").response_lengths
+    assert (known.rows, known.p50_tokens, known.p50_coverage) == (240, 12, 1.0)
+    again.close()
+
+
+def test_time_without_work_is_not_counted_as_harvest(ledger: Ledger) -> None:
+    enter(ledger, "one", rows=8)
+    work(ledger, NOW_S)
+    work(ledger, NOW_S + 10)
+    ledger.expire(NOW_S + 11)
+    enter(ledger, "two", rows=8)
+    work(ledger, NOW_S + 500)
+    work(ledger, NOW_S + 510)
+    assert sum(line["busy_s"] for line in ledger.table("harvest").to_pylist()) == pytest.approx(20.0, abs=2.0)

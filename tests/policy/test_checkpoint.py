@@ -1,0 +1,124 @@
+"""Which KV blocks are copied, and how fast: by example and by property."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.policy.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks, ramp, to_save
+
+TOTAL = 100
+
+
+def view(*requests: Kept, free: int, limit: int = 1000, room: int = 1000) -> CopyView:
+    return CopyView(requests, free, TOTAL, limit, room)
+
+
+def settled(free: int, *requests: Kept) -> Coverage:
+    """After many steps at this pressure."""
+    coverage = Coverage(Thresholds())
+    for _ in range(200):
+        coverage.plan(view(*requests, free=free, limit=0))
+    return coverage
+
+
+def offline(count: int, blocks: int = 4, covered: int = 0) -> list[Kept]:
+    return [Kept(f"r{i}", blocks, covered) for i in range(count)]
+
+
+def test_nothing_is_copied_while_more_than_half_of_the_kv_is_free() -> None:
+    assert settled(51).plan(view(*offline(8), free=51)) == {}
+
+
+@pytest.mark.parametrize(("free", "covered"), [(50, 0), (40, 2), (30, 4), (20, 6), (10, 8), (0, 8)], ids=str)
+def test_the_number_of_requests_covered_grows_with_the_pressure(free: int, covered: int) -> None:
+    coverage = settled(free)
+    coverage._filled = 1000.0  # fast enough for all
+    assert list(coverage.plan(view(*offline(8), free=free))) == [f"r{i}" for i in range(covered)]
+
+
+def test_a_burst_of_one_step_covers_fewer_than_pressure_that_stays() -> None:
+    coverage = settled(90)
+    coverage._filled = 1000.0
+    once = coverage.plan(view(*offline(8), free=10))
+    for _ in range(5):
+        coverage._filled = 1000.0
+        later = coverage.plan(view(*offline(8), free=10))
+    assert len(once) < len(later) == 8
+
+
+def test_a_checkpoint_that_is_begun_is_kept_up_when_the_pressure_falls_a_little() -> None:
+    coverage = settled(40)
+    coverage._filled = 1000.0
+    requests = [*offline(7), Kept("begun", 6, 3)]
+    assert coverage.plan(view(*requests, free=40))["begun"] == 3
+
+
+def test_online_requests_are_covered_only_under_twice_the_pressure_and_only_if_wanted() -> None:
+    requests = [Kept("chat", 4, 0, offline=False)]
+    for free, thresholds, expected in ((35, Thresholds(), set()), (20, Thresholds(), {"chat"}), (20, Thresholds(online=False), set())):
+        coverage = Coverage(thresholds)
+        for _ in range(200):
+            found = coverage.plan(view(*requests, free=free))
+        assert set(found) == expected
+
+
+def test_the_speed_is_what_fills_up_and_enough_of_the_backlog_to_be_done_when_the_free_blocks_are_gone() -> None:
+    coverage = Coverage(Thresholds(start=1.0, full=0.9))
+    blocks, covered, free, most = 0, 0, 80, 0
+    while free > 0:
+        blocks, free = blocks + 2, free - 2
+        copied = coverage.plan(view(Kept("a", blocks, covered), free=free))
+        covered += copied.get("a", 0)
+        most = max(most, copied.get("a", 0))
+    assert blocks - covered <= 4
+    assert most <= 8
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.booleans()), max_size=12),
+    st.integers(0, TOTAL),
+    st.integers(0, 30),
+    st.integers(0, 30),
+)
+def test_no_plan_is_past_a_limit_or_copies_what_is_covered(requests: list[tuple[int, int, bool]], free: int, limit: int, room: int) -> None:
+    kept = [Kept(str(i), blocks, min(blocks, covered), kind) for i, (blocks, covered, kind) in enumerate(requests)]
+    coverage = settled(free, *kept)
+    grants = coverage.plan(view(*kept, free=free, limit=limit, room=room))
+    assert sum(grants.values()) <= min(limit, room)
+    assert all(0 < grants[one.name] <= one.blocks - one.covered for one in kept if one.name in grants)
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_less_free_kv_never_covers_fewer(one: float, other: float) -> None:
+    assert ramp(min(one, other), 0.5, 0.1) >= ramp(max(one, other), 0.5, 0.1)
+
+
+@given(st.floats(1e-4, 10), st.floats(-1, 10), st.floats(1e-6, 1))
+def test_copies_beside_online_work_stay_within_the_slack_and_a_fiftieth_of_the_step(step_s: float, slack_s: float, block_s: float) -> None:
+    blocks = limit_blocks(step_s, slack_s, block_s, online=True)
+    assert blocks >= 0
+    assert blocks == 0 or blocks * block_s <= min(slack_s, 0.02 * step_s) * 1.000001
+
+
+@given(st.floats(0, 10), st.floats(1e-6, 1))
+def test_copies_beside_offline_work_never_stand_still(step_s: float, block_s: float) -> None:
+    assert limit_blocks(step_s, 0.0, block_s, online=False) >= 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "covered", "tail", "limit", "expected"),
+    [(5, 5, 3, 4, (0, True)), (5, 3, 3, 4, (2, True)), (5, 3, 0, 4, (2, False)), (5, 1, 3, 4, (4, False)), (5, 0, 3, 4, (4, False)),
+     (5, 5, 3, 0, (0, False))],
+    ids=["the tail alone", "two and the tail", "no tail", "the limit leaves no room for the tail", "extreme", "no time at all"],
+)  # fmt: skip
+def test_a_victim_saves_its_last_blocks_where_they_are_few(
+    blocks: int, covered: int, tail: int, limit: int, expected: tuple[int, bool]
+) -> None:
+    assert to_save(blocks, covered, tail, limit) == expected
+
+
+def test_thresholds_the_wrong_way_round_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"full=0\.6"):
+        Thresholds(start=0.5, full=0.6)

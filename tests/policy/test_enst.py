@@ -1,0 +1,66 @@
+"""When an online request's turn comes, and who gives up KV for whom."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.policy.enst import Resident, enst, swap_out
+
+NEVER = float("inf")
+
+
+def executed(levels: dict[str, int], batch: int = 1) -> dict[str, float]:
+    return enst(levels, dict.fromkeys(levels, NEVER), 1.0, batch)
+
+
+def test_the_first_queue_is_next() -> None:
+    assert executed({"a": 0, "b": 0}) == {"a": 0.0, "b": 0.0}
+
+
+def test_a_request_waits_for_the_quanta_in_which_all_above_it_sink_to_its_own_queue() -> None:
+    # a: 1 s in queue 0 and 2 s in queue 1; b: 2 s in queue 1
+    assert executed({"a": 0, "b": 1, "c": 2})["c"] == pytest.approx(5.0)
+    assert executed({"a": 0, "b": 1, "c": 2}, batch=2)["c"] == pytest.approx(2.5)
+
+
+def test_a_request_that_is_promoted_sooner_is_scheduled_then() -> None:
+    assert enst({"a": 0, "c": 3}, {"a": NEVER, "c": 0.5}, 1.0, 1)["c"] == 0.5
+    assert enst({"a": 0, "c": 3}, {"a": NEVER, "c": -3.0}, 1.0, 1)["c"] == 0.0
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.integers(0, 11), min_size=1), st.integers(1, 64))
+def test_a_lower_queue_is_never_sooner(levels: dict[str, int], batch: int) -> None:
+    found = executed(levels, batch)
+    ordered = sorted(levels, key=levels.__getitem__)
+    assert [found[name] for name in ordered] == sorted(found.values())
+
+
+def residents(*ensts: float, uncovered: int = 0) -> list[Resident]:
+    return [Resident(str(i), enst_s, 10, uncovered) for i, enst_s in enumerate(ensts)]
+
+
+def test_the_latest_turn_gives_up_its_kv_first_and_no_more_do_than_must() -> None:
+    assert swap_out(residents(1.0, 9.0, 5.0), 12, 0.0, 0.0) == ("1", "2")
+    assert swap_out(residents(1.0, 9.0, 5.0), 10, 0.0, 0.0) == ("1",)
+
+
+def test_nobody_gives_up_kv_where_it_would_not_be_enough() -> None:
+    assert swap_out(residents(1.0, 9.0), 21, 0.0, 0.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("enst_s", "waiting_s", "copy_s", "uncovered"),
+    [(3.0, 2.0, 0.0, 0), (3.0, 0.0, 0.4, 0), (3.0, 0.0, 0.0, 3)],
+    ids=["nearly as soon", "soon again", "not covered"],
+)
+def test_a_request_keeps_its_kv(enst_s: float, waiting_s: float, copy_s: float, uncovered: int) -> None:
+    assert swap_out(residents(enst_s, uncovered=uncovered), 5, waiting_s, copy_s) == ()
+
+
+@given(st.lists(st.floats(0, 100), max_size=10), st.integers(1, 60), st.floats(0, 50))
+def test_two_requests_never_push_each_other_out(ensts: list[float], need: int, waiting_s: float) -> None:
+    for name in swap_out(residents(*ensts), need, waiting_s, 0.01):
+        given_up = ensts[int(name)]
+        assert swap_out([Resident("w", waiting_s, 10, 0)], 1, given_up, 0.01) == ()
