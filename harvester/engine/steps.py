@@ -39,8 +39,9 @@ class Step:
 
 
 def seconds_of(step: Step, updated_s: float, now_s: float) -> float:
-    """How long a step took that ends now; ``updated_s``: when the last one did. What lies between two in a row is a part of the time between
-    two tokens.
+    """How long a step took that ends now; ``updated_s``: when the last one did.
+
+    What lies between two steps in a row is a part of the time between two tokens.
     """
     return now_s - (updated_s if 0.0 <= step.began_s - updated_s < SAME_ROW_S else step.began_s)
 
