@@ -19,7 +19,7 @@ import psutil
 
 from harvester.serve.processes import mark_of, marked, stop_marked
 
-READY_S = 240.0
+READY_S = 600.0  # a machine that is short of memory or cores reads its libraries slowly
 ROLES = {
     "worker": lambda name: "VllmWorker" in name or "VLLM::Worker" in name,
     "engine core": lambda name: "EngineCore" in name,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.real_server import RealServer
 
-PROFILE_WAIT_S = 120.0
+PROFILE_WAIT_S = 300.0
 CONFIG = Path(__file__).parents[1] / "small.yaml"
 
 
