@@ -82,7 +82,8 @@ def sql(
     """Ask SQL of jobs, results and files.
 
     There are views jobs, leases, harvest and lengths, results('JOB'), and any file. SQL reads harvester's state
-    and cannot change it. --json prints one JSON array. Parquet, CSV, JSON and DuckDB files are named in quotes: select * from 'docs.parquet'.
+    and cannot change it. --json prints one JSON array.
+    Parquet, CSV, JSON and DuckDB files are named in quotes: select * from 'docs.parquet'.
 
     \b
     Example:

@@ -21,7 +21,9 @@ class Tables(Protocol):
 
 
 class Question(BaseModel):
-    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS, description="One SELECT over jobs, leases, harvest, lengths and results('JOB').")
+    query: str = Field(
+        min_length=1, max_length=MAX_QUERY_CHARS, description="One SELECT over jobs, leases, harvest, lengths and results('JOB')."
+    )
     limit: int = Field(default=1000, ge=1, le=10_000, description="Most rows of the answer.")
 
 

@@ -98,6 +98,18 @@ def test_a_server_that_comes_back_is_waited_for():
     assert [view.rows_ok for view in updates(Away(5), ["latest"], sleep=lambda seconds: None)] == [1, 4]
 
 
+def test_a_job_that_was_ended_is_followed_until_what_it_has_done_is_published():
+    publishing = [job_view(state="expired", rows_running=3)] * 3
+    stands = [job_view(state="running", rows_running=3), *publishing, job_view(state="expired")]
+
+    class Stopped:
+        def job(self, job_id: str):
+            return stands.pop(0)
+
+    found = list(updates(Stopped(), ["latest"], sleep=lambda seconds: None))
+    assert [(view.state, view.rows_running) for view in found] == [("running", 3), ("expired", 0)]
+
+
 def test_a_server_that_stays_away_ends_the_watch(monkeypatch):
     monkeypatch.setattr("harvester.cli.progress.POLL_S", 0.5)
     client = Away(1000)

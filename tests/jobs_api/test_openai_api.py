@@ -25,7 +25,7 @@ from jobs.batches.keeper import Keeper
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.shelf import BatchShelf
 from jobs.batches.states import BatchStatus
-from jobs.engine import ApiRequest
+from jobs.engine import ApiRequest, Claim
 from jobs.files import FileStore
 from jobs.folder import StateFolder
 from jobs.ledger import Ledger
@@ -176,6 +176,35 @@ async def test_a_batch_is_a_job_like_any_other(bureau: Bureau) -> None:
     batch = await bureau.ended([line(i) for i in range(6)])
     job = bureau.ledger.show(batch.id)
     assert (job.state, job.task, job.rows_total, job.rows_ok) == ("completed", "batch", 6, 6)
+    assert batch.expires_at is not None
+    assert job.deadline_at_s == pytest.approx(batch.expires_at, abs=1.0)
+    assert job.response_lengths == (), "its requests tell nothing of others"
+
+
+async def test_a_batch_that_will_be_late_is_raised_as_any_job(bureau: Bureau) -> None:
+    asked: list[ApiRequest] = []
+    respond = bureau.engine.respond
+
+    async def raised(request: ApiRequest) -> Any:
+        asked.append(request)
+        return await respond(request)
+
+    told = asyncio.Event()
+
+    async def claims() -> dict[str, Claim]:
+        if bureau.engine.running:
+            told.set()
+        return {batch.id: Claim(8.0, 0.25) for batch in bureau.keeper.records()}
+
+    bureau.engine.respond = raised  # type: ignore[method-assign]
+    bureau.client.claims = claims  # type: ignore[method-assign]
+    bureau.engine.hold()
+    batch = await bureau.create([line(i) for i in range(12)])
+    async with asyncio.timeout(PATIENCE_S):
+        await told.wait()
+    bureau.engine.go_on()
+    await bureau.until(batch.id, ENDED)
+    assert asked[-1].claim == Claim(8.0, 0.25)
 
 
 async def test_completions_are_batched_too(bureau: Bureau) -> None:
