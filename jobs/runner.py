@@ -51,6 +51,7 @@ class Held:
 
     lease: Lease
     task: asyncio.Task[None] | None = None
+    begun: bool = False  # a task that is cancelled before its first step runs nothing, not even what gives the lease back
     dropped: bool = False  # the ledger said so
     publishing: bool = False  # what it has, and then it ends by itself
     rows_waiting: int = 0
@@ -67,6 +68,13 @@ class Held:
             error=self.error,
             tokens_done=self.tokens_done,
         )
+
+    def drop(self) -> None:
+        """The ledger wants it back."""
+        if self.task and not self.publishing:
+            self.dropped = self.publishing = True
+            if self.begun:
+                self.task.cancel()
 
     def start(self, waiting: int, known: Iterable[Row]) -> None:
         """``known``: results that an earlier holder of the slice left."""
@@ -144,10 +152,8 @@ class Runner:
                 log.warning("heartbeat_storage %s", error.message)
                 continue
             for lease_id in drop:
-                held = self._held.get(lease_id)
-                if held and held.task and not held.publishing:
-                    held.dropped = held.publishing = True
-                    held.task.cancel()
+                if lease_id in self._held:
+                    self._held[lease_id].drop()
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         """Lease whenever fewer rows wait for a slot than half of what the engine takes."""
@@ -172,8 +178,9 @@ class Runner:
     async def _work(self, held: Held) -> None:
         lease = held.lease
         committed = False
+        held.begun = True
         try:
-            committed = await self._slice(held)
+            committed = not held.dropped and await self._slice(held)
         except StorageError as error:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
             await _tell(self.ledger.say(lease.job.id, error.message))

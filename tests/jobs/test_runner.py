@@ -349,6 +349,34 @@ async def test_a_lease_that_was_lost_is_dropped(world: World) -> None:
     assert not list(world.sink(world.folder, "docs-0001").names())
 
 
+async def test_a_lease_that_is_taken_back_before_its_work_began_is_given_back(world: World) -> None:
+    job_id = world.submit(8)
+    gate = asyncio.Event()
+
+    class Client(DirectLedger):
+        granted = 0
+
+        async def lease(self, holder: str, model: str) -> Lease | None:
+            self.granted += 1
+            if self.granted == 2:
+                await gate.wait()  # woken before the heartbeat, in the same turn of the loop
+            return await super().lease(holder, model)
+
+        async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
+            await gate.wait()
+            return [line["lease_id"] for line in self.ledger.table("leases").to_pylist() if line["lease_id"]]
+
+    engine = ScriptedEngine(concurrency=16)
+    engine.hold()
+    async with at_work(world.runner(engine, client=Client(world.ledger, world.clock))):
+        await until(lambda: engine.running)
+        await asyncio.sleep(5 * HARVEST.heartbeat_s)  # until both wait at the gate
+        gate.set()
+        await until(lambda: len(world.slices("leased")) == 2)
+        world.ledger.pause(job_id, world.clock())
+        await until(lambda: not world.slices("leased"))
+
+
 async def test_a_replica_that_stops_gives_its_leases_back(world: World) -> None:
     world.submit(40)
     engine = ScriptedEngine(concurrency=8)
