@@ -64,9 +64,6 @@ class Spool:
     def close(self) -> None:
         os.close(self._file)
 
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
 
 def spooled_rows(path: Path) -> dict[int, Row]:
     """The finished rows of a spool that nobody writes to any more, by ``row_id``. The file stays as it is."""

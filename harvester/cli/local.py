@@ -40,6 +40,7 @@ class EmbeddedServer:
         start_s: float = START_S,
     ) -> None:
         self.log = server_log(state_dir)
+        self._state = state_dir.resolve()
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
@@ -97,11 +98,11 @@ class EmbeddedServer:
                 if process.poll() is not None:
                     raise EngineError(f"the embedded server did not start: {last_word(self.log)}; its log is {self.log}")
                 try:
-                    client.server()
+                    if Path(client.server().state).resolve() == self._state:  # and not one that took the port in between
+                        return
                 except UnreachableError:
-                    time.sleep(self._poll_s)
-                else:
-                    return
+                    pass
+                time.sleep(self._poll_s)
         raise EngineError(f"the embedded server was not ready after {self._start_s:.0f} s: {last_word(self.log)}; its log is {self.log}")
 
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 import connectors
 from harvester.config import HarvestConfig
@@ -120,6 +121,13 @@ def jobs_api(
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return JSONResponse(UsageError(f"{where or 'request'}: {first['msg']}").to_json(), status_code=400)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        asked = f"{request.method} {request.url.path}"
+        message = f"there is no {asked}; what there is, is in /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
+        body = NotFoundError(message) if error.status_code in (404, 405) else UsageError(message)
+        return JSONResponse(body.to_json(), error.status_code, error.headers)
 
     @app.get("/server")
     async def server() -> dict[str, Any]:

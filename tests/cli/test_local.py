@@ -64,6 +64,12 @@ def test_a_server_that_dies_is_reported_with_its_last_word(tmp_path, state):
         pass
 
 
+def test_a_server_of_another_state_folder_is_not_taken_for_it(tmp_path, state):
+    other = command(tmp_path, SERVE.format(mode="").replace('words["--state"]', '"/elsewhere"'))
+    with pytest.raises(EngineError, match="was not ready after"), EmbeddedServer(state, None, other, poll_s=0.01, start_s=1.0):
+        pass
+
+
 def test_a_server_that_is_never_ready_is_stopped(tmp_path, state):
     child = command(tmp_path, "import sys, os; print(os.getpid(), flush=True); sys.stdin.read(); import signal; signal.pause()")
     server = EmbeddedServer(state, None, child, poll_s=0.01, start_s=0.3)

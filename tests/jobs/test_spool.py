@@ -160,11 +160,3 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     (tmp_path / "spool").write_text("a file stands where the folder should")
     with pytest.raises(StorageError, match="cannot open"):
         Spool(tmp_path / "spool" / "slice.jsonl")
-
-
-def test_remove_takes_the_file_away_and_may_be_called_twice(path: Path) -> None:
-    spool = Spool(path)
-    spool.close()
-    spool.remove()
-    spool.remove()
-    assert not path.exists()

@@ -247,6 +247,13 @@ async def test_an_unknown_change_is_not_found(office: Office) -> None:
     assert "there are cancel, pause, resume and retry" in refused(await office.post(f"/jobs/{job.id}/stop"), 404)
 
 
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/jobs", 405)])
+async def test_a_path_that_is_not_there_is_answered_as_every_error_is(office: Office, method: str, path: str, status: int) -> None:
+    answer = await office.http.request(method, path)
+    assert refused(answer, status) == f"there is no {method} {path}; what there is, is in /api/openapi.json"
+    assert ("allow" in answer.headers) is (status == 405)
+
+
 # -- changes ------------------------------------------------------------------------------------------------------------------------
 
 
