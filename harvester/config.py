@@ -178,6 +178,9 @@ class ServeConfig(Section):
     served_model_name: str | None = Field(default=None, description="Name that clients use; None takes the model's own.")
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=1, le=65535)
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="Names by which browsers reach a server that listens on loopback: those of a proxy before it."
+    )
     replicas: int = Field(default=1, ge=1, description="Replicas, each with an engine of its own.")
     num_cpus: float | None = Field(default=None, gt=0.0, description="Ray CPUs of one replica; None: what fits `replicas` on this machine.")
     num_gpus: float | None = Field(default=None, ge=0.0, description="Ray GPUs of one replica; None: the engine's tensor x pipeline size.")

@@ -9,10 +9,12 @@
     │   ├── QueryError                    a SQL query
     │   ├── ParameterError                a parameter of an HTTP request
     │   ├── TooLargeError                 an upload above the server's limit
+    │   ├── CrossSiteError                a request that another site made a browser send
     │   ├── KeyRefusedError               an API key that is missing or unknown
     │   └── NotFoundError                 a job, task or file named by the user
     ├── StateError               exit 1   a job is in a state that forbids the change
     ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
+    ├── BusyError                exit 1   the server does as much of this as it will
     ├── EngineError              exit 1   the model or the engine could not do its work
     └── UnreachableError         exit 3   no server answers
 
@@ -82,6 +84,11 @@ class TooLargeError(UsageError):
     http_status = 413
 
 
+class CrossSiteError(UsageError):
+    code = "cross_site"
+    http_status = 403
+
+
 class KeyRefusedError(UsageError):
     code = "invalid_api_key"
     http_status = 401
@@ -99,6 +106,11 @@ class StateError(HarvesterError):
 
 class StorageError(HarvesterError):
     code = "storage"
+
+
+class BusyError(HarvesterError):
+    code = "busy"
+    http_status = 503
 
 
 class EngineError(HarvesterError):

@@ -130,6 +130,7 @@ class Announcer:
         print(f"Ready after {fields['seconds']:.0f} s: {fields['url']} answers chat and takes jobs, with model {fields['model']}")
         if self._is_embedded:
             print("This is the small embedded model; for a real one: harvester serve --model Qwen/Qwen3-8B")
+        print(f"Watch it in a browser: {fields['url']}/")
         print("Next:")
         print("  harvester submit docs.parquet --task summarize --watch")
         print('  harvester chat "Say hello"')

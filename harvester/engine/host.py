@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from harvester.engine.arguments import namespace
 from harvester.engine.board import Board
 from harvester.engine.llm import HarvestLLM
 from harvester.engine.metrics import BoardMetrics, ClassMetrics
+from harvester.engine.now import now
 from harvester.engine.openai import OfflineApi
 from harvester.engine.settings import KEY, Settings
 from harvester.engine.signal import ArrivalSignal
@@ -101,6 +103,10 @@ class EngineHost:
         if self.board is None:
             raise EngineError("this engine runs without a board and cannot be profiled")
         return await profiler.profile(self.llm, self.board, seconds or profiler.FULL_S)
+
+    def now(self) -> dict[str, Any]:
+        """See `harvester.engine.now.now`; empty for an engine without a board."""
+        return {} if self.board is None else now(self.llm, self.board, time.monotonic())
 
     async def profile_when_absent(self, *, known: bool) -> None:
         if self.board is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from vllm.outputs import RequestOutput
@@ -23,10 +24,24 @@ class HarvestLLM(AsyncLLM):  # type: ignore[misc]
     _signal: ArrivalSignal | None = None
     _metrics: ClassMetrics | None = None
     _settings: Settings
+    _in_flight: Counter[WorkClass] | None = None
 
     def attend(self, signal: ArrivalSignal, metrics: ClassMetrics, settings: Settings) -> None:
         """Signal arrivals and count what becomes of them."""
         self._signal, self._metrics, self._settings = signal, metrics, settings
+        self._in_flight = Counter()
+
+    def in_flight(self) -> dict[WorkClass, int]:
+        """Requests that have come and are not answered, by class of work."""
+        counts = self._in_flight or Counter()
+        return {work: counts[work] for work in WorkClass}
+
+    def latencies(self, now_s: float) -> dict[str, Any]:
+        """``ttft`` and ``tpot`` of online streams of late (`ClassMetrics.recent`), and what they are promised, in seconds."""
+        if self._metrics is None:
+            return {"ttft": None, "tpot": None, "ttft_slo_s": None, "tpot_slo_s": None}
+        promise = self._settings.promise(None)
+        return {**self._metrics.recent(now_s), "ttft_slo_s": promise.ttft_s, "tpot_slo_s": promise.tpot_s}
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, **rest: Any) -> Any:
         """vLLM's. The signal comes after the request is sent, so that the engine core finds it when the step has ended."""
@@ -45,13 +60,27 @@ class HarvestLLM(AsyncLLM):  # type: ignore[misc]
         if self._metrics is not None and work is WorkClass.ONLINE and sampling_params.output_kind is RequestOutputKind.DELTA:
             clock = StreamClock(self._metrics, self._promise(sampling_params), time.monotonic())
         output: RequestOutput | None = None
-        async with aclosing(super().generate(prompt, sampling_params, request_id, **rest)) as stream:  # a client that hangs up aborts it
-            async for output in stream:
-                if clock is not None:
-                    clock.output(sum(len(one.token_ids) for one in output.outputs))
-                yield output
+        stream = super().generate(prompt, sampling_params, request_id, **rest)
+        async with aclosing(stream):  # a client that hangs up aborts it
+            with self._counted(work):
+                async for output in stream:
+                    if clock is not None:
+                        clock.output(sum(len(one.token_ids) for one in output.outputs))
+                    yield output
         if self._metrics is not None and output is not None and output.metrics is not None and output.metrics.scheduled_ts:
             self._metrics.queued(work.value, max(0.0, output.metrics.scheduled_ts - output.metrics.queued_ts))
+
+    @contextmanager
+    def _counted(self, work: WorkClass) -> Iterator[None]:
+        counts = self._in_flight
+        if counts is None:
+            yield
+            return
+        counts[work] += 1
+        try:
+            yield
+        finally:
+            counts[work] -= 1
 
     def _promise(self, params: Any) -> Promise:
         return self._settings.promise(params.extra_args if isinstance(params, SamplingParams) else None)

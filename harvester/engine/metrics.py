@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from harvester.engine.board import Board, Count
+from harvester.engine.recent import Recent
 from harvester.engine.settings import Promise
 
 SECONDS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -33,18 +34,25 @@ class ClassMetrics:
             "harvester_queue_seconds", "Arrival in the engine to first step.", ["work"], buckets=SECONDS, registry=registry
         )
         self._kept = Counter("harvester_slo_total", "Promises to online requests, kept or not.", ["objective", "kept"], registry=registry)
+        self._recent = {"ttft": Recent(), "tpot": Recent()}
 
     def first_token(self, seconds: float, promise: Promise) -> None:
         self._ttft.labels("online").observe(seconds)
+        self._recent["ttft"].note(seconds, time.monotonic())
         self._count("ttft", seconds, promise.ttft_s)
 
     def next_token(self, seconds: float, tokens: int, promise: Promise) -> None:
         """``tokens`` came together ``seconds`` after the one before."""
         self._tpot.labels("online").observe(seconds / tokens)
+        self._recent["tpot"].note(seconds / tokens, time.monotonic())
         self._count("tpot", seconds / tokens, promise.tpot_s)
 
     def queued(self, work: str, seconds: float) -> None:
         self._queue.labels(work).observe(seconds)
+
+    def recent(self, now_s: float) -> dict[str, dict[str, float] | None]:
+        """Seconds to the first token (``ttft``) and between two (``tpot``) of online streams of late: see `Recent.quantiles`."""
+        return {name: values.quantiles(now_s) for name, values in self._recent.items()}
 
     def _count(self, objective: str, seconds: float, promised_s: float) -> None:
         if promised_s < math.inf:
@@ -129,6 +137,8 @@ class BoardMetrics(Collector):
         ("harvester_offline_budget_tokens", "Offline tokens that the last step beside online work had room for.", Count.BUDGET_TOKENS),
         ("harvester_reserved_slots", "Slots kept for arrivals.", Count.RESERVED_SLOTS),
         ("harvester_reserved_blocks", "KV blocks kept for arrivals.", Count.RESERVED_BLOCKS),
+        ("harvester_running_online", "Online requests in the batch after the last step.", Count.ONLINE_RUNNING),
+        ("harvester_running_offline", "Offline requests in the batch after the last step.", Count.OFFLINE_RUNNING),
     )
 
     def __init__(self, board: Board) -> None:

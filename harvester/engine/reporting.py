@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container, Sequence
 from typing import Any
 
 from harvester.engine.board import RING, Board, Count, Field
@@ -78,6 +79,14 @@ class Reporting:
         board.add(Count.ONLINE_TOKENS, whole - harvested)
         board.add(Count.BUSY_S, now_s - step.began_s)
         board.add(Count.HARVESTED_S, now_s - step.began_s if step.offline_only else 0.0)
+
+    def holds(self, running: Sequence[Any], jobs: Container[str], kv_used: float) -> None:
+        """What the batch holds after a step: requests, of which ``jobs`` names the offline ones, and the share of the KV blocks in use."""
+        if self._board is not None:
+            offline = sum(request.request_id in jobs for request in running)
+            self._board.set(Count.ONLINE_RUNNING, len(running) - offline)
+            self._board.set(Count.OFFLINE_RUNNING, offline)
+            self._board.set(Count.KV_USED, kv_used)
 
     def took_back(self, step: Step, tokens: int) -> None:
         """``step`` ended early; with those planned after it ``tokens`` count for nothing."""

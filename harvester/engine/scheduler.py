@@ -270,7 +270,9 @@ class HarvestScheduling:
         if self._steps:
             self._steps[0].began_s = max(now_s, self._steps[0].began_s)
             self._report.begins(self._steps[0])
-        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self._report.holds(self.running, self._jobs, self.kv_cache_manager.usage)  # type: ignore[attr-defined]
+        return outputs
 
     def _ended_early(self, step: Step, now_s: float) -> None:
         self._epoch += 1

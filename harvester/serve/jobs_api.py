@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -21,10 +21,16 @@ import connectors
 from harvester.config import HarvestConfig
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
+from harvester.serve.crosssite import CrossSiteWall
+from harvester.serve.events import add_events
+from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
+from harvester.serve.watch import Watch
 from jobs.folder import StateFolder
 from jobs.plan import plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
+from jobs.tasks.file import TaskOption
+from jobs.tasks.load import list_tasks
 
 
 class JobsLedger(Protocol):
@@ -43,6 +49,16 @@ class Submitted(BaseModel):
 
 class Jobs(BaseModel):
     jobs: list[JobView]
+
+
+class TaskShown(BaseModel):
+    name: str
+    description: str
+    options: dict[str, TaskOption]
+
+
+class Tasks(BaseModel):
+    tasks: list[TaskShown]
 
 
 class ProfileWish(BaseModel):
@@ -108,9 +124,12 @@ def jobs_api(
     planner: Planner,
     server_info: Callable[[], Awaitable[dict[str, Any]]],
     profile: Callable[[float | None], Awaitable[dict[str, Any]]] | None = None,
+    watch: Watch | None = None,
+    hosts: Collection[str] | None = None,
 ) -> FastAPI:
-    """The application, below its prefix ``/api``."""
+    """The application, below its prefix ``/api``. Without ``watch`` it has no live events; ``hosts``: see `CrossSiteWall`."""
     app = FastAPI(title="harvester jobs", version=__version__)
+    app.add_middleware(CrossSiteWall, hosts=hosts)
 
     @app.exception_handler(HarvesterError)
     async def _refuse(request: Request, error: HarvesterError) -> JSONResponse:
@@ -132,6 +151,10 @@ def jobs_api(
     @app.get("/server")
     async def server() -> dict[str, Any]:
         return await server_info()
+
+    @app.get("/tasks")
+    def tasks() -> Tasks:
+        return Tasks(tasks=[TaskShown(name=task.name, description=task.description, options=task.options) for task in list_tasks()])
 
     @app.post("/profile")
     async def measure(wish: ProfileWish) -> dict[str, Any]:
@@ -174,6 +197,9 @@ def jobs_api(
         return await ledger.change(job_id, verb)
 
     add_sql(app, ledger, planner.folder)
+    add_assets(app)
+    if watch is not None:
+        add_events(app, watch)
 
     @app.get("/ledger/{name}")
     async def table(name: str) -> Response:

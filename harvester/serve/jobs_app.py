@@ -15,7 +15,10 @@ from harvester.core import __version__
 from harvester.engine.models import ModelChoice
 from harvester.errors import EngineError
 from harvester.serve.actor import LedgerActor
+from harvester.serve.crosssite import known_hosts
+from harvester.serve.events import Looks
 from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.watch import Watch
 from jobs.folder import StateFolder
 
 CHAT_APP = "chat"
@@ -39,7 +42,16 @@ class JobsApp:
         }
         self._context_tokens: int | None = None
         folder = StateFolder(Path(state))
-        self._app = jobs_api(LedgerActor(ledger), Planner(folder, config.harvest, choice.name), self._info, self._profile)
+        self._chat: Any = None
+        actor = LedgerActor(ledger)
+        self._app = jobs_api(
+            actor,
+            Planner(folder, config.harvest, choice.name),
+            self._info,
+            self._profile,
+            Watch(Looks(self._now, actor, self._fixed)),
+            known_hosts(config.host, config.allowed_hosts),
+        )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
@@ -53,6 +65,12 @@ class JobsApp:
                 raise EngineError("no replica answers yet; try again in a moment") from error
             self._context_tokens = int(info["context_tokens"])
         return {**self._fixed, "context_tokens": self._context_tokens}
+
+    async def _now(self) -> list[dict[str, Any]]:
+        """Of every replica that runs."""
+        if self._chat is None:
+            self._chat = serve.get_app_handle(CHAT_APP)
+        return list(await self._chat.broadcast("now").results_async())
 
     async def _profile(self, seconds: float | None) -> dict[str, Any]:
         """Of one replica; all have the same engine."""

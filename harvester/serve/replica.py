@@ -17,6 +17,7 @@ from connectors.parts import PartsSink
 from harvester.config import ServeConfig
 from harvester.engine.models import ModelChoice
 from harvester.serve.actor import LedgerActor
+from harvester.serve.page import add_page
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
 from jobs.runner import Runner
@@ -55,6 +56,7 @@ class Replica:
         self._profiling = asyncio.create_task(self._host.profile_when_absent(known=profile.is_file()))
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
+        add_page(self._host.app)
         return self._host.app
 
     async def check_health(self) -> None:
@@ -69,6 +71,10 @@ class Replica:
             "max_seqs": self._host.max_seqs,
             "models": self._host.models(),
         }
+
+    async def now(self) -> dict[str, Any]:
+        """What the page shows of this replica: `harvester.engine.now.now`, under its name."""
+        return {"id": serve.get_replica_context().replica_id.unique_id, **self._host.now()}
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:
         """Measure the engine; see `harvester.engine.profiler`."""

@@ -1,0 +1,34 @@
+"""What one engine does at this moment, for the page: a few numbers, read from the board and the front end when somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harvester.core import WorkClass
+from harvester.engine.board import Board, Count
+from harvester.engine.llm import HarvestLLM
+
+
+def now(llm: HarvestLLM, board: Board, now_s: float) -> dict[str, Any]:
+    """``at_s`` is of ``now_s``'s monotonic clock; seconds and tokens count from the engine's start, latencies are of the last minute.
+
+    ``running`` is as of the last step, ``in_flight`` of this moment, so that a request whose client hung up is not counted.
+    """
+    in_flight = llm.in_flight()
+    places = {
+        WorkClass.ONLINE: (Count.ONLINE_RUNNING, Count.ONLINE_TOKENS),
+        WorkClass.OFFLINE: (Count.OFFLINE_RUNNING, Count.OFFLINE_TOKENS),
+    }
+    work = {}
+    for kind, (running, tokens) in places.items():
+        count = min(int(board.count(running)), in_flight[kind])
+        work[kind.value] = {"running": count, "waiting": in_flight[kind] - count, "tokens": int(board.count(tokens))}
+    return {
+        "at_s": now_s,
+        "busy_s": board.count(Count.BUSY_S),
+        "harvested_s": board.count(Count.HARVESTED_S),
+        "kv_used": board.count(Count.KV_USED) if any(in_flight.values()) else 0.0,
+        "ended_steps": int(board.count(Count.ENDED_STEPS)),
+        **work,
+        **llm.latencies(now_s),
+    }

@@ -1,0 +1,80 @@
+"""Requests that another site makes a browser send are refused: there is no log-in that could tell them from the user's own."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from harvester.errors import CrossSiteError
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class CrossSiteWall:
+    """ASGI middleware. A change must not come from another origin; and where ``hosts`` is given, the server must be called by an
+    address, ``localhost`` or one of them, or a foreign name could be made to point here (DNS rebinding) and its pages read the answers.
+
+    A client that is no browser sends neither `Sec-Fetch-Site` nor `Origin` and passes.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None = None) -> None:
+        self._app = app
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        if refusal is not None:
+            await JSONResponse(refusal.to_json(), refusal.http_status)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, method: str, headers: Headers) -> CrossSiteError | None:
+        host = headers.get("host", "")
+        if self._hosts is not None and not self._is_known(host):
+            name = _name(host)[:80]
+            return CrossSiteError(f"this server does not go by the name {name!r}; use localhost, or add it to allowed_hosts in its config")
+        if method in SAFE or _same_site(headers, host):
+            return None
+        origin = headers.get("origin", "another site")[:80]
+        return CrossSiteError(f"a page of {origin} may change nothing here; use the page of this server, or a program")
+
+    def _is_known(self, host: str) -> bool:
+        assert self._hosts is not None
+        name = _name(host)
+        return name == "localhost" or name in self._hosts or _is_address(name)
+
+
+def _same_site(headers: Headers, host: str) -> bool:
+    """The browser's own word where it gives one, else whether the origin is the server that was called."""
+    fetched = headers.get("sec-fetch-site")
+    if fetched is not None:
+        return fetched in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc.lower() == host.lower()
+
+
+def _name(host: str) -> str:
+    """Without port and brackets, in lower case."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def known_hosts(host: str, allowed: Collection[str]) -> Collection[str] | None:
+    """Names of a server that listens on ``host``. None: any, for one that listens to the network has names that we cannot know."""
+    return tuple(allowed) if host in LOOPBACK else None

@@ -1,0 +1,88 @@
+"""``GET /events``: what replicas and jobs do, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+from fastapi import Depends, FastAPI
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from harvester.errors import HarvesterError
+from harvester.serve.pulse import Pulse
+from harvester.serve.watch import Frame, Watch
+from jobs.spec import JobView
+from jobs.states import ENDED
+
+log = logging.getLogger("harvester.page")
+
+LOOK_WAIT_S = 5.0
+MOST_ENDED = 50
+RECONNECT_MS = 2000
+_LEFT_OUT = {"response_lengths", "results", "notes", "rows_recomputed", "preemptions", "cached_tokens"}
+
+Replicas = Callable[[], Awaitable[list[dict[str, Any]]]]
+
+
+class JobsSeen(Protocol):
+    async def jobs(self) -> list[JobView]: ...
+
+
+class Looks:
+    """What `Watch` looks at. ``replicas`` gives every replica's `now`; where it or the ledger fails, the event ``trouble`` says so."""
+
+    def __init__(self, replicas: Replicas, ledger: JobsSeen, server: dict[str, Any]) -> None:
+        self._replicas, self._ledger = replicas, ledger
+        self._server = json.dumps(server)
+        self._pulse = Pulse()
+        self._number = 0
+
+    async def __call__(self) -> Frame:
+        told, listed = await asyncio.gather(_in_time(self._replicas()), _in_time(self._ledger.jobs()))
+        self._number += 1
+        frame, trouble = {"look": str(self._number), "server": self._server}, None
+        if told is None:
+            trouble = "No replica answers; what is shown is from before."
+        else:
+            frame["replicas"] = json.dumps(self._pulse.take(told))
+        if listed is None:
+            trouble = "The ledger does not answer; jobs are as they were."
+        else:
+            frame["jobs"] = _jobs(listed)
+        return {**frame, "trouble": json.dumps(trouble)}  # never empty: browsers drop events without data
+
+
+async def _in_time(work: Awaitable[list[Any]]) -> list[Any] | None:
+    try:
+        return await asyncio.wait_for(work, LOOK_WAIT_S)
+    except (TimeoutError, HarvesterError):
+        return None
+    except Exception:  # of Ray, while a replica starts or goes; the next look finds out
+        log.debug("look_failed", exc_info=True)
+        return None
+
+
+def _jobs(views: list[JobView]) -> str:
+    """Every job that goes on, and the newest of those that have ended."""
+    ended = [view.id for view in views if view.state in ENDED]
+    left_out = set(ended[MOST_ENDED:])
+    shown = [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in views if view.id not in left_out]
+    return json.dumps({"jobs": shown, "older": len(left_out)})
+
+
+def add_events(app: FastAPI, watch: Watch) -> None:
+    """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, at first and when it changed; ``look`` each time."""
+
+    async def seat() -> AsyncIterator[None]:
+        with watch.seat():
+            yield
+
+    @app.get("/events", response_class=EventSourceResponse, dependencies=[Depends(seat)])
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        yield ServerSentEvent(comment="harvester", retry=RECONNECT_MS)
+        async for frame in watch.frames():
+            for name, text in frame.items():
+                yield ServerSentEvent(event=name, raw_data=text)

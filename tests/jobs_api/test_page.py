@@ -1,0 +1,362 @@
+"""The page's documents, its live events, and the wall against other sites; with replicas and a ledger of the test's own making."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from test_jobs_api import INFO, MODEL, Office, office, refused
+
+from harvester.config import HarvestConfig
+from harvester.errors import BusyError
+from harvester.serve.crosssite import known_hosts
+from harvester.serve.events import Looks, add_events
+from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.page import POLICY, STATIC, add_page
+from harvester.serve.pulse import Pulse
+from harvester.serve.watch import Frame, Watch
+from jobs.testing import DirectLedger
+
+__all__ = ["office"]
+
+
+def replica(at_s: float = 0.0, name: str = "a", **fields: Any) -> dict[str, Any]:
+    """What a replica says of itself that has done nothing yet."""
+    idle = {"running": 0, "waiting": 0, "tokens": 0}
+    quiet = {
+        "busy_s": 0.0,
+        "harvested_s": 0.0,
+        "kv_used": 0.0,
+        "ended_steps": 0,
+        "online": idle,
+        "offline": idle,
+        "ttft": None,
+        "tpot": None,
+    }
+    return {"id": name, "at_s": at_s, **quiet, "ttft_slo_s": 0.5, "tpot_slo_s": 0.1} | fields
+
+
+def planner(office: Office) -> Planner:
+    return Planner(office.folder, HarvestConfig(), MODEL)
+
+
+# -- the documents ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def root() -> AsyncIterator[httpx.AsyncClient]:
+    app = FastAPI()
+    add_page(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://chat") as http:
+        yield http
+
+
+async def test_the_page_is_at_the_root_and_may_load_nothing_from_elsewhere(root: httpx.AsyncClient) -> None:
+    answer = await root.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"] == POLICY
+    assert "unsafe" not in POLICY
+    assert not re.search(r"<script(?![^>]* src=)|\son\w+=|\sstyle=", answer.text), "nothing inline, which the policy forbids"
+
+
+async def test_the_page_is_not_sent_again_while_it_is_the_same(root: httpx.AsyncClient) -> None:
+    tag = (await root.get("/")).headers["etag"]
+    again = await root.get("/", headers={"if-none-match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("page.css", "text/css"), ("page.js", "text/javascript")])
+async def test_what_the_page_loads_is_below_the_api(office: Office, name: str, kind: str) -> None:
+    answer = await office.http.get(f"/page/{name}")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert f'"/api/page/{name}"' in (STATIC / "index.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["index.html", "page.js.map", "..%2fpage.py"])
+async def test_other_files_are_not_served(office: Office, name: str) -> None:
+    refused(await office.http.get(f"/page/{name}"), 404)
+
+
+def test_the_script_never_sets_markup_and_names_no_other_host() -> None:
+    script = (STATIC / "page.js").read_text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", script)
+
+
+async def test_tasks_come_with_their_options(office: Office) -> None:
+    tasks = {task["name"]: task for task in (await office.http.get("/tasks")).json()["tasks"]}
+    assert {"summarize", "classify", "extract", "translate", "ask"} <= set(tasks)
+    assert tasks["classify"]["options"]["labels"]["required"] is True
+
+
+# -- other sites --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "passes"),
+    [
+        ({}, True),
+        ({"sec-fetch-site": "same-origin", "origin": "https://jobs.example"}, True),
+        ({"sec-fetch-site": "none"}, True),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"origin": "http://jobs"}, True),
+        ({"origin": "http://jobs:81"}, False),
+        ({"origin": "http://evil.example"}, False),
+        ({"origin": "null"}, False),
+    ],
+    ids=["a program", "the page", "the address bar", "a sibling site", "another site", "own origin", "another port", "foreign", "opaque"],
+)
+async def test_only_the_servers_own_page_and_programs_change_jobs(office: Office, headers: dict[str, str], passes: bool) -> None:
+    job = await office.submitted()
+    answer = await office.http.post(f"/jobs/{job.id}/pause", headers=headers)
+    if passes:
+        assert answer.json()["state"] == "paused"
+    else:
+        assert "another site" in refused(answer, 403) or headers["origin"] in refused(answer, 403)
+        assert (await office.http.get(f"/jobs/{job.id}")).json()["state"] == "queued"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+async def test_a_form_of_another_site_that_poses_as_json_is_refused(office: Office, kind: str | None) -> None:
+    body = json.dumps({"source": {"uri": str(office.docs)}}).encode()
+    answer = await office.http.post("/jobs", content=body, headers={} if kind is None else {"content-type": kind})
+    refused(answer, 400)
+    assert (await office.http.get("/jobs")).json() == {"jobs": []}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("localhost:8000", 200),
+        ("harvester.example", 200),
+        ("evil.example:8000", 403),
+        ("", 403),
+    ],
+)
+async def test_a_server_on_loopback_is_not_read_under_a_foreign_name(office: Office, host: str, status: int) -> None:
+    async def info() -> dict[str, Any]:
+        return INFO
+
+    app = jobs_api(DirectLedger(office.ledger, office.clock), planner(office), info, hosts=known_hosts("127.0.0.1", ["Harvester.example"]))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        answer = await http.get("/server", headers={"host": host})
+    assert answer.status_code == status, answer.text
+
+
+def test_a_server_on_the_network_is_called_by_names_it_does_not_know() -> None:
+    assert known_hosts("0.0.0.0", ()) is None
+
+
+# -- what happens now ---------------------------------------------------------------------------------------------------------------
+
+
+def test_rates_and_shares_are_of_the_last_seconds() -> None:
+    pulse = Pulse()
+    work = {"running": 1, "waiting": 2}
+    pulse.take([replica(100.0, busy_s=50.0, harvested_s=40.0, online={**work, "tokens": 0}, offline={**work, "tokens": 1000})])
+    later = replica(104.0, busy_s=53.0, harvested_s=42.0, online={**work, "tokens": 100}, offline={**work, "tokens": 1300})
+    (now,) = pulse.take([later])
+    assert (now["busy_time"], now["harvested_time"], now["harvested_tokens"]) == (0.75, 0.5, 0.75)
+    assert now["offline"] == {"running": 1, "waiting": 2, "tokens_per_s": 75.0}
+
+
+def test_at_the_first_look_there_is_no_rate() -> None:
+    (now,) = Pulse().take([replica()])
+    assert (now["busy_time"], now["harvested_tokens"], now["online"]["tokens_per_s"]) == (None, None, None)
+
+
+def test_what_was_long_ago_counts_no_more() -> None:
+    pulse = Pulse()
+    for second in range(60):
+        (now,) = pulse.take([replica(float(second), busy_s=min(second, 30.0))])
+    assert now["busy_time"] == 0.0
+
+
+def test_a_replica_that_began_anew_is_not_compared_with_the_one_before() -> None:
+    pulse = Pulse()
+    pulse.take([replica(10.0, busy_s=9.0)])
+    (now,) = pulse.take([replica(11.0, busy_s=0.5)])
+    assert now["busy_time"] is None
+
+
+def test_latencies_are_told_in_milliseconds_beside_what_is_promised() -> None:
+    (now,) = Pulse().take([replica(ttft={"count": 3, "p50": 0.0123456, "p99": 0.7})])
+    assert now["ttft"] == {"count": 3, "p50": 12.35, "p99": 700.0, "slo": 500.0}
+    assert now["tpot"] == {"count": 0, "p50": None, "p99": None, "slo": 100.0}
+
+
+def test_a_replica_without_a_board_is_left_out() -> None:
+    assert Pulse().take([{"id": "a"}, replica(name="b")])[0]["id"] == "b"
+
+
+async def test_a_look_tells_of_replicas_and_jobs(office: Office) -> None:
+    job = await office.submitted()
+
+    async def replicas() -> list[dict[str, Any]]:
+        return [replica()]
+
+    frame = await Looks(replicas, Ledger(office), INFO)()
+    assert json.loads(frame["server"]) == INFO
+    assert [one["id"] for one in json.loads(frame["replicas"])] == ["a"]
+    (shown,) = json.loads(frame["jobs"])["jobs"]
+    assert (shown["id"], shown["state"], shown["rows_total"], shown["eta_s"]) == (job.id, "queued", 4, None)
+    assert frame["trouble"] == "null"
+
+
+async def test_old_jobs_that_have_ended_are_only_counted(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harvester.serve.events.MOST_ENDED", 2)
+    going, *ended = [(await office.submitted(new=True)).id for _ in range(5)]
+    for job in ended:
+        await office.post(f"/jobs/{job}/cancel")
+    frame = await Looks(no_replicas, Ledger(office), INFO)()
+    listed = json.loads(frame["jobs"])
+    assert ({job["id"] for job in listed["jobs"]}, listed["older"]) == ({going, *ended[-2:]}, 2)
+
+
+class Ledger:
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    async def jobs(self) -> list[Any]:
+        return self._office.ledger.jobs()
+
+
+async def no_replicas() -> list[dict[str, Any]]:
+    return []
+
+
+async def test_replicas_that_do_not_answer_are_said_to_and_the_jobs_are_shown(office: Office) -> None:
+    async def replicas() -> list[dict[str, Any]]:
+        raise RuntimeError("the actor died")
+
+    frame = await Looks(replicas, Ledger(office), INFO)()
+    assert "replicas" not in frame
+    assert "jobs" in frame
+    assert "No replica answers" in json.loads(frame["trouble"])
+
+
+# -- watching -----------------------------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """Looks that are told one at a time."""
+
+    def __init__(self) -> None:
+        self.looks: asyncio.Queue[Frame] = asyncio.Queue()
+        self.asked = 0
+
+    async def __call__(self) -> Frame:
+        self.asked += 1
+        return await self.looks.get()
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def watch(source: Source) -> Watch:
+    return Watch(source, every_s=0.0, most_viewers=2)
+
+
+async def test_nobody_looks_while_nobody_watches(source: Source, watch: Watch) -> None:
+    with watch.seat():
+        await asyncio.sleep(0)
+        assert (watch.is_looking, source.asked) == (True, 1)
+    assert not watch.is_looking
+
+
+async def test_viewers_share_one_look(source: Source, watch: Watch) -> None:
+    with watch.seat(), watch.seat():
+        first, second = watch.frames(), watch.frames()
+        waiting = asyncio.gather(anext(first), anext(second))
+        await source.looks.put({"jobs": "1"})
+        assert await waiting == [{"jobs": "1"}, {"jobs": "1"}]
+        assert source.asked == 2, "the look that both saw, and the next"
+
+
+async def test_a_viewer_is_told_what_is_new_to_it(source: Source, watch: Watch) -> None:
+    with watch.seat():
+        frames = watch.frames()
+        told = []
+        for frame in ({"jobs": "1", "look": "1"}, {"jobs": "1", "look": "2"}, {"jobs": "2", "look": "3"}):
+            waiting = asyncio.ensure_future(anext(frames))
+            await source.looks.put(frame)
+            told.append(await waiting)
+        late = watch.frames()
+        assert told == [{"jobs": "1", "look": "1"}, {"look": "2"}, {"jobs": "2", "look": "3"}]
+        assert await anext(late) == {"jobs": "2", "look": "3"}, "who comes later sees at once how it stands"
+
+
+async def test_more_viewers_than_seats_are_refused_and_a_seat_comes_free(watch: Watch) -> None:
+    with watch.seat():
+        with watch.seat(), pytest.raises(BusyError, match="2 pages watch"), watch.seat():
+            pass
+        with watch.seat():
+            assert watch.is_looking
+
+
+# -- the stream ---------------------------------------------------------------------------------------------------------------------
+
+
+async def stream(app: FastAPI, until: str) -> str:
+    """GET /events as a browser does, hanging up once ``until`` was sent. httpx would wait for the end of the body."""
+    sent = ""
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        nonlocal sent
+        if message["type"] == "http.response.start":
+            sent += f"{message['status']}\n"
+        sent += message.get("body", b"").decode()
+        if until in sent:
+            gone.set()
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/events",
+        "raw_path": b"/events",
+        "query_string": b"",
+        "headers": [],
+        "root_path": "",
+    }
+    scope |= {"http_version": "1.1", "scheme": "http", "server": ("x", 80), "client": ("x", 1)}
+    await asyncio.wait_for(app(scope, receive, send), 10)
+    return sent
+
+
+async def test_the_stream_is_of_named_events_and_ends_with_its_reader(source: Source, watch: Watch) -> None:
+    app = FastAPI()
+    add_events(app, watch)
+    await source.looks.put({"look": "1", "trouble": "null"})
+    sent = await stream(app, "data: null\n\n")
+    assert sent.startswith("200\n")
+    assert "retry: 2000\n" in sent
+    assert "\n\nevent: look\ndata: 1\n\nevent: trouble\ndata: null\n\n" in sent
+    assert not watch.is_looking, "the seat is given back"
+
+
+async def test_a_page_too_many_is_told_so(office: Office, source: Source) -> None:
+    async def info() -> dict[str, Any]:
+        return INFO
+
+    app = jobs_api(DirectLedger(office.ledger, office.clock), planner(office), info, watch=Watch(source, most_viewers=0))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        assert "close one" in refused(await http.get("/events"), 503)
