@@ -24,6 +24,7 @@ test: setup ## run every test, the fast ones first
 	$(PY) -m pytest -q -n 2 --dist worksteal $(PURE)
 	$(PY) -m pytest -q tests/wheel tests/bench
 	$(PY) -m pytest -q -m engine
+	@$(PY) tools/browser.py
 	$(PY) -m pytest -q -m serve
 	$(PY) -m pytest -q -m acceptance
 

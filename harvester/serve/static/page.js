@@ -87,9 +87,9 @@ function drawLine(tile, values, top, slo) {
   if (area) area.setAttribute("points", points.length ? `${x(known[0][0])},28 ${points.join(" ")} ${x(known.at(-1)[0])},28` : "");
   const line = tile.querySelector(".slo");
   if (!line) return;
-  const height = slo !== null && slo <= top ? y(slo) : "-40";
-  line.setAttribute("y1", height);
-  line.setAttribute("y2", height);
+  line.setAttribute("visibility", slo !== null && slo <= top ? "visible" : "hidden");
+  line.setAttribute("y1", y(slo));
+  line.setAttribute("y2", y(slo));
 }
 
 function drawLatency(tile, latency, past) {
@@ -275,9 +275,14 @@ async function change(verb, id) {
 
 // Tables of an answer
 
+function isNumeric(values) {
+  const known = values.filter((value) => value !== null);
+  return known.length > 0 && known.every((value) => /^-?\d+(\.\d+)?$/.test(String(value)));
+}
+
 function dataTable({ columns, rows }, caption) {
-  const isNumber = columns.map(({ type }) => /^(u?int|float|double|decimal)/.test(type));
-  const isLong = columns.map((_, at) => rows.some((row) => String(row[at] ?? "").length > 24));
+  const isNumber = columns.map(({ type }, at) => /^(u?int|float|double|decimal)/.test(type) || isNumeric(rows.map((row) => row[at])));
+  const isLong = columns.map((_, at) => rows.some((row) => String(row[at] ?? "").length > 32));
   const cell = (value, at) => {
     const kind = isNumber[at] ? "n" : isLong[at] ? "text" : "";
     if (value === null) return make("td", { className: `null ${kind}`, textContent: "null" });
@@ -503,7 +508,9 @@ function showTrouble(text) {
 }
 
 function showServer({ model, model_note: note, version }) {
-  say($("model"), `${model}${note ? `, ${note}` : ""}`);
+  say($("model"), model);
+  say($("model-note"), note ?? "");
+  $("model-note").hidden = !note;
   $("model").title = `harvester ${version}`;
 }
 

@@ -1,0 +1,199 @@
+"""The page in a real Chromium, against the real server. Screenshots are left in `build/page/`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.real_server import RealServer
+from tests.serve.test_jobs import SPEECHES
+
+pytestmark = pytest.mark.serve
+SHOTS = Path(__file__).parents[2] / "build" / "page"
+PATIENCE_MS = 120_000
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = os.environ.get("HARVESTER_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium here, and none was installed; install chromium (as root, make test does it)")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+class Tab:
+    """A page, and everything that its console and network said against it."""
+
+    def __init__(self, page: Page, server: RealServer) -> None:
+        self.page, self.faults = page, list[str]()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda message: self.faults.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith((f"{server.url}/", "data:")) else self.faults.append(asked.url))
+        page.goto(f"{server.url}/")
+        expect(page.locator("#link")).to_have_text("Live")
+        expect(page.locator(".replica")).to_have_count(1)
+        expect(page.get_by_label("Task", exact=True)).to_have_value("summarize")
+
+    def expect_state(self, job: str, state: str) -> None:
+        expect(self.page.get_by_role("row", name=job).locator(".state")).to_have_text(state)
+
+    def job_made(self) -> str:
+        """Id in the note that a submit leaves."""
+        note = self.page.locator("#submit-note")
+        expect(note).to_contain_text("was made")
+        return note.inner_text().split()[1]
+
+    def shoot(self, name: str) -> None:
+        self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+
+    def expect_accessible(self) -> None:
+        """No violation of axe-core's rules that it calls serious or critical."""
+        found = Axe().run(self.page).response["violations"]
+        grave = [f"{one['id']}: {one['nodes'][0]['html']}" for one in found if one["impact"] in ("serious", "critical")]
+        assert grave == []
+
+
+@pytest.fixture
+def open_tab(browser: Browser, server: RealServer, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    context = browser.new_context(**getattr(request, "param", {}))
+    tab = Tab(context.new_page(), server)
+    yield tab
+    context.close()
+
+
+@pytest.fixture
+def speeches(tmp_path: Path) -> Path:
+    """Enough rows to be cancelled in the middle."""
+    path = tmp_path / "speeches.parquet"
+    duckdb.sql(f"COPY (SELECT id, title, substr(text, 1, 6000) AS text FROM '{SPEECHES}') TO '{path}'")
+    return path
+
+
+def chat(server: RealServer, model: str) -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as answer:
+        answer.read()
+
+
+def test_a_job_is_submitted_watched_read_asked_about_and_retried(open_tab: Tab, server: RealServer, model: str, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.parquet"
+    pq.write_table(pa.table({"text": ["A short text.", None, HOSTILE, ""], "note": [HOSTILE] * 4}), path)
+    page = open_tab.page
+    page.get_by_label("Source", exact=True).fill(str(path))
+    page.get_by_label("Task", exact=True).select_option("classify")
+    page.get_by_label("labels", exact=True).fill("war,peace")
+    page.get_by_label("Text column", exact=True).fill("text")
+    page.get_by_role("button", name="Submit").click()
+    job = open_tab.job_made()
+    open_tab.expect_state(job, "completed")
+    chatting = threading.Thread(target=chat, args=(server, model))
+    chatting.start()
+    expect(page.locator("[data-tile=ttft] .small")).to_contain_text("P99")
+    chatting.join()
+
+    page.get_by_role("button", name=job, exact=True).click()
+    rows = page.get_by_role("table", name=f"Rows of {job}").locator("tbody tr")
+    expect(rows).to_have_count(4)
+    assert [row.locator("td").nth(1).inner_text() for row in rows.all()] == ["error", "error", "ok", "ok"]
+    expect(rows.nth(3)).to_contain_text(HOSTILE)
+    assert page.title() == "harvester", "text of a row is text"
+
+    page.get_by_label("Query over jobs").fill(f"select status, count(*) as n from results('{job}') group by status order by status")
+    page.get_by_role("button", name="Run").click()
+    answer = page.get_by_role("table", name="Answer of the query")
+    expect(answer.locator("tbody")).to_have_text("error2ok2")
+
+    page.get_by_role("button", name=f"Retry {job}").click()
+    page.get_by_role("button", name="Retry job").click()
+    expect(page.locator("#news")).to_contain_text(f"Job {job} is completed: 4 of 4 rows, 2 errors.")
+    open_tab.expect_accessible()
+    open_tab.shoot("light")
+    assert open_tab.faults == []
+
+
+@pytest.mark.parametrize("open_tab", [{"color_scheme": "dark"}], ids=["dark"], indirect=True)
+def test_a_job_is_made_and_cancelled_by_the_keyboard_alone(open_tab: Tab, speeches: Path) -> None:
+    page = open_tab.page
+
+    def tab_to(name: str) -> None:
+        focused = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
+        for _ in range(120):
+            page.keyboard.press("Tab")
+            if page.evaluate(focused) == name:
+                return
+        raise AssertionError(f"{name} is not reached by Tab")
+
+    tab_to("source")
+    page.keyboard.type(str(speeches))
+    page.keyboard.press("Enter")
+    job = open_tab.job_made()
+    open_tab.expect_state(job, "running")
+    tab_to(f"Cancel {job}")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name=f"Cancel {job}?")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("Enter")
+    open_tab.expect_accessible()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    open_tab.expect_state(job, "cancelled")
+    assert page.evaluate("document.activeElement.textContent") == job, "the button that went leaves its focus to the job's name"
+
+    tab_to("query")
+    page.keyboard.press("Control+A")
+    page.keyboard.type(f"select state from jobs where id = '{job}'")
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_role("table", name="Answer of the query").locator("tbody")).to_have_text("cancelled")
+    open_tab.expect_accessible()
+    open_tab.shoot("dark")
+    assert open_tab.faults == []
+
+
+@pytest.mark.parametrize("open_tab", [{"viewport": {"width": 360, "height": 740}}], ids=["360 px"], indirect=True)
+def test_a_small_screen_shows_all_without_scrolling_aside(open_tab: Tab, server: RealServer, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["One text.", "Another."]}), tmp_path / "two.parquet")
+    job = server.submit(source={"uri": str(tmp_path / "two.parquet")}, max_tokens=4)["id"]
+    open_tab.expect_state(job, "completed")
+    assert open_tab.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    open_tab.expect_accessible()
+    open_tab.shoot("small")
+    assert open_tab.faults == []
+
+
+def test_what_cannot_be_done_is_said_in_one_line(open_tab: Tab) -> None:
+    page = open_tab.page
+    page.get_by_role("button", name="Submit").click()
+    expect(page.locator("#submit-fault")).to_have_text("Source is missing.")
+    page.get_by_label("Source", exact=True).fill("/nowhere.parquet")
+    page.get_by_role("button", name="Submit").click()
+    expect(page.locator("#submit-fault")).to_contain_text("/nowhere.parquet")
+    page.get_by_label("Query over jobs").fill("select * from '/etc/passwd'")
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("#sql-fault")).not_to_be_empty()
+    assert "\n" not in page.locator("#sql-fault").inner_text()
+
+
+def test_the_page_finds_a_server_that_came_back(open_tab: Tab, server: RealServer) -> None:
+    server.kill("jobs app")
+    expect(open_tab.page.locator("#link")).to_contain_text("Not connected")
+    expect(open_tab.page.locator("#link")).to_have_text("Live")
+    expect(open_tab.page.locator("#job-list tr").first).to_be_visible()
