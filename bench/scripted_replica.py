@@ -17,6 +17,7 @@ from connectors.parts import PartsSink
 from harvester.config import ServeConfig
 from harvester.engine.models import ModelChoice
 from harvester.serve.actor import LedgerActor
+from harvester.serve.page import add_page
 from jobs.engine import EngineGone, Prompt
 from jobs.folder import StateFolder
 from jobs.runner import Runner
@@ -46,6 +47,7 @@ class ScriptedReplica:
             now_s=time.time,
         )
         self._app = FastAPI()
+        add_page(self._app)
         self._harvest: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -58,6 +60,10 @@ class ScriptedReplica:
 
     async def info(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "context_tokens": CONTEXT_TOKENS, "max_seqs": CONCURRENCY}
+
+    async def now(self) -> dict[str, Any]:
+        """Its name alone: there is no engine to tell of."""
+        return {"id": serve.get_replica_context().replica_id.unique_id}
 
     async def __del__(self) -> None:
         if self._harvest is not None:

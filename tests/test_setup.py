@@ -8,17 +8,21 @@ from types import ModuleType
 
 import pytest
 
-SETUP = Path(__file__).resolve().parent.parent / "tools" / "setup.py"
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
 
-@pytest.fixture
-def setup() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("harvester_setup", SETUP)
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"harvester_{name}", TOOLS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def setup() -> ModuleType:
+    return tool("setup")
 
 
 @pytest.fixture
@@ -108,3 +112,51 @@ def test_another_device_is_installed_from_its_own_lock(
     monkeypatch.setenv("HARVESTER_DEVICE", "cuda")
     assert setup.main() == 0
     assert installed == ["cuda.lock"]
+
+
+# -- the browser --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with no program at all; returns the folder that its path names."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("HARVESTER_CHROMIUM", raising=False)
+    return tmp_path
+
+
+def program(folder: Path, name: str, text: str = "") -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    (folder / name).chmod(0o755)
+
+
+def test_a_browser_that_is_there_is_taken(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program(bare, "apt-get", "exit 1")
+    program(bare, "chromium")
+    assert tool("browser").main() == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_missing_browser_is_installed(bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    browser = tool("browser")
+    monkeypatch.setattr(browser.os, "geteuid", lambda: 0)
+    program(bare, "apt-get", f'case "$*" in *install*chromium) : > {bare}/chromium; /bin/chmod +x {bare}/chromium;; esac')
+    assert browser.main() == 0
+    assert browser.find() == str(bare / "chromium")
+    assert "skipped" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("has_apt", "user", "reason"),
+    [(False, 0, "there is no apt-get"), (True, 1000, "installing needs root"), (True, 0, "no such package")],
+    ids=["no apt", "no root", "no package"],
+)
+def test_set_up_goes_on_without_a_browser_and_says_why(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_apt: bool, user: int, reason: str
+) -> None:
+    browser = tool("browser")
+    monkeypatch.setattr(browser.os, "geteuid", lambda: user)
+    if has_apt:
+        program(bare, "apt-get", "echo 'no such package' >&2; exit 100")
+    assert browser.main() == 0
+    assert f"are skipped ({reason}); install chromium to run them" in capsys.readouterr().out

@@ -55,6 +55,7 @@ def test_ready_prints_the_url_the_model_and_what_to_do_next(cli, runs):
     assert "Ready after 31 s: http://127.0.0.1:8000" in shown
     assert "embedded, for trying things out" in shown
     assert "--model Qwen/Qwen3-8B" in shown
+    assert "in a browser: http://127.0.0.1:8000/\n" in shown
     assert [line.split()[1] for line in shown.split("Next:\n")[1].splitlines()[:3]] == ["submit", "chat", "sql"]
 
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
 from harvester.config import HarvestConfig
+from harvester.engine.recent import Recent
 from harvester.errors import BusyError
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import Looks, add_events
@@ -244,6 +245,24 @@ async def test_replicas_that_do_not_answer_are_said_to_and_the_jobs_are_shown(of
     assert "replicas" not in frame
     assert "jobs" in frame
     assert "No replica answers" in json.loads(frame["trouble"])
+
+
+@pytest.mark.parametrize(("share", "expected"), [("p50", 50.0), ("p99", 99.0)])
+def test_quantiles_are_values_that_were_seen(share: str, expected: float) -> None:
+    recent = Recent()
+    for value in range(100, 0, -1):
+        recent.note(float(value), now_s=10.0)
+    told = recent.quantiles(now_s=10.0)
+    assert told is not None
+    assert (told["count"], told[share]) == (100, expected)
+
+
+def test_values_older_than_a_minute_are_forgotten() -> None:
+    recent = Recent()
+    recent.note(1.0, now_s=0.0)
+    recent.note(2.0, now_s=50.0)
+    assert recent.quantiles(now_s=61.0) == {"count": 1, "p50": 2.0, "p99": 2.0}
+    assert recent.quantiles(now_s=200.0) is None
 
 
 # -- watching -----------------------------------------------------------------------------------------------------------------------
