@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from harvester.errors import CrossSiteError
+from harvester.errors import CrossSiteError, HarvesterError
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -20,17 +20,20 @@ class CrossSiteWall:
     """ASGI middleware. A change must not come from another origin; and where ``hosts`` is given, the server must be called by an
     address, ``localhost`` or one of them, or a foreign name could be made to point here (DNS rebinding) and its pages read the answers.
 
-    A client that is no browser sends neither `Sec-Fetch-Site` nor `Origin` and passes.
+    A client that is no browser sends neither `Sec-Fetch-Site` nor `Origin` and passes. ``answer`` makes the application's own of a refusal.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str] | None = None, answer: Callable[[HarvesterError], Response] | None = None
+    ) -> None:
         self._app = app
+        self._answer = answer or _plain
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
         if refusal is not None:
-            await JSONResponse(refusal.to_json(), refusal.http_status)(scope, receive, send)
+            await self._answer(refusal)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -48,6 +51,10 @@ class CrossSiteWall:
         assert self._hosts is not None
         name = _name(host)
         return name == "localhost" or name in self._hosts or _is_address(name)
+
+
+def _plain(error: HarvesterError) -> Response:
+    return JSONResponse(error.to_json(), error.http_status)
 
 
 def _same_site(headers: Headers, host: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import FastAPI, Query, Request
@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from harvester.core import __version__
 from harvester.errors import KeyRefusedError, NotFoundError, ParameterError
+from harvester.serve.crosssite import CrossSiteWall
 from harvester.serve.openai_errors import PlainJson, answer_of, handle_errors
 from harvester.serve.upload import boundary_of, receive, too_large
 from jobs.batches.keeper import Keeper
@@ -70,10 +71,18 @@ class OpenAiApp(FastAPI):
         return scheme.lower() == "bearer" and any(hmac.compare_digest(given, one) for one in self._keys)
 
 
-def openai_api(files: FileStore | None, keeper: Keeper | None, *, most_bytes: int | None = None, keys: Sequence[str] = ()) -> OpenAiApp:
+def openai_api(
+    files: FileStore | None,
+    keeper: Keeper | None,
+    *,
+    most_bytes: int | None = None,
+    keys: Sequence[str] = (),
+    hosts: Collection[str] | None = None,
+) -> OpenAiApp:
     """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``keeper``.
 
-    ``most_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for.
+    ``most_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for. ``hosts``: see
+    `CrossSiteWall`.
     """
     prefix = "/v1/batches" if files is None else "/v1/files"
     app = OpenAiApp(
@@ -86,6 +95,7 @@ def openai_api(files: FileStore | None, keeper: Keeper | None, *, most_bytes: in
         docs_url=None,
         redoc_url=None,
     )
+    app.add_middleware(CrossSiteWall, hosts=hosts, answer=answer_of)
     handle_errors(app)
     if files is not None:
         _files(app, files, most_bytes)

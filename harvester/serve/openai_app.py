@@ -17,6 +17,7 @@ from harvester.config import ServeConfig
 from harvester.engine.models import ModelChoice
 from harvester.errors import EngineError
 from harvester.serve.actor import LedgerActor
+from harvester.serve.crosssite import known_hosts
 from harvester.serve.jobs_app import CHAT_APP
 from harvester.serve.openai_api import openai_api
 from jobs.batches.keeper import Keeper
@@ -36,7 +37,7 @@ class FilesApp:
 
     def __init__(self, config: ServeConfig, state: str) -> None:
         self._files = FileStore(StateFolder(Path(state)).files, time.time)
-        self._app = openai_api(self._files, None, most_bytes=config.batches.max_file_bytes, keys=api_keys(config))
+        self._app = openai_api(self._files, None, most_bytes=config.batches.max_file_bytes, **_wall(config))
         self._sweeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -64,7 +65,7 @@ class BatchesApp:
         planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name)
         self._model = choice.name
         self._keeper = Keeper(LedgerActor(ledger), BatchShelf(folder.batches), files, planner, folder, self._models, time.time)
-        self._app = openai_api(None, self._keeper, keys=api_keys(config))
+        self._app = openai_api(None, self._keeper, **_wall(config))
         self._keeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -94,6 +95,11 @@ def api_keys(config: ServeConfig) -> list[str]:
     """Those that vLLM asks chat for: what batches hold is guarded by the same."""
     given = config.engine.get("api_key") or []
     return [given] if isinstance(given, str) else [str(key) for key in given]
+
+
+def _wall(config: ServeConfig) -> dict[str, Any]:
+    """Who may ask: ``keys`` and ``hosts`` of `openai_api`."""
+    return {"keys": api_keys(config), "hosts": known_hosts(config.host, config.allowed_hosts)}
 
 
 def openai_apps(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str) -> dict[str, serve.Application]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,10 +20,12 @@ from harvester.errors import BusyError
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import Looks, add_events
 from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.openai_api import openai_api
 from harvester.serve.page import POLICY, STATIC, add_page
 from harvester.serve.pulse import Pulse
 from harvester.serve.watch import Frame, Watch
-from jobs.testing import DirectLedger
+from jobs.files import FileStore
+from jobs.testing import DirectLedger, ManualClock
 
 __all__ = ["office"]
 
@@ -153,6 +156,17 @@ async def test_a_server_on_loopback_is_not_read_under_a_foreign_name(office: Off
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         answer = await http.get("/server", headers={"host": host})
     assert answer.status_code == status, answer.text
+
+
+async def test_files_are_behind_the_same_wall_and_refused_as_openai_does(tmp_path: Path) -> None:
+    app = openai_api(FileStore(tmp_path, ManualClock()), None, hosts=())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        form = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
+        foreign = await http.post("/", headers={"origin": "http://evil.example"}, **form)  # type: ignore[arg-type]
+        renamed = await http.get("/", headers={"host": "evil.example"})
+    for answer in (foreign, renamed):
+        assert answer.status_code == 403
+        assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == ("invalid_request_error", "cross_site")
 
 
 def test_a_server_on_the_network_is_called_by_names_it_does_not_know() -> None:
