@@ -181,7 +181,7 @@ function newRow(id) {
     make("td", { role: "cell", className: "change" }, make("div", { className: "acts" })),
   );
   for (const [verb, { label }] of Object.entries(VERBS)) {
-    row.querySelector(".acts").append(make("button", { type: "button", textContent: label, "aria-label": `${label} ${id}`, "data-verb": verb, onclick: () => change(verb, id) }));
+    row.querySelector(".acts").append(make("button", { type: "button", textContent: label, "aria-label": `${label} ${id}`, "data-verb": verb, onclick: () => askToChange(verb, id) }));
   }
   return row;
 }
@@ -245,21 +245,18 @@ function showJobs({ jobs: views, older }) {
   if (opened.id) describeRows();
 }
 
-function confirmed(verb, id) {
+function askToChange(verb, id) {
   const { label, text, isGrave } = VERBS[verb];
-  const dialog = $("confirm");
   say($("confirm-title"), `${label} ${id}?`);
   say($("confirm-text"), text);
   say($("confirm-yes"), `${label} job`);
   $("confirm-yes").classList.toggle("is-grave", Boolean(isGrave));
-  dialog.returnValue = "no";
-  dialog.showModal();
+  $("confirm-yes").onclick = () => change(verb, id);
+  $("confirm").showModal();
   $("confirm-no").focus();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
 
 async function change(verb, id) {
-  if (!(await confirmed(verb, id))) return;
   say($("job-fault"), "");
   try {
     const view = await ask("POST", `/api/jobs/${encodeURIComponent(id)}/${verb}`);
@@ -389,7 +386,7 @@ $("sql-form").onsubmit = async (event) => {
     const answer = await sql(query, 500);
     $("answer").replaceChildren(dataTable(answer, "Answer of the query"));
     $("answer").hidden = false;
-    say($("sql-note"), `${plural(answer.rows.length, "row")}${answer.is_cut ? ", there are more" : ""}, ${duration((performance.now() - began) / 1000)}`);
+    say($("sql-note"), `${plural(answer.rows.length, "row")}${answer.is_cut ? ", there are more" : ""}, ${milliseconds(performance.now() - began).join(" ")}`);
   } catch (error) {
     $("answer").hidden = true;
     say($("sql-note"), "");
