@@ -81,7 +81,7 @@ class Count(IntEnum):
     EVICTED_BLOCKS = 36  # host blocks given up for want of memory
     SWAPPED = 38  # online requests that gave up KV for one whose turn comes sooner
     RESUME_S = 37  # from the start of reading back to the first step, summed
-    ONLINE_RUNNING = 39  # gauge: requests in the batch after the last step
+    ONLINE_RUNNING = 39  # gauge: requests of the last step
     OFFLINE_RUNNING = 40  # gauge
     KV_USED = 41  # gauge: share of the KV blocks
 

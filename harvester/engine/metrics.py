@@ -137,8 +137,8 @@ class BoardMetrics(Collector):
         ("harvester_offline_budget_tokens", "Offline tokens that the last step beside online work had room for.", Count.BUDGET_TOKENS),
         ("harvester_reserved_slots", "Slots kept for arrivals.", Count.RESERVED_SLOTS),
         ("harvester_reserved_blocks", "KV blocks kept for arrivals.", Count.RESERVED_BLOCKS),
-        ("harvester_running_online", "Online requests in the batch after the last step.", Count.ONLINE_RUNNING),
-        ("harvester_running_offline", "Offline requests in the batch after the last step.", Count.OFFLINE_RUNNING),
+        ("harvester_running_online", "Online requests in the last step.", Count.ONLINE_RUNNING),
+        ("harvester_running_offline", "Offline requests in the last step.", Count.OFFLINE_RUNNING),
     )
 
     def __init__(self, board: Board) -> None:

@@ -12,7 +12,7 @@ from harvester.engine.llm import HarvestLLM
 def now(llm: HarvestLLM, board: Board, now_s: float) -> dict[str, Any]:
     """``at_s`` is of ``now_s``'s monotonic clock; seconds and tokens count from the engine's start, latencies are of the last minute.
 
-    ``running`` is as of the last step, ``in_flight`` of this moment, so that a request whose client hung up is not counted.
+    ``running`` are the requests of the last step, but no more than there are now: those whose client hung up are not counted.
     """
     in_flight = llm.in_flight()
     places = {

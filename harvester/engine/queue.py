@@ -191,7 +191,7 @@ class OfflineRequests:
     def get(self, name: str) -> str | None:
         return self._jobs.get(name)
 
-    def __contains__(self, name: object) -> bool:
+    def __contains__(self, name: str) -> bool:
         return name in self._jobs
 
 

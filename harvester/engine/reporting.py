@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
 from typing import Any
 
 from harvester.engine.board import RING, Board, Count, Field
@@ -61,7 +60,8 @@ class Reporting:
         if self._board is not None and self._board[Field.STEP] == step.number:
             self._board[Field.ESTIMATE_S] = step.estimate_s
 
-    def ends(self, step: Step, now_s: float) -> None:
+    def ends(self, step: Step, now_s: float, kv_used: float) -> None:
+        """``kv_used``: the share of the KV blocks in use."""
         board = self._board
         if board is None or not step.number:
             return
@@ -71,6 +71,9 @@ class Reporting:
         harvested = sum(step.served.values())
         whole = step.output.total_num_scheduled_tokens
         board.add(Count.STEPS, 1)
+        board.set(Count.ONLINE_RUNNING, len(step.online))
+        board.set(Count.OFFLINE_RUNNING, len(step.output.num_scheduled_tokens) - len(step.online))
+        board.set(Count.KV_USED, kv_used)
         if step.offline_only:
             board[Field.STEPS_S + int(board.count(Count.OFFLINE_STEPS)) % RING] = now_s - step.began_s
         board.add(Count.OFFLINE_STEPS, step.offline_only)
@@ -79,14 +82,6 @@ class Reporting:
         board.add(Count.ONLINE_TOKENS, whole - harvested)
         board.add(Count.BUSY_S, now_s - step.began_s)
         board.add(Count.HARVESTED_S, now_s - step.began_s if step.offline_only else 0.0)
-
-    def holds(self, running: Sequence[Any], jobs: Container[str], kv_used: float) -> None:
-        """What the batch holds after a step: requests, of which ``jobs`` names the offline ones, and the share of the KV blocks in use."""
-        if self._board is not None:
-            offline = sum(request.request_id in jobs for request in running)
-            self._board.set(Count.ONLINE_RUNNING, len(running) - offline)
-            self._board.set(Count.OFFLINE_RUNNING, offline)
-            self._board.set(Count.KV_USED, kv_used)
 
     def took_back(self, step: Step, tokens: int) -> None:
         """``step`` ended early; with those planned after it ``tokens`` count for nothing."""

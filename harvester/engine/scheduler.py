@@ -265,14 +265,12 @@ class HarvestScheduling:
                 self._ended_early(step, now_s)
         elif step.load.tokens:
             self._answered.append((step, seconds_of(step, self._updated_s, now_s), now_s))
-        self._report.ends(step, now_s)
+        self._report.ends(step, now_s, self.kv_cache_manager.usage)  # type: ignore[attr-defined]
         self._updated_s = now_s
         if self._steps:
             self._steps[0].began_s = max(now_s, self._steps[0].began_s)
             self._report.begins(self._steps[0])
-        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        self._report.holds(self.running, self._jobs, self.kv_cache_manager.usage)  # type: ignore[attr-defined]
-        return outputs
+        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     def _ended_early(self, step: Step, now_s: float) -> None:
         self._epoch += 1
