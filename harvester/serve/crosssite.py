@@ -63,7 +63,7 @@ def _same_site(headers: Headers, host: str) -> bool:
     if fetched is not None:
         return fetched in ("same-origin", "none")
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == host.lower()
+    return origin is None or origin.lower().partition("://")[2] == host.lower()
 
 
 def _name(host: str) -> str:

@@ -80,7 +80,8 @@ def add_events(app: FastAPI, watch: Watch) -> None:
         with watch.seat():
             yield
 
-    @app.get("/events", response_class=EventSourceResponse, dependencies=[Depends(seat)])
+    # Not in the OpenAPI document, which cannot say that an answer never ends.
+    @app.get("/events", include_in_schema=False, response_class=EventSourceResponse, dependencies=[Depends(seat)])
     async def events() -> AsyncIterator[ServerSentEvent]:
         yield ServerSentEvent(comment="harvester", retry=RECONNECT_MS)
         async for frame in watch.frames():

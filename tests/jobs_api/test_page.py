@@ -116,8 +116,20 @@ async def test_tasks_come_with_their_options(office: Office) -> None:
         ({"origin": "http://jobs:81"}, False),
         ({"origin": "http://evil.example"}, False),
         ({"origin": "null"}, False),
+        ({"origin": "http://["}, False),
     ],
-    ids=["a program", "the page", "the address bar", "a sibling site", "another site", "own origin", "another port", "foreign", "opaque"],
+    ids=[
+        "a program",
+        "the page",
+        "the address bar",
+        "a sibling site",
+        "another site",
+        "own origin",
+        "another port",
+        "foreign",
+        "opaque",
+        "no address",
+    ],
 )
 async def test_only_the_servers_own_page_and_programs_change_jobs(office: Office, headers: dict[str, str], passes: bool) -> None:
     job = await office.submitted()
