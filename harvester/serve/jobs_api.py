@@ -21,6 +21,7 @@ import connectors
 from harvester.config import HarvestConfig
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
+from harvester.serve.contract import describe, refusal
 from harvester.serve.sql_api import add_sql
 from jobs.folder import StateFolder
 from jobs.plan import plan_job
@@ -45,8 +46,29 @@ class Jobs(BaseModel):
     jobs: list[JobView]
 
 
+class RefusedWhy(BaseModel):
+    code: str
+    message: str
+
+
+class Refusal(BaseModel):
+    """Body of every error."""
+
+    error: RefusedWhy
+
+
+class ArrowStream(Response):
+    media_type = "application/vnd.apache.arrow.stream"
+
+
 class ProfileWish(BaseModel):
     seconds: float | None = Field(default=None, gt=0.0, le=600.0)
+
+
+_SUBMIT: dict[int | str, dict[str, Any]] = {
+    200: {"model": Submitted, "description": "The same job is there already."},
+    409: refusal(409, Refusal),
+}
 
 
 class Planner:
@@ -111,6 +133,7 @@ def jobs_api(
 ) -> FastAPI:
     """The application, below its prefix ``/api``."""
     app = FastAPI(title="harvester jobs", version=__version__)
+    describe(app, Refusal)
 
     @app.exception_handler(HarvesterError)
     async def _refuse(request: Request, error: HarvesterError) -> JSONResponse:
@@ -139,7 +162,7 @@ def jobs_api(
             raise UsageError("this server has no engine to profile")
         return await profile(wish.seconds)
 
-    @app.post("/jobs", response_model=Submitted, status_code=201)
+    @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, response: Response) -> Submitted:
         context_tokens = int((await server_info())["context_tokens"])
         plan = await asyncio.to_thread(planner.plan, request, context_tokens)
@@ -175,12 +198,12 @@ def jobs_api(
 
     add_sql(app, ledger, planner.folder)
 
-    @app.get("/ledger/{name}")
+    @app.get("/ledger/{name}", response_class=ArrowStream)
     async def table(name: str) -> Response:
         found = await ledger.table(name)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as writer:
             writer.write_table(found)
-        return Response(sink.getvalue().to_pybytes(), media_type="application/vnd.apache.arrow.stream")
+        return ArrowStream(sink.getvalue().to_pybytes())
 
     return app
