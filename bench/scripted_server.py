@@ -16,21 +16,22 @@ if TYPE_CHECKING:
     from ray import serve
 
 
-def _chat_app(*given: Any) -> serve.Application:
-    from bench.scripted_replica import scripted_app  # after the environment that Ray reads has been set
-
-    return scripted_app(*given)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--harvest", type=json.loads, default={}, help="section `harvest` of the config, as JSON")
+    parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each completion takes")
     given = parser.parse_args()
+
+    def chat_app(*parts: Any) -> serve.Application:
+        from bench.scripted_replica import scripted_app  # after the environment that Ray reads has been set
+
+        return scripted_app(*parts, delay_s=given.delay)
+
     try:
         config = parse_config({"port": given.port, "harvest": given.harvest}, "command line")
-        server.run(config, given.state, lambda kind, fields: print(json.dumps({"event": kind, **fields}), flush=True), _chat_app)
+        server.run(config, given.state, lambda kind, fields: print(json.dumps({"event": kind, **fields}), flush=True), chat_app)
     except HarvesterError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code
