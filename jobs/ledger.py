@@ -124,11 +124,13 @@ class Ledger(Register):
     def _grant(self, entry: Entry, free: Sequence[int], holder: str, now_s: float, row_tokens: float) -> Lease:
         slice_id, group_index, offset, row_start, row_count, generation, attempt, rows_kept, errors_kept = free
         lease_id, expires_at_s = uuid.uuid4().hex[:16], now_s + self._lease_s
+        begins = entry.state is JobState.QUEUED
         with self._store.transaction():
             self._run("lease_slice", [lease_id, holder, expires_at_s, entry.spec.id, slice_id])
-            if entry.state is JobState.QUEUED:
+            if begins:
                 self._write_state(entry, JobState.RUNNING, now_s, entry.line["message"])
-        self._reload(entry.spec.id)
+        if begins:
+            self._reload(entry.spec.id)
         self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s, rows_kept, errors_kept)
         self._pass = max(self._pass, entry.turn)
         entry.turn = self._pass + row_count * row_tokens / (entry.spec.weight * entry.urgency.boost)
@@ -167,7 +169,7 @@ class Ledger(Register):
             self._count(entry, slice_id, stats, old)
             self._run("finish_slice", [entry.spec.id, slice_id])
             self._care.committed(entry, stats, now_s, first=state != SliceState.DONE and generation == 0)
-            if entry.state in ACTIVE:
+            if entry.state in ACTIVE and entry.line["message"] is not None:
                 self._run("set_message", [None, entry.spec.id])  # whatever it waited for, it goes on
         self._terms.pop(lease_id, None)
         self._reload(entry.spec.id)

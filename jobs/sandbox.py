@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from connectors.value import plain
 from harvester.errors import QueryError
@@ -47,13 +48,33 @@ def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows:
         reader = run_checked(connection, query, BATCH_ROWS)
         columns = tuple((field.name, str(field.type)) for field in reader.schema)
         rows: list[tuple[Any, ...]] = []
-        taken_bytes = 0
+        room_bytes = ANSWER_BYTES
         for batch in batches(reader):
-            taken_bytes += batch.get_total_buffer_size()
-            rows += [tuple(plain(cell) for cell in row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-            if len(rows) > limit_rows or taken_bytes > ANSWER_BYTES:
+            some = _fitting(batch, room_bytes)
+            room_bytes -= some.nbytes
+            rows += zip(*(_cells(name, column) for name, column in zip(some.schema.names, some.columns, strict=True)), strict=True)
+            if len(rows) > limit_rows or some.num_rows < batch.num_rows:
+                if not rows:
+                    raise QueryError(f"a row has more than {ANSWER_BYTES >> 20} MiB; ask for a part of its text, e.g. left(output, 1000)")
                 return Answer(columns, tuple(rows[:limit_rows]), is_cut=True)
         return Answer(columns, tuple(rows), is_cut=False)
+
+
+def _fitting(batch: pa.RecordBatch, room_bytes: int) -> pa.RecordBatch:
+    """The first rows of ``batch`` that fit."""
+    if batch.nbytes <= room_bytes:
+        return batch
+    count = 0
+    while (room_bytes := room_bytes - batch.slice(count, 1).nbytes) >= 0:
+        count += 1
+    return batch.slice(0, count)
+
+
+def _cells(name: str, column: pa.Array) -> list[Any]:
+    try:
+        return [plain(cell) for cell in column.to_pylist()]
+    except (OverflowError, ValueError) as error:
+        raise QueryError(f"column {name} holds a time beyond the years 1 to 9999; ask for it as text: ({name})::varchar") from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import shutil
 import time
@@ -13,7 +14,6 @@ from typing import Any, Protocol
 import pyarrow as pa
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -22,10 +22,13 @@ from harvester.config import HarvestConfig
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
 from harvester.serve.contract import describe, refusal
+from harvester.serve.openai_errors import PlainJson
 from harvester.serve.sql_api import add_sql
 from jobs.folder import StateFolder
 from jobs.plan import plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
+
+log = logging.getLogger("harvester.jobs")
 
 
 class JobsLedger(Protocol):
@@ -136,21 +139,26 @@ def jobs_api(
     describe(app, Refusal)
 
     @app.exception_handler(HarvesterError)
-    async def _refuse(request: Request, error: HarvesterError) -> JSONResponse:
-        return JSONResponse(error.to_json(), status_code=error.http_status)
+    async def _refuse(request: Request, error: HarvesterError) -> PlainJson:
+        return PlainJson(error.to_json(), status_code=error.http_status)
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _invalid(request: Request, error: RequestValidationError) -> PlainJson:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse(UsageError(f"{where or 'request'}: {first['msg']}").to_json(), status_code=400)
+        return PlainJson(UsageError(f"{where or 'request'}: {first['msg'].removeprefix('Value error, ')}").to_json(), status_code=400)
 
     @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+    async def _http(request: Request, error: HTTPException) -> PlainJson:
         asked = f"{request.method} {request.url.path}"
         message = f"there is no {asked}; what there is, is in /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
         body = NotFoundError(message) if error.status_code in (404, 405) else UsageError(message)
-        return JSONResponse(body.to_json(), error.status_code, error.headers)
+        return PlainJson(body.to_json(), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> PlainJson:
+        log.exception("jobs_bug path=%s", request.url.path, exc_info=error)
+        return PlainJson(HarvesterError("internal error; the server's log has the cause").to_json(), 500)
 
     @app.get("/server")
     async def server() -> dict[str, Any]:

@@ -48,7 +48,8 @@ def test_leases_go_by_weight(ledger: Ledger) -> None:
     enter(ledger, "light")
     enter(ledger, "heavy", weight=3.0)
     got = Counter(work(ledger, NOW_S) for _ in range(80))
-    assert got == {"heavy": 60, "light": 20}
+    assert got["heavy"] + got["light"] == 80
+    assert abs(got["light"] - 20) <= 1, "what a row takes is known after the first one"
 
 
 def test_a_job_that_comes_later_has_saved_up_nothing(ledger: Ledger) -> None:
