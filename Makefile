@@ -8,7 +8,8 @@ SHELL := /bin/bash
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON ?= $(shell for name in python3.11 python3 python; do $$name $(NEW_ENOUGH) 2>/dev/null && { echo $$name; break; }; done)
 PY := .venv/bin/python
-PURE := $(addprefix tests/,policy sim jobs jobs_api connectors cli docs test_repository.py test_setup.py)
+PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py)
+LOCAL := $(addprefix tests/,sql connectors cli jobs_api)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +23,7 @@ demo: setup ## harvest a table beside chat traffic, on the embedded model
 
 test: setup ## run every test, the fast ones first
 	$(PY) -m pytest -q -n 2 --dist worksteal $(PURE)
+	$(PY) -m pytest -q -n 2 --dist worksteal $(LOCAL)
 	$(PY) -m pytest -q tests/wheel tests/bench
 	$(PY) -m pytest -q -m engine
 	$(PY) -m pytest -q -m serve

@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.request import Request, RequestStatus
 
 from harvester.engine.checkpoints.saving import fail_load
@@ -79,6 +80,8 @@ def take_back(scheduler: Scheduler, steps: deque[Step], now_s: float) -> int:
                 _put_back(scheduler, request, now_s)
             else:
                 _rewind(scheduler, request, computed)
+                if scheduler.log_stats:  # to who asked for it, it was preempted
+                    request.record_event(EngineCoreEventType.PREEMPTED, now_s)
     scheduler.prev_step_scheduled_req_ids.clear()  # the worker is sent all tokens of the next step's requests
     return sum(step.output.total_num_scheduled_tokens for step in steps)
 

@@ -290,6 +290,29 @@ def test_a_preempted_offline_request_comes_back_and_ends_with_all_its_tokens(har
     assert drive.finished == {f"off-{i}": 500 for i in range(SLOTS + 4)} | {"on": 3}
 
 
+def test_a_step_that_ends_early_preempts_each_request_in_it_and_takes_no_token(harvest: Callable[..., Drive]) -> None:
+    from vllm.v1.engine import EngineCoreEventType
+
+    from harvester.engine.preemptible import ENDED_EARLY
+
+    drive = harvest(limits=NO_RESERVE)
+    for i in range(3):
+        drive.add(f"off-{i}", 50, 4, offline=True)
+    drive.step()
+    output = drive.schedule()
+    drive.sent(output)
+    result = drive.output(output)
+    result.sampled_token_ids = []
+    setattr(result, ENDED_EARLY, True)
+    drive.take(output, result)
+    for request in drive.requests.values():
+        assert [event.type for event in request.take_events() or ()] == [EngineCoreEventType.PREEMPTED]
+        assert request.num_output_tokens == 1
+    while len(drive.finished) < 3:
+        drive.step()
+    assert drive.finished == {f"off-{i}": 4 for i in range(3)}
+
+
 def test_a_mixed_load_ends_whole_with_no_block_lost_and_no_online_request_preempted(harvest: Callable[..., Drive]) -> None:
     drive = harvest(blocks=80)
     free = drive.free_blocks
