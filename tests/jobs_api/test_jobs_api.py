@@ -254,7 +254,7 @@ async def test_half_a_surrogate_pair_in_a_submit_is_refused(office: Office, fiel
 
 
 async def test_a_bug_is_answered_as_every_error_is(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(office.ledger.__class__, "jobs")
+    monkeypatch.setattr(office.ledger, "jobs", None)
     transport = httpx.ASGITransport(office.app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://jobs") as http:
         assert refused(await http.get("/jobs"), 500) == "internal error; the server's log has the cause"
