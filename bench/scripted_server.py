@@ -6,14 +6,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harvester.config import parse_config
+from harvester.config import ServeConfig, parse_config
 from harvester.errors import HarvesterError
 from harvester.serve import server
 
 if TYPE_CHECKING:
     from ray import serve
+
+    from harvester.engine.models import ModelChoice
 
 
 def main() -> int:
@@ -24,10 +26,10 @@ def main() -> int:
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each completion takes")
     given = parser.parse_args()
 
-    def chat_app(*parts: Any) -> serve.Application:
+    def chat_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str) -> serve.Application:
         from bench.scripted_replica import scripted_app  # after the environment that Ray reads has been set
 
-        return scripted_app(*parts, delay_s=given.delay)
+        return scripted_app(config, choice, state, ledger, given.delay)
 
     try:
         config = parse_config({"port": given.port, "harvest": given.harvest}, "command line")

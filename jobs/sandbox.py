@@ -18,6 +18,7 @@ from jobs.guard import check_reads
 from jobs.query import LedgerTables, batches, connect, run_checked
 
 SECONDS = 10.0
+AGAIN_S = 0.05
 ANSWER_BYTES = 16 << 20
 BATCH_ROWS = 256
 MAX_QUERY_CHARS = 100_000
@@ -80,13 +81,16 @@ def _cells(name: str, column: pa.Array) -> list[Any]:
 @contextmanager
 def _ending(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
     """Stop what runs on the connection after ``seconds``."""
-    late = threading.Event()
+    late, over = threading.Event(), threading.Event()
 
     def stop() -> None:
-        late.set()
-        connection.interrupt()
+        if not over.wait(seconds):
+            late.set()
+            connection.interrupt()
+            while not over.wait(AGAIN_S):  # one that comes between two statements stops neither
+                connection.interrupt()
 
-    timer = threading.Timer(seconds, stop)
+    timer = threading.Thread(target=stop, name="query-time", daemon=True)
     timer.start()
     try:
         yield
@@ -97,5 +101,5 @@ def _ending(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[N
             raise QueryError("files and addresses are out of reach here: SQL reads jobs, leases and results('JOB')") from error
         raise
     finally:
-        timer.cancel()
+        over.set()
         timer.join()
