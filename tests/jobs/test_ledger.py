@@ -369,14 +369,15 @@ def test_jobs_are_leased_as_many_tokens_whatever_the_size_of_their_slices_and_ro
 ) -> None:
     size = dict(zip(("docs-1", "docs-2"), row_tokens, strict=True))
     for job_id, rows in zip(size, slice_rows, strict=True):
-        desk.ledger.submit(scripted_plan(job_id, 800, rows), new=True)
+        desk.ledger.submit(scripted_plan(job_id, 2400, rows), new=True)
     tokens = dict.fromkeys(size, 0)
-    for _ in range(40):
+    for _ in range(100):
         lease = desk.leased()
         tokens[lease.job.id] += lease.slice.row_count * size[lease.job.id]
         desk.commit(lease, prompt_tokens=lease.slice.row_count * size[lease.job.id])
     one, other = tokens.values()
-    assert abs(one - other) <= 2 * max(rows * each for rows, each in zip(slice_rows, row_tokens, strict=True)) + 1
+    most = max(rows * each for rows, each in zip(slice_rows, row_tokens, strict=True))
+    assert abs(one - other) <= 3 * most, "a slice apart, and the first of each, leased before it is known what a row takes"
 
 
 @pytest.mark.parametrize("step_s", [0.0, -1.0], ids=["stands-still", "goes-back"])
