@@ -39,6 +39,7 @@ SCENARIOS = {
     "overhead": Scenario("bench.overhead", "TTFT and total time of one stream: raw vLLM, harvester's ingress, Serve's default proxy"),
     "mlfq_sim": Scenario("bench.mlfq_sim", "simulated OPT-13B on an A100: request rates at equal normalized latency, by order"),
     "jobs": Scenario("bench.jobs", "the job path with a scripted engine, kill and resume; a real engine against vLLM's run-batch"),
+    "batch": Scenario("bench.batch", "50,000 requests through the Batch API with a scripted engine; 20 batches at once; the API meanwhile"),
     "coserve": Scenario("bench.coserve", "chat of a trace beside batch work: online only, offline only, vLLM's priority policy, harvester"),
     "phases": Scenario("bench.phases", "chat on, off and on again beside batch work"),
     "burst": Scenario("bench.burst", "chat in bursts and at rising rates beside batch work"),

@@ -18,10 +18,10 @@ from harvester.config import ServeConfig
 from harvester.engine.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
-from jobs.engine import EngineGone, Prompt
+from jobs.engine import ApiRequest, EngineGone, Prompt
 from jobs.folder import StateFolder
 from jobs.runner import Runner
-from jobs.testing import ScriptedEngine
+from jobs.testing import ScriptedEngine, last_content
 
 CONTEXT_TOKENS = 8192
 CONCURRENCY = 64
@@ -32,15 +32,24 @@ def last_word(prompt: Prompt) -> str:
     return prompt.messages[-1]["content"].rpartition(" ")[2]
 
 
-class ScriptedReplica:
-    """`harvester.serve.replica.Replica` without an engine: the same runner, ledger client and sink. It answers no chat."""
+def last_word_asked(request: ApiRequest) -> str:
+    return last_content(request).rpartition(" ")[2]
 
-    def __init__(self, config: ServeConfig, model: str, state: str, ledger: str) -> None:
+
+class ScriptedReplica:
+    """`harvester.serve.replica.Replica` without an engine: the same runner, ledger client and sink. It answers no chat.
+
+    ``delay_s``: of each completion, of which `CONCURRENCY` are in work.
+    """
+
+    def __init__(self, config: ServeConfig, model: str, state: str, ledger: str, delay_s: float) -> None:
         folder = StateFolder(Path(state))
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
-            engine=ScriptedEngine(model, CONTEXT_TOKENS, config.harvest.concurrency or CONCURRENCY, last_word),
+            engine=ScriptedEngine(
+                model, CONTEXT_TOKENS, config.harvest.concurrency or CONCURRENCY, last_word, delay_s, reply=last_word_asked
+            ),
             folder=folder,
             config=config.harvest,
             open_sink=lambda folder, job_id: PartsSink(folder.results(job_id)),
@@ -72,7 +81,7 @@ class ScriptedReplica:
                 await self._harvest
 
 
-def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str) -> serve.Application:
+def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, delay_s: float = 0.0) -> serve.Application:
     """A `harvester.serve.cluster.ChatApp`."""
     deployment = serve.deployment(
         serve.ingress()(ScriptedReplica),
@@ -84,4 +93,4 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=3.0,
     )
-    return deployment.bind(config, choice.name, str(state), ledger)
+    return deployment.bind(config, choice.name, str(state), ledger, delay_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ class Entry:
     line: dict[str, Any]
     spec: JobSpec
     rate: Rate
-    turn: float = 0.0  # when it is due for a lease; the heavier the job the sooner again
+    turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last
     rows_running: int = 0  # rows done in slices that are leased, when it was last looked at
@@ -76,3 +77,9 @@ class Entry:
         if self.state in ENDED and line["started_at_s"] is not None and line["ended_at_s"] > line["started_at_s"]:
             return float(self.tokens_done / (line["ended_at_s"] - line["started_at_s"]))
         return self.rate.tokens_per_s
+
+
+def tokens_per_row(entry: Entry, others: Iterable[Entry]) -> float:
+    """What a row of this job takes, by its own rows; by those of ``others`` before it has any, and 1 where nothing is known of any."""
+    known = [one for one in ((entry,) if entry.tokens_done and entry.rows_done else others) if one.tokens_done and one.rows_done]
+    return sum(one.tokens_done for one in known) / sum(one.rows_done for one in known) if known else 1.0

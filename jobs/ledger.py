@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from harvester.config import DeadlineConfig
 from harvester.errors import NotFoundError, StateError
-from jobs.entry import Entry
+from jobs.entry import Entry, tokens_per_row
 from jobs.ledgerfile import TABLES
 from jobs.register import Register
 from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec
@@ -44,7 +44,7 @@ class Ledger(Register):
         super().__init__(path, results_root, deadlines or DeadlineConfig(), now_s)
         self._lease_s = lease_s
         self._turns = count(1)
-        self._pass = 0.0  # the turn that was due last; a job that had nothing to do saves up none
+        self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
         if new_server:
             self._run("free_all")
         for job_id, slice_id, lease_id, holder in self._run("leased_slices"):
@@ -112,26 +112,29 @@ class Ledger(Register):
     # -- leases -------------------------------------------------------------------------------------------------------------------
 
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
-        """The next free slice of the job whose turn it is by its weight, for a replica of ``model``; None when there is none."""
+        """The next free slice of the job that was given least for its weight, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
         waiting = [e for e in self._jobs.values() if e.state in ACTIVE and e.spec.model == model]
         for entry in sorted(waiting, key=lambda e: (e.turn, e.granted, e.line["created_at_s"])):
             free = self._run("pending_slice", [entry.spec.id])
             if free:
-                return self._grant(entry, free[0], holder, now_s)
+                return self._grant(entry, free[0], holder, now_s, tokens_per_row(entry, waiting))
         return None
 
-    def _grant(self, entry: Entry, free: Sequence[int], holder: str, now_s: float) -> Lease:
+    def _grant(self, entry: Entry, free: Sequence[int], holder: str, now_s: float, row_tokens: float) -> Lease:
         slice_id, group_index, offset, row_start, row_count, generation, attempt, rows_kept, errors_kept = free
         lease_id, expires_at_s = uuid.uuid4().hex[:16], now_s + self._lease_s
+        begins = entry.state is JobState.QUEUED
         with self._store.transaction():
             self._run("lease_slice", [lease_id, holder, expires_at_s, entry.spec.id, slice_id])
-            if entry.state is JobState.QUEUED:
+            if begins:
                 self._write_state(entry, JobState.RUNNING, now_s, entry.line["message"])
-        self._reload(entry.spec.id)
+        if begins:
+            self._reload(entry.spec.id)
         self._terms[lease_id] = Term(entry.spec.id, slice_id, holder, expires_at_s, rows_kept, errors_kept)
         self._pass = max(self._pass, entry.turn)
-        entry.turn, entry.granted = self._pass + 1.0 / (entry.spec.weight * entry.urgency.boost), next(self._turns)
+        entry.turn = self._pass + row_count * row_tokens / (entry.spec.weight * entry.urgency.boost)
+        entry.granted = next(self._turns)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=entry.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)
 
@@ -166,7 +169,7 @@ class Ledger(Register):
             self._count(entry, slice_id, stats, old)
             self._run("finish_slice", [entry.spec.id, slice_id])
             self._care.committed(entry, stats, now_s, first=state != SliceState.DONE and generation == 0)
-            if entry.state in ACTIVE:
+            if entry.state in ACTIVE and entry.line["message"] is not None:
                 self._run("set_message", [None, entry.spec.id])  # whatever it waited for, it goes on
         self._terms.pop(lease_id, None)
         self._reload(entry.spec.id)

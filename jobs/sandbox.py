@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from connectors.value import plain
 from harvester.errors import QueryError
@@ -17,6 +18,7 @@ from jobs.guard import check_reads
 from jobs.query import LedgerTables, batches, connect, run_checked
 
 SECONDS = 10.0
+AGAIN_S = 0.05
 ANSWER_BYTES = 16 << 20
 BATCH_ROWS = 256
 MAX_QUERY_CHARS = 100_000
@@ -47,25 +49,48 @@ def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows:
         reader = run_checked(connection, query, BATCH_ROWS)
         columns = tuple((field.name, str(field.type)) for field in reader.schema)
         rows: list[tuple[Any, ...]] = []
-        taken_bytes = 0
+        room_bytes = ANSWER_BYTES
         for batch in batches(reader):
-            taken_bytes += batch.get_total_buffer_size()
-            rows += [tuple(plain(cell) for cell in row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-            if len(rows) > limit_rows or taken_bytes > ANSWER_BYTES:
+            some = _fitting(batch, room_bytes)
+            room_bytes -= some.nbytes
+            rows += zip(*(_cells(name, column) for name, column in zip(some.schema.names, some.columns, strict=True)), strict=True)
+            if len(rows) > limit_rows or some.num_rows < batch.num_rows:
+                if not rows:
+                    raise QueryError(f"a row has more than {ANSWER_BYTES >> 20} MiB; ask for a part of its text, e.g. left(output, 1000)")
                 return Answer(columns, tuple(rows[:limit_rows]), is_cut=True)
         return Answer(columns, tuple(rows), is_cut=False)
+
+
+def _fitting(batch: pa.RecordBatch, room_bytes: int) -> pa.RecordBatch:
+    """The first rows of ``batch`` that fit."""
+    if batch.nbytes <= room_bytes:
+        return batch
+    count = 0
+    while (room_bytes := room_bytes - batch.slice(count, 1).nbytes) >= 0:
+        count += 1
+    return batch.slice(0, count)
+
+
+def _cells(name: str, column: pa.Array) -> list[Any]:
+    try:
+        return [plain(cell) for cell in column.to_pylist()]
+    except (OverflowError, ValueError) as error:
+        raise QueryError(f"column {name} holds a time beyond the years 1 to 9999; ask for it as text: ({name})::varchar") from error
 
 
 @contextmanager
 def _ending(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
     """Stop what runs on the connection after ``seconds``."""
-    late = threading.Event()
+    late, over = threading.Event(), threading.Event()
 
     def stop() -> None:
-        late.set()
-        connection.interrupt()
+        if not over.wait(seconds):
+            late.set()
+            connection.interrupt()
+            while not over.wait(AGAIN_S):  # one that comes between two statements stops neither
+                connection.interrupt()
 
-    timer = threading.Timer(seconds, stop)
+    timer = threading.Thread(target=stop, name="query-time", daemon=True)
     timer.start()
     try:
         yield
@@ -76,5 +101,5 @@ def _ending(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[N
             raise QueryError("files and addresses are out of reach here: SQL reads jobs, leases and results('JOB')") from error
         raise
     finally:
-        timer.cancel()
+        over.set()
         timer.join()

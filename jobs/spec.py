@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from jobs.states import JobState
 from jobs.tasks.spec import Task
@@ -57,6 +58,14 @@ class JobRequest(Frozen):
         default=None, le=LAST_TIME_S, allow_inf_nan=False, description="Unix time by which it should end; it expires then."
     )
     new: bool = Field(default=False, description="Make a new job even where the same one exists.")
+
+    @model_validator(mode="after")
+    def _check(self) -> JobRequest:
+        try:
+            json.dumps(self.model_dump(), ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("the request holds half a surrogate pair, which is no text") from error
+        return self
 
 
 class JobSpec(Frozen):

@@ -20,6 +20,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         try:
             self._db = duckdb.connect(str(path))
+            self._db.execute("SET threads = 1")  # small statements: other threads would only be waited for
         except duckdb.Error as error:
             first = str(error).splitlines()[0]
             raise StorageError(f"cannot open the ledger {path}: {first}; is another server using this state folder?") from error

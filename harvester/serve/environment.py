@@ -12,6 +12,9 @@ from harvester.config import ServeConfig
 from harvester.serve.processes import MARK
 from jobs.folder import StateFolder
 
+RANGE_PORTS = 100
+LOOKED_AT = 10  # of them: they are taken from the first on
+
 
 def haproxy_available() -> bool:
     """Ray ships HAProxy with ``ray[serve]`` on Linux."""
@@ -63,7 +66,7 @@ def _haproxy(mark: str) -> dict[str, str]:
     folder = haproxy_folder(mark)
     folder.mkdir(mode=0o700, exist_ok=True)
     stats, metrics = _free_ports(2)
-    first = 20_000 + int(mark, 16) % 99 * 100  # of the replicas' own ports: two servers must not answer for each other
+    first = free_range(int(mark, 16))
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -76,8 +79,24 @@ def _haproxy(mark: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + 99),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + RANGE_PORTS - 1),
     }
+
+
+def free_range(wished: int) -> int:
+    """The first of `RANGE_PORTS` ports for the replicas of one server: two servers in one range would answer for each other, as replicas
+    share ports. ``wished`` picks where to begin; a range in use, whose first ports are taken, is passed over."""
+    ranges = [20_000 + (wished + step) % 99 * RANGE_PORTS for step in range(99)]
+    return next((first for first in ranges if all(map(_is_free, range(first, first + LOOKED_AT)))), ranges[0])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def _free_ports(count: int) -> list[int]:

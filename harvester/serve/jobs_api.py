@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import shutil
 import time
@@ -13,7 +14,6 @@ from typing import Any, Protocol
 import pyarrow as pa
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -21,8 +21,10 @@ import connectors
 from harvester.config import HarvestConfig
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
+from harvester.serve.contract import describe, refusal
 from harvester.serve.crosssite import CrossSiteWall
 from harvester.serve.events import add_events
+from harvester.serve.openai_errors import PlainJson
 from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
 from harvester.serve.watch import Watch
@@ -31,6 +33,8 @@ from jobs.plan import plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
 from jobs.tasks.file import TaskOption
 from jobs.tasks.load import list_tasks
+
+log = logging.getLogger("harvester.jobs")
 
 
 class JobsLedger(Protocol):
@@ -61,8 +65,29 @@ class Tasks(BaseModel):
     tasks: list[TaskShown]
 
 
+class RefusedWhy(BaseModel):
+    code: str
+    message: str
+
+
+class Refusal(BaseModel):
+    """Body of every error."""
+
+    error: RefusedWhy
+
+
+class ArrowStream(Response):
+    media_type = "application/vnd.apache.arrow.stream"
+
+
 class ProfileWish(BaseModel):
     seconds: float | None = Field(default=None, gt=0.0, le=600.0)
+
+
+_SUBMIT: dict[int | str, dict[str, Any]] = {
+    200: {"model": Submitted, "description": "The same job is there already."},
+    409: refusal(409, Refusal),
+}
 
 
 class Planner:
@@ -130,23 +155,29 @@ def jobs_api(
     """The application, below its prefix ``/api``. Without ``watch`` it has no live events; ``hosts``: see `CrossSiteWall`."""
     app = FastAPI(title="harvester jobs", version=__version__)
     app.add_middleware(CrossSiteWall, hosts=hosts)
+    describe(app, Refusal)
 
     @app.exception_handler(HarvesterError)
-    async def _refuse(request: Request, error: HarvesterError) -> JSONResponse:
-        return JSONResponse(error.to_json(), status_code=error.http_status)
+    async def _refuse(request: Request, error: HarvesterError) -> PlainJson:
+        return PlainJson(error.to_json(), status_code=error.http_status)
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _invalid(request: Request, error: RequestValidationError) -> PlainJson:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse(UsageError(f"{where or 'request'}: {first['msg']}").to_json(), status_code=400)
+        return PlainJson(UsageError(f"{where or 'request'}: {first['msg'].removeprefix('Value error, ')}").to_json(), status_code=400)
 
     @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+    async def _http(request: Request, error: HTTPException) -> PlainJson:
         asked = f"{request.method} {request.url.path}"
         message = f"there is no {asked}; what there is, is in /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
         body = NotFoundError(message) if error.status_code in (404, 405) else UsageError(message)
-        return JSONResponse(body.to_json(), error.status_code, error.headers)
+        return PlainJson(body.to_json(), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> PlainJson:
+        log.exception("jobs_bug path=%s", request.url.path, exc_info=error)
+        return PlainJson(HarvesterError("internal error; the server's log has the cause").to_json(), 500)
 
     @app.get("/server")
     async def server() -> dict[str, Any]:
@@ -162,7 +193,7 @@ def jobs_api(
             raise UsageError("this server has no engine to profile")
         return await profile(wish.seconds)
 
-    @app.post("/jobs", response_model=Submitted, status_code=201)
+    @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, response: Response) -> Submitted:
         context_tokens = int((await server_info())["context_tokens"])
         plan = await asyncio.to_thread(planner.plan, request, context_tokens)
@@ -201,12 +232,12 @@ def jobs_api(
     if watch is not None:
         add_events(app, watch)
 
-    @app.get("/ledger/{name}")
+    @app.get("/ledger/{name}", response_class=ArrowStream)
     async def table(name: str) -> Response:
         found = await ledger.table(name)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as writer:
             writer.write_table(found)
-        return Response(sink.getvalue().to_pybytes(), media_type="application/vnd.apache.arrow.stream")
+        return ArrowStream(sink.getvalue().to_pybytes())
 
     return app

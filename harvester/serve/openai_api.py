@@ -16,8 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from harvester.core import __version__
 from harvester.errors import KeyRefusedError, NotFoundError, ParameterError
+from harvester.serve.contract import describe, refusal
 from harvester.serve.crosssite import CrossSiteWall
 from harvester.serve.openai_errors import PlainJson, answer_of, handle_errors
+from harvester.serve.openai_objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from harvester.serve.upload import boundary_of, receive, too_large
 from jobs.batches.keeper import Keeper
 from jobs.batches.page import list_object, page
@@ -26,7 +28,7 @@ from jobs.files import FileStore, StoredFile, new_file_id
 
 CHUNK_BYTES = 1 << 20
 FORM_BYTES = 1 << 16  # of a form around its file
-_UPLOAD = {  # what `receive` reads; FastAPI would read the whole form first to know it
+_UPLOAD: dict[str, Any] = {  # what `receive` reads; FastAPI would read the whole form first to know it
     "requestBody": {
         "required": True,
         "content": {
@@ -43,7 +45,11 @@ _UPLOAD = {  # what `receive` reads; FastAPI would read the whole form first to 
                 }
             }
         },
-    }
+    },
+    "responses": {"413": refusal(413, OpenAiRefusal)},
+}
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
 }
 _REFUSED = "Incorrect API key provided; send one of the server's as: Authorization: Bearer KEY"
 
@@ -97,6 +103,7 @@ def openai_api(
     )
     app.add_middleware(CrossSiteWall, hosts=hosts, answer=answer_of)
     handle_errors(app)
+    describe(app, OpenAiRefusal, asks_for_key=bool(keys))
     if files is not None:
         _files(app, files, most_bytes)
     if keeper is not None:
@@ -105,7 +112,7 @@ def openai_api(
 
 
 def _files(app: FastAPI, store: FileStore, most_bytes: int | None) -> None:
-    @app.post("/v1/files", openapi_extra=_UPLOAD)
+    @app.post("/v1/files", openapi_extra=_UPLOAD, **answers(FileObject))
     async def upload(request: Request) -> dict[str, Any]:
         boundary = boundary_of(request.headers.get("content-type", ""))
         length = request.headers.get("content-length", "")
@@ -122,7 +129,7 @@ def _files(app: FastAPI, store: FileStore, most_bytes: int | None) -> None:
             raise
         return stored.to_openai()
 
-    @app.get("/v1/files")
+    @app.get("/v1/files", **answers(Page[FileObject]))
     async def listing(
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
@@ -134,16 +141,16 @@ def _files(app: FastAPI, store: FileStore, most_bytes: int | None) -> None:
         some, has_more = page(ordered, after, limit)
         return list_object([one.to_openai() for one in some], has_more)
 
-    @app.get("/v1/files/{file_id}")
+    @app.get("/v1/files/{file_id}", **answers(FileObject))
     async def show(file_id: str) -> dict[str, Any]:
         return (await asyncio.to_thread(store.get, file_id)).to_openai()
 
-    @app.delete("/v1/files/{file_id}")
+    @app.delete("/v1/files/{file_id}", **answers(FileDeleted))
     async def delete(file_id: str) -> dict[str, Any]:
         await asyncio.to_thread(store.delete, file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
-    @app.get("/v1/files/{file_id}/content", response_class=StreamingResponse)
+    @app.get("/v1/files/{file_id}/content", response_class=StreamingResponse, responses=_CONTENT)
     async def content(file_id: str) -> StreamingResponse:
         stored, file = await asyncio.to_thread(_open, store, file_id)
         headers = {"content-length": str(stored.bytes)}
@@ -183,19 +190,19 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _batches(app: FastAPI, keeper: Keeper) -> None:
-    @app.post("/v1/batches")
+    @app.post("/v1/batches", **answers(BatchObject))
     async def create(wish: BatchWish) -> dict[str, Any]:
         return await keeper.create(wish)
 
-    @app.get("/v1/batches")
+    @app.get("/v1/batches", **answers(Page[BatchObject]))
     async def listing(after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
         some, has_more = page(keeper.records(), after, limit)
         return list_object([await keeper.show(record.id) for record in some], has_more)
 
-    @app.get("/v1/batches/{batch_id}")
+    @app.get("/v1/batches/{batch_id}", **answers(BatchObject))
     async def show(batch_id: str) -> dict[str, Any]:
         return await keeper.show(batch_id)
 
-    @app.post("/v1/batches/{batch_id}/cancel")
+    @app.post("/v1/batches/{batch_id}/cancel", **answers(BatchObject))
     async def cancel(batch_id: str) -> dict[str, Any]:
         return await keeper.cancel(batch_id)

@@ -47,8 +47,9 @@ def work(ledger: Ledger, now_s: float, rows: int = 4, **stats: Any) -> str | Non
 def test_leases_go_by_weight(ledger: Ledger) -> None:
     enter(ledger, "light")
     enter(ledger, "heavy", weight=3.0)
-    got = Counter(work(ledger, NOW_S) for _ in range(16))
-    assert got == {"heavy": 12, "light": 4}
+    got = Counter(work(ledger, NOW_S) for _ in range(40))
+    assert got["heavy"] + got["light"] == 40
+    assert abs(got["light"] - 10) <= 1, "what a row takes is known after the first one"
 
 
 def test_a_job_that_comes_later_has_saved_up_nothing(ledger: Ledger) -> None:

@@ -361,6 +361,25 @@ def test_two_jobs_get_leases_in_turn(desk: Desk) -> None:
     assert given == ["docs-1", "docs-2"] * 3
 
 
+@pytest.mark.parametrize(
+    ("slice_rows", "row_tokens"), [((2, 8), (10, 10)), ((4, 4), (300, 30)), ((8, 2), (7, 90))], ids=["slices", "rows", "both"]
+)
+def test_jobs_are_leased_as_many_tokens_whatever_the_size_of_their_slices_and_rows(
+    desk: Desk, slice_rows: tuple[int, int], row_tokens: tuple[int, int]
+) -> None:
+    size = dict(zip(("docs-1", "docs-2"), row_tokens, strict=True))
+    for job_id, rows in zip(size, slice_rows, strict=True):
+        desk.ledger.submit(scripted_plan(job_id, 2400, rows), new=True)
+    tokens = dict.fromkeys(size, 0)
+    for _ in range(100):
+        lease = desk.leased()
+        tokens[lease.job.id] += lease.slice.row_count * size[lease.job.id]
+        desk.commit(lease, prompt_tokens=lease.slice.row_count * size[lease.job.id])
+    one, other = tokens.values()
+    most = max(rows * each for rows, each in zip(slice_rows, row_tokens, strict=True))
+    assert abs(one - other) <= 3 * most, "a slice apart, and the first of each, leased before it is known what a row takes"
+
+
 @pytest.mark.parametrize("step_s", [0.0, -1.0], ids=["stands-still", "goes-back"])
 def test_two_jobs_get_leases_in_turn_whatever_the_wall_clock_does(desk: Desk, step_s: float) -> None:
     desk.submit("docs-1", 16)

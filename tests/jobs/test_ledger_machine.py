@@ -46,7 +46,8 @@ class ModelJob:
     slices: list[ModelSlice]
     state: JobState = JobState.QUEUED
     generation: int = 0
-    turn: int = 0
+    turn: int = 0  # number of its last lease
+    leased_rows: int = 0  # from where it joined
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -61,6 +62,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.path = Path(name)
         self.now_s = 1000.0
         self.turns = itertools.count(1)
+        self.least_rows = 0  # of the job that was leased last
         self.jobs: dict[str, ModelJob] = {}
         self.terms: dict[str, ModelTerm] = {}  # in force
         self.hands: dict[str, list[Lease]] = {holder: [] for holder in HOLDERS}  # what each replica believes to hold
@@ -103,8 +105,9 @@ class LedgerMachine(RuleBasedStateMachine):
         return len(over)
 
     def _next(self) -> tuple[str, int] | None:
-        waiting = [(job.turn, job.order, job_id) for job_id, job in self.jobs.items() if job.state in ACTIVE and self._free(job_id)]
-        return (min(waiting)[2], self._free(min(waiting)[2])[0]) if waiting else None
+        free = {job_id: job for job_id, job in self.jobs.items() if job.state in ACTIVE and self._free(job_id)}
+        job_id = min(free, key=lambda job_id: (free[job_id].leased_rows, free[job_id].turn, free[job_id].order), default=None)
+        return (job_id, self._free(job_id)[0]) if job_id is not None else None
 
     # -- replicas -----------------------------------------------------------------------------------------------------------------
 
@@ -119,6 +122,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert job.state in ACTIVE
             assert lease.generation == job.slices[lease.slice.slice_id].generation
             job.state, job.turn = JobState.RUNNING, next(self.turns)
+            self.least_rows = max(self.least_rows, job.leased_rows)
+            job.leased_rows = self.least_rows + lease.slice.row_count
             self.terms[lease.lease_id] = ModelTerm(lease, holder, self.now_s + LEASE_S)
             self.hands[holder].append(lease)
 
@@ -262,7 +267,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.close()
         self.ledger = self._open(new_server=new_server)
         for job in self.jobs.values():
-            job.turn = 0
+            job.turn = job.leased_rows = 0
+        self.least_rows = 0
         for term in self.terms.values():
             term.expires_at_s = self.now_s + LEASE_S
         for lease_id in list(self.terms) if new_server else ():

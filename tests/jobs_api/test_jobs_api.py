@@ -36,9 +36,9 @@ class Office:
         self.folder = StateFolder(root / "state")
         self.folder.prepare()
         self.ledger = Ledger(Path(":memory:"), self.folder.jobs, lease_s=10.0, now_s=self.clock(), new_server=True)
-        app = jobs_api(DirectLedger(self.ledger, self.clock), Planner(self.folder, HarvestConfig(), MODEL), self._info)
+        self.app = jobs_api(DirectLedger(self.ledger, self.clock), Planner(self.folder, HarvestConfig(), MODEL), self._info)
         # Starlette's test client would need a thread; this one calls the application itself.
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://jobs")
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://jobs")
         self.docs = root / "docs.parquet"
         pq.write_table(pa.table({"text": ["one", "two", "three", "four"], "number": [1, 2, 3, 4]}), self.docs)
 
@@ -232,6 +232,32 @@ async def test_a_wrong_request_is_refused_with_what_is_wrong(office: Office, fie
 async def test_a_malformed_body_is_refused(office: Office, body: bytes) -> None:
     answer = await office.http.post("/jobs", content=body, headers={"content-type": "application/json"})
     assert refused(answer, 400)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"task": "\ud800"},
+        {"\ud800": 1},
+        {"keep": ["\ud800"]},
+        {"options": {"\ud800": 1}},
+        {"task": "classify", "options": {"labels": ["\ud800", "b"]}},
+        {"task_inline": {"prompt": "\ud800 {text}"}},
+    ],
+    ids=["task", "field", "keep", "option", "label", "prompt"],
+)
+async def test_half_a_surrogate_pair_in_a_submit_is_refused(office: Office, fields: dict[str, Any]) -> None:
+    body = json.dumps({"source": {"uri": str(office.docs)}, **fields})
+    answer = await office.http.post("/jobs", content=body, headers={"content-type": "application/json"})
+    assert refused(answer, 400)
+    assert office.left_over() == []
+
+
+async def test_a_bug_is_answered_as_every_error_is(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(office.ledger, "jobs", None)
+    transport = httpx.ASGITransport(office.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://jobs") as http:
+        assert refused(await http.get("/jobs"), 500) == "internal error; the server's log has the cause"
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/jobs/docs-0"), ("POST", "/jobs/docs-0/cancel"), ("POST", "/jobs/latest/retry")])

@@ -117,6 +117,19 @@ def test_an_answer_of_huge_cells_is_cut(state: Path, monkeypatch: pytest.MonkeyP
     assert len(found.rows) < 1000
 
 
+def test_a_row_larger_than_an_answer_is_refused(state: Path) -> None:
+    with pytest.raises(QueryError, match="a row has more than 16 MiB"):
+        answer(state, "select repeat('x', 20_000_000)")
+
+
+@pytest.mark.parametrize(
+    "value", ["date 'infinity'", "timestamp 'infinity'", "timestamp '290309-12-22 (BC) 00:00:00'", "[date 'infinity']"], ids=str
+)
+def test_a_time_that_python_cannot_hold_is_refused(state: Path, value: str) -> None:
+    with pytest.raises(QueryError, match=r"column at holds a time beyond the years 1 to 9999"):
+        answer(state, f"select {value} as at")
+
+
 def test_a_query_that_takes_too_long_is_stopped(state: Path) -> None:
     with pytest.raises(QueryError, match="took more than 0 s and was stopped"):
         answer(state, "select count(*) from range(1_000_000_000) a, range(1_000) b where a.range % 7 = b.range", seconds=0.05)

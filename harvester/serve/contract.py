@@ -1,0 +1,67 @@
+"""What an application's OpenAPI document says of its refusals: which statuses each operation may answer with, and in which shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+_REF = "#/components/schemas/{model}"
+_NEVER_SENT = ("HTTPValidationError", "ValidationError")  # FastAPI's own, for its status 422
+_BEARER = "ApiKey"
+_WHY = {
+    400: "The request is wrong. The message says which value, and what to do.",
+    401: "The API key is missing or unknown.",
+    404: "There is nothing of this name.",
+    409: "Its state forbids the change.",
+    413: "The file is larger than this server takes.",
+    500: "The server, its disk or its engine failed.",
+}
+
+
+def refusal(status: int, shape: type[BaseModel]) -> dict[str, Any]:
+    """A response object of the document."""
+    return {"description": _WHY[status], "content": {"application/json": {"schema": {"$ref": _REF.format(model=shape.__name__)}}}}
+
+
+def describe(app: FastAPI, shape: type[BaseModel], *, asks_for_key: bool = False) -> None:
+    """Complete the document that ``app`` gives of itself. ``shape``: the body of each of its errors.
+
+    What follows from an operation's form is added: 400 with a query or a body, 404 with a name in its path, 409 where it changes what is
+    named, 500 always. A route says itself what else it answers.
+    """
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _completed(plain(), shape, asks_for_key)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _completed(document: dict[str, Any], shape: type[BaseModel], asks_for_key: bool) -> dict[str, Any]:
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in _NEVER_SENT:
+        schemas.pop(name, None)
+    own = shape.model_json_schema(ref_template=_REF)
+    schemas |= own.pop("$defs", {}) | {shape.__name__: own}
+    if asks_for_key:
+        components["securitySchemes"] = {_BEARER: {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{_BEARER: []}]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            responses = operation["responses"]
+            responses.pop("422", None)
+            for status in _refusals(path, method, operation, asks_for_key):
+                responses.setdefault(str(status), refusal(status, shape))
+    return document
+
+
+def _refusals(path: str, method: str, operation: dict[str, Any], asks_for_key: bool) -> list[int]:
+    names_one = "{" in path
+    has_input = "requestBody" in operation or any(one["in"] == "query" for one in operation.get("parameters", ()))
+    may = {400: has_input, 401: asks_for_key, 404: names_one, 409: names_one and method in ("post", "put", "patch"), 500: True}
+    return [status for status, is_so in may.items() if is_so]

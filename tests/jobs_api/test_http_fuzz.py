@@ -1,0 +1,164 @@
+"""Requests that schemathesis makes of each application's own OpenAPI document: none is answered by 5xx or by what is not documented."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    not_a_server_error,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from test_jobs_api import MODEL, Office
+from test_openai_api import Bureau, jsonl, line
+
+from harvester.config import BatchConfig
+from jobs.testing import last_content
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+FUZZ = settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+FREE = ("GET /server", "GET /jobs", "GET /jobs/{job_id}", "POST /jobs/{job_id}/{verb}", "GET /ledger/{name}")  # take any text
+FREE += ("GET /v1/files/{file_id}", "DELETE /v1/files/{file_id}", "GET /v1/files/{file_id}/content")
+FREE += ("GET /v1/batches/{batch_id}", "POST /v1/batches/{batch_id}/cancel")
+JOBS = ("POST /jobs", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile", *FREE[:5])
+OPENAI = ("POST /v1/files", "GET /v1/files", "POST /v1/batches", "GET /v1/batches", *FREE[5:])
+
+
+class Stage:
+    """An application with what stands behind it at work, on one event loop that goes on while a request is answered."""
+
+    def __init__(self, http: httpx.AsyncClient, document: str, known: dict[str, list[Any]]) -> None:
+        self.loop = asyncio.Runner()
+        self.http = http
+        self.known = known  # by the name of a parameter or of a field, what is there
+        self.schema = schemathesis.openapi.from_dict(self.loop.run(http.get(document)).json())
+
+    def send(self, case: Case) -> httpx.Response:
+        wire = requests.Request(**case.as_transport_kwargs(base_url=str(self.http.base_url))).prepare()
+        headers = [
+            (name.encode("latin-1"), value if isinstance(value, bytes) else value.encode("latin-1")) for name, value in wire.headers.items()
+        ]
+        body = wire.body.encode() if isinstance(wire.body, str) else wire.body
+        return self.loop.run(self.http.send(httpx.Request(wire.method or "", wire.url or "", headers=headers, content=body or b"")))
+
+    def fuzz(self, label: str, mode: GenerationMode) -> None:
+        method, path = label.split()
+
+        @FUZZ
+        @given(self.schema[path][method].as_strategy(generation_mode=mode), st.data())
+        def ask(case: Case, data: st.DataObject) -> None:
+            if mode is GenerationMode.POSITIVE and data.draw(st.booleans(), "of what is there"):
+                self._fill(case, data)
+            case.validate_response(
+                self.send(case), checks=CHECKS if mode is GenerationMode.POSITIVE else [*CHECKS, negative_data_rejection]
+            )
+
+        ask()
+
+    def _fill(self, case: Case, data: st.DataObject) -> None:
+        """Names of what is there in place of random text, and fewer of the optional fields, most of which exclude each other."""
+        body = case.body if isinstance(case.body, dict) else {}
+        source = body.get("source")
+        for prefix, place in (
+            ("", case.path_parameters),
+            ("", case.query),
+            ("", body),
+            ("source.", source if isinstance(source, dict) else {}),
+        ):
+            for name in sorted(place or {}):
+                if prefix + name in self.known:
+                    place[name] = data.draw(st.sampled_from(self.known[prefix + name]), name)
+                elif place in (body, source) and name != "source" and not data.draw(st.sampled_from([False, False, True]), f"keep {name}"):
+                    del place[name]
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.chdir(tmp_path)
+    office = Office(tmp_path)
+    files = {"a.jsonl": b'{"text": "one"}\n', "torn.jsonl": b'{"text": \n', "binary.csv": bytes(range(256)), "a.csv": b"text,id\none,1\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    known = {
+        "source.uri": [str(office.docs), *(str(tmp_path / name) for name in files), str(tmp_path)],
+        "task": ["summarize", "classify", "extract", "translate", "ask"],
+        "model": [MODEL, None],
+        "column": ["text", None, "number"],
+        "verb": ["cancel", "pause", "resume", "retry"],
+        "name": ["jobs", "leases", "harvest", "lengths"],
+        "query": [
+            "select * from jobs",
+            "from results('latest')",
+            "from range(99)",
+            "from 'x'",
+            "select 1e400, 'é', '\\x00'::blob, {'a': [1]}",
+        ],
+        "deadline_at_s": [None, 1.0, 2e9],
+        "source.table": [None],
+        "source.query": [None],
+        "new": [True],
+        "max_tokens": [1, 600],
+    }
+    stage = Stage(office.http, "/openapi.json", known)
+    known["job_id"] = ["latest", *(stage.loop.run(office.submitted(new=True)).id for _ in range(3))]
+    yield stage
+    office.ledger.check()
+    office.ledger.close()
+    stage.loop.close()
+
+
+@pytest.fixture
+def bureau(tmp_path: Path) -> Iterator[Stage]:
+    bureau = Bureau(tmp_path, BatchConfig(max_file_bytes=4000), last_content)
+    known: dict[str, list[Any]] = {"completion_window": ["24h"], "purpose": ["batch", "batch_output"]}
+    stage = Stage(bureau.http, "/v1/files/openapi.json", known)
+
+    async def prepare() -> None:
+        works = [bureau.keeper.run(), bureau.runner().run()]
+        stage.working = [asyncio.create_task(work) for work in works]
+        batches = [await bureau.ended(lines) for lines in ([line(0), line(1)], b"torn")]
+        uploads = [await bureau.upload(jsonl([line(0)])) for _ in range(3)]
+        known["batch_id"] = [batch.id for batch in batches]
+        known["file_id"] = known["input_file_id"] = [*uploads, batches[0].output_file_id]
+        known["after"] = known["batch_id"] + uploads
+
+    stage.loop.run(prepare())
+    yield stage
+    bureau.ledger.check()
+    stage.loop.close()
+    bureau.ledger.close()
+
+
+def asked(labels: Sequence[str]) -> Any:
+    """Each operation with requests as documented, and with others where it refuses any."""
+    both = [(label, mode) for label in labels for mode in GenerationMode if mode is GenerationMode.POSITIVE or label not in FREE]
+    return pytest.mark.parametrize(("label", "mode"), both, ids=[f"{label} {mode.value}" for label, mode in both])
+
+
+@asked(JOBS)
+def test_whatever_the_jobs_application_is_asked_its_answer_is_documented(office: Stage, label: str, mode: GenerationMode) -> None:
+    office.fuzz(label, mode)
+
+
+@asked(OPENAI)
+def test_whatever_files_and_batches_are_asked_their_answer_is_documented(bureau: Stage, label: str, mode: GenerationMode) -> None:
+    bureau.fuzz(label, mode)
