@@ -9,7 +9,7 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON ?= $(shell for name in python3.11 python3 python; do $$name $(NEW_ENOUGH) 2>/dev/null && { echo $$name; break; }; done)
 PY := .venv/bin/python
 PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py)
-LOCAL := $(addprefix tests/,sql connectors cli jobs_api)
+LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

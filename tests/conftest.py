@@ -17,7 +17,7 @@ settings.register_profile("short", max_examples=30, deadline=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("short")
 
-PURE = {"policy", "sim", "jobs", "docs", "sql", "connectors", "cli", "jobs_api"}
+PURE = {"policy", "sim", "jobs", "docs", "ledger", "sql", "connectors", "cli", "jobs_api"}
 HEAVY = {"ray", "vllm", "torch"}
 _HERE = Path(__file__).parent
 
