@@ -86,7 +86,7 @@ def run(options: Options) -> dict[str, Any]:
             found[name], tokens[name] = alone.submit(_measure, SYSTEMS[name], model, seconds, options.seed, Path(folder)).result()
         print(f"{name}: {json.dumps(found[name])}", file=sys.stderr)
     return {
-        "model": model,
+        "model": Path(model).name,
         "engine": ENGINE,
         "stock_offloading": "not run: vLLM's offloading refuses the CPU platform" if on_cpu() else "not run",
         "tokens_identical": _same(tokens),

@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from bench.latency import percentiles
@@ -47,7 +48,7 @@ def run(options: Options) -> dict[str, Any]:
     step_s = sum(on.steps_s) / len(on.steps_s)
     same = all(one.tokens == found["off"].tokens for one in found.values())
     return {
-        "model": model,
+        "model": Path(model).name,
         "layers": on.layers,
         "safepoint_overhead": on.layers * on.safepoint_s / step_s,
         "safepoint_us": on.safepoint_s * 1e6,
