@@ -375,6 +375,8 @@ async def test_a_lease_that_is_taken_back_before_its_work_began_is_given_back(wo
         await until(lambda: len(world.slices("leased")) == 2)
         world.ledger.pause(job_id, world.clock())
         await until(lambda: not world.slices("leased"))
+    assert sorted(world.slices("pending")) == [0, 1]
+    assert (world.show().state, world.show().rows_running) == (JobState.PAUSED, 0)
 
 
 async def test_a_replica_that_stops_gives_its_leases_back(world: World) -> None:

@@ -11,6 +11,8 @@ import httpx
 import pytest
 import requests
 import schemathesis
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
@@ -22,6 +24,7 @@ from schemathesis.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from schemathesis.core.failures import FailureGroup
 from test_jobs_api import MODEL, Office
 from test_openai_api import Bureau, jsonl, line
 
@@ -36,11 +39,17 @@ CHECKS = [
     response_schema_conformance,
 ]
 FUZZ = settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
-FREE = ("GET /server", "GET /jobs", "GET /jobs/{job_id}", "POST /jobs/{job_id}/{verb}", "GET /ledger/{name}")  # take any text
-FREE += ("GET /v1/files/{file_id}", "DELETE /v1/files/{file_id}", "GET /v1/files/{file_id}/content")
-FREE += ("GET /v1/batches/{batch_id}", "POST /v1/batches/{batch_id}/cancel")
-JOBS = ("POST /jobs", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile", *FREE[:5])
-OPENAI = ("POST /v1/files", "GET /v1/files", "POST /v1/batches", "GET /v1/batches", *FREE[5:])
+# Operations that refuse some requests by their form, and those that take any text.
+JOBS = ("POST /jobs", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile")
+JOBS_FREE = ("GET /server", "GET /tasks", "GET /jobs", "GET /jobs/{job_id}", "POST /jobs/{job_id}/{verb}", "GET /ledger/{name}")
+OPENAI = ("POST /v1/files", "GET /v1/files", "POST /v1/batches", "GET /v1/batches")
+OPENAI_FREE = (
+    "GET /v1/files/{file_id}",
+    "DELETE /v1/files/{file_id}",
+    "GET /v1/files/{file_id}/content",
+    "GET /v1/batches/{batch_id}",
+    "POST /v1/batches/{batch_id}/cancel",
+)
 
 
 class Stage:
@@ -60,12 +69,19 @@ class Stage:
         body = wire.body.encode() if isinstance(wire.body, str) else wire.body
         return self.loop.run(self.http.send(httpx.Request(wire.method or "", wire.url or "", headers=headers, content=body or b"")))
 
-    def fuzz(self, label: str, mode: GenerationMode) -> None:
+    def operations(self) -> set[str]:
+        return {f"{found.ok().method.upper()} {found.ok().path}" for found in self.schema.get_all_operations()}
+
+    def fuzz(self, label: str, mode: GenerationMode) -> int:
+        """How many requests were made; the first answer that is not as documented is raised."""
         method, path = label.split()
+        asked = 0
 
         @FUZZ
         @given(self.schema[path][method].as_strategy(generation_mode=mode), st.data())
         def ask(case: Case, data: st.DataObject) -> None:
+            nonlocal asked
+            asked += 1
             if mode is GenerationMode.POSITIVE and data.draw(st.booleans(), "of what is there"):
                 self._fill(case, data)
             case.validate_response(
@@ -73,6 +89,7 @@ class Stage:
             )
 
         ask()
+        return asked
 
     def _fill(self, case: Case, data: st.DataObject) -> None:
         """Names of what is there in place of random text, and fewer of the optional fields, most of which exclude each other."""
@@ -148,17 +165,36 @@ def bureau(tmp_path: Path) -> Iterator[Stage]:
     bureau.ledger.close()
 
 
-def asked(labels: Sequence[str]) -> Any:
-    """Each operation with requests as documented, and with others where it refuses any."""
-    both = [(label, mode) for label in labels for mode in GenerationMode if mode is GenerationMode.POSITIVE or label not in FREE]
+def asked(strict: Sequence[str], free: Sequence[str]) -> Any:
+    """Each operation with requests as documented, and the strict ones with others too."""
+    both = [(label, mode) for label in strict for mode in GenerationMode] + [(label, GenerationMode.POSITIVE) for label in free]
     return pytest.mark.parametrize(("label", "mode"), both, ids=[f"{label} {mode.value}" for label, mode in both])
 
 
-@asked(JOBS)
+@asked(JOBS, JOBS_FREE)
 def test_whatever_the_jobs_application_is_asked_its_answer_is_documented(office: Stage, label: str, mode: GenerationMode) -> None:
-    office.fuzz(label, mode)
+    assert office.fuzz(label, mode) > 0
 
 
-@asked(OPENAI)
+@asked(OPENAI, OPENAI_FREE)
 def test_whatever_files_and_batches_are_asked_their_answer_is_documented(bureau: Stage, label: str, mode: GenerationMode) -> None:
-    bureau.fuzz(label, mode)
+    assert bureau.fuzz(label, mode) > 0
+
+
+def test_every_operation_of_the_documents_is_asked(office: Stage, bureau: Stage) -> None:
+    assert office.operations() == {*JOBS, *JOBS_FREE}
+    assert bureau.operations() == {*OPENAI, *OPENAI_FREE}
+
+
+@pytest.mark.parametrize("status", [500, 418], ids=["a server error", "a status that is not documented"])
+def test_an_answer_that_is_not_as_documented_is_noticed(status: int) -> None:
+    app = FastAPI()
+
+    @app.get("/pot")
+    def pot(cups: int) -> JSONResponse:
+        return JSONResponse({}, status)
+
+    stage = Stage(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pot"), "/openapi.json", {})
+    with pytest.raises(FailureGroup):
+        stage.fuzz("GET /pot", GenerationMode.POSITIVE)
+    stage.loop.close()

@@ -85,9 +85,16 @@ async def test_what_the_page_loads_is_below_the_api(office: Office, name: str, k
     assert f'"/api/page/{name}"' in (STATIC / "index.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["index.html", "page.js.map", "..%2fpage.py"])
-async def test_other_files_are_not_served(office: Office, name: str) -> None:
-    refused(await office.http.get(f"/page/{name}"), 404)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("index.html", "the page has no index.html"),
+        ("page.js.map", "the page has no page.js.map"),
+        ("..%2fpage.py", "there is no GET /page/.."),
+    ],
+)
+async def test_other_files_are_not_served(office: Office, name: str, why: str) -> None:
+    assert refused(await office.http.get(f"/page/{name}"), 404).startswith(why)
 
 
 def test_the_script_never_sets_markup_and_names_no_other_host() -> None:
