@@ -36,6 +36,9 @@ from jobs.tasks.load import list_tasks
 
 log = logging.getLogger("harvester.jobs")
 
+ServerInfo = Callable[[], Awaitable[dict[str, Any]]]
+Profile = Callable[[float | None], Awaitable[dict[str, Any]]]
+
 
 class JobsLedger(Protocol):
     async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]: ...
@@ -147,8 +150,8 @@ async def is_unknown(ledger: JobsLedger, plan: JobPlan) -> bool:
 def jobs_api(
     ledger: JobsLedger,
     planner: Planner,
-    server_info: Callable[[], Awaitable[dict[str, Any]]],
-    profile: Callable[[float | None], Awaitable[dict[str, Any]]] | None = None,
+    server_info: ServerInfo,
+    profile: Profile | None = None,
     watch: Watch | None = None,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
@@ -156,7 +159,18 @@ def jobs_api(
     app = FastAPI(title="harvester jobs", version=__version__)
     app.add_middleware(CrossSiteWall, hosts=hosts)
     describe(app, Refusal)
+    _answer_errors(app)
+    _add_server(app, server_info, profile)
+    _add_jobs(app, ledger, planner, server_info)
+    add_sql(app, ledger, planner.folder)
+    add_assets(app)
+    if watch is not None:
+        add_events(app, watch)
+    _add_tables(app, ledger)
+    return app
 
+
+def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HarvesterError)
     async def _refuse(request: Request, error: HarvesterError) -> PlainJson:
         return PlainJson(error.to_json(), status_code=error.http_status)
@@ -179,6 +193,8 @@ def jobs_api(
         log.exception("jobs_bug path=%s", request.url.path, exc_info=error)
         return PlainJson(HarvesterError("internal error; the server's log has the cause").to_json(), 500)
 
+
+def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) -> None:
     @app.get("/server")
     async def server() -> dict[str, Any]:
         return await server_info()
@@ -193,6 +209,8 @@ def jobs_api(
             raise UsageError("this server has no engine to profile")
         return await profile(wish.seconds)
 
+
+def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: Planner, server_info: ServerInfo) -> None:
     @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, response: Response) -> Submitted:
         context_tokens = int((await server_info())["context_tokens"])
@@ -227,11 +245,8 @@ def jobs_api(
     async def change(job_id: str, verb: str) -> JobView:
         return await ledger.change(job_id, verb)
 
-    add_sql(app, ledger, planner.folder)
-    add_assets(app)
-    if watch is not None:
-        add_events(app, watch)
 
+def _add_tables(app: FastAPI, ledger: JobsLedger) -> None:
     @app.get("/ledger/{name}", response_class=ArrowStream)
     async def table(name: str) -> Response:
         found = await ledger.table(name)
@@ -239,5 +254,3 @@ def jobs_api(
         with pa.ipc.new_stream(sink, found.schema) as writer:
             writer.write_table(found)
         return ArrowStream(sink.getvalue().to_pybytes())
-
-    return app
