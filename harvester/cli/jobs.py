@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from connectors import TargetName
-from connectors.incoming import Form
+from harvester.cli import joboptions as options
 from harvester.cli.client import Client
-from harvester.cli.completion import task_names
 from harvester.cli.deadline import parse_deadline
 from harvester.cli.dryrun import print_estimate
-from harvester.cli.into import INTO_HELP, checked_target, copying, written_line
+from harvester.cli.into import checked_target, copying, written_line
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.jobtext import job_lines
 from harvester.cli.local import serving
@@ -32,54 +31,29 @@ app = typer.Typer()
 @command(app)
 def submit(
     here: Invocation,
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE", help="File, glob or folder, here or at a URI; a database; or - for standard input.", show_default=False
-        ),
-    ],
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task", "-t", metavar="T", help="Built-in task (harvester tasks) or FILE.yaml; summarize.", autocompletion=task_names
-        ),
-    ] = None,
-    labels: Annotated[str | None, typer.Option("--labels", metavar="A,B", help="Labels to choose from; implies --task classify.")] = None,
-    schema: Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="JSON schema to extract; implies --task extract.")] = None,
-    to: Annotated[str | None, typer.Option("--to", metavar="LANG", help="Language to translate into; implies --task translate.")] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TPL", help="Prompt with {column} places; implies --task ask.")] = None,
-    column: Annotated[str | None, typer.Option("--column", metavar="C", help="Text column; picked where one is obvious.")] = None,
-    keep: Annotated[str | None, typer.Option("--keep", metavar="A,B", help="Input columns to keep in the results, or none; all.")] = None,
-    id_column: Annotated[str | None, typer.Option("--id-column", metavar="C", help="Column whose values must be unique.")] = None,
-    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Table of a database.")] = None,
-    query: Annotated[str | None, typer.Option("--query", metavar="SQL", help="Query over a database.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="Model it must run on; the server's.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer; the task's.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", min=0.0, max=2.0, help="The task's.")] = None,
-    input_format: Annotated[
-        Form | None, typer.Option("--input-format", help="What standard input is; told by its first bytes.", show_default=False)
-    ] = None,
-    into: Annotated[
-        str | None, typer.Option("--into", "-o", metavar="TARGET", help=f"{INTO_HELP} Implies --watch.", show_default=False)
-    ] = None,
-    on_long: Annotated[OnLong, typer.Option("--on-long", help="A text too long for the model: cut it, ask in parts, or fail its row.")] = (
-        OnLong.TRUNCATE
-    ),
-    max_error_rate: Annotated[
-        float,
-        typer.Option("--max-error-rate", metavar="X", min=0.0, max=1.0, help="Stop it when after 100 rows more than this share failed."),
-    ] = 0.5,
-    weight: Annotated[
-        float, typer.Option("--weight", metavar="X", min=0.001, max=1000.0, help="Share beside other jobs, as a ratio.")
-    ] = 1.0,
-    deadline: Annotated[
-        str | None, typer.Option("--deadline", metavar="WHEN", help="It should end by then: 6h, 18:30, 2030-01-31T18:30; it expires then.")
-    ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Make a new job even where the same one exists.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch it to its end; exit with 1 if it failed.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print rows, tokens and time it would take; make nothing.")] = False,
+    source: options.Source,
+    task: options.Task = None,
+    labels: options.Labels = None,
+    schema: options.Schema = None,
+    to: options.To = None,
+    prompt: options.Prompt = None,
+    column: options.Column = None,
+    keep: options.Keep = None,
+    id_column: options.IdColumn = None,
+    table: options.Table = None,
+    query: options.Query = None,
+    model: options.Model = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    input_format: options.InputFormat = None,
+    into: options.Into = None,
+    on_long: options.LongTexts = OnLong.TRUNCATE,
+    max_error_rate: options.MaxErrorRate = 0.5,
+    weight: options.Weight = 1.0,
+    deadline: options.Deadline = None,
+    new: options.New = False,
+    watch: options.Watch = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Make a job of a table.
 
