@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, BinaryIO, Self
+from typing import IO, Any, BinaryIO
 
 import pyarrow as pa
 
+from connectors.closing import Closing
 from connectors.durable import publish, storage_error, sweep, sync_folder
 from connectors.lines import csv_lines, json_lines
 from connectors.parts import Part
@@ -38,7 +38,7 @@ class _Held:
     editions: dict[str, str] = field(default_factory=dict)
 
 
-class AppendedFile:
+class AppendedFile(Closing):
     """A `Target`. Parts come in the order in which they were finished.
 
     Rows are appended and synced, then the journal ``.NAME.harvester`` is. A writer that dies in between leaves rows that the journal does
@@ -155,12 +155,6 @@ class AppendedFile:
 
     def close(self) -> None:
         self._journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def is_appended(path: Path) -> bool:

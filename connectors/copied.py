@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import pyarrow as pa
 
 from connectors.base import RowGroup
+from connectors.closing import Closing
 from connectors.location import locate
 from connectors.parquet import ParquetSource
 from connectors.request import check_unique
@@ -37,7 +37,7 @@ class Reading(Protocol):
         """All columns and rows, in order, read forward once."""
 
 
-class CopiedSource:
+class CopiedSource(Closing):
     """A `Source` over a Parquet copy of what a `Reading` gives, so that the origin is free and the row order stands still.
 
     With ``snapshot_dir`` the copy stays there and is used again by whoever opens the same origin; one that is gone need not come back.
@@ -86,12 +86,6 @@ class CopiedSource:
     def _clean(self) -> None:
         if self._temporary is not None:
             self._temporary.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _copy(reading: Reading, folder: Path, fingerprint: str | None) -> tuple[Path, str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
 from connectors.base import RowGroup
+from connectors.closing import Closing
 from connectors.naming import source_name
 from connectors.request import check_span, check_unique, checked_columns
 from harvester.errors import SourceError, StorageError
@@ -17,7 +16,7 @@ from harvester.errors import SourceError, StorageError
 GROUP_ROWS = 16_384
 
 
-class MemorySource:
+class MemorySource(Closing):
     """An Arrow table as a `Source`, cut into groups of ``group_rows`` rows. Raises `SourceError` for a table without rows."""
 
     def __init__(self, table: pa.Table, name: str = "memory", group_rows: int = GROUP_ROWS) -> None:
@@ -56,15 +55,6 @@ class MemorySource:
         names = checked_columns(self.schema, columns, f"the table {self._name}")
         check_span(self._groups, group, offset, count, f"the table {self._name}")
         return self._table.select(list(names)).slice(group.row_start + offset, count)
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 class MemorySink:

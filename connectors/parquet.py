@@ -8,12 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
 from connectors.base import RowGroup
+from connectors.closing import Closing
 from connectors.cursor import GroupCursor
 from connectors.files import DataFile, find, is_glob
 from connectors.footer import Footer, common_schema, read_footers
@@ -34,7 +33,7 @@ class _Place:
     size: tuple[int, int]
 
 
-class ParquetSource:
+class ParquetSource(Closing):
     """The rows of all files of a location, files in sorted path order. Reads footers when made, rows only in `read`.
 
     ``data_files`` are what `find` gives for the location, where that is known already.
@@ -105,12 +104,6 @@ class ParquetSource:
         if self._cursor is not None:
             self._cursor.close()
         self._cursor = self._cursor_at = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _tile(footers: Sequence[Footer]) -> tuple[tuple[_Place, ...], tuple[RowGroup, ...]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connectors.closing import Closing
 from connectors.durable import publish, sweep
 from connectors.edge import first_line
 from connectors.parts import Part
@@ -21,7 +20,7 @@ _JOB = b"harvester.job"
 _DIGEST = b"harvester.parts"
 
 
-class RewrittenFile:
+class RewrittenFile(Closing):
     """A `Target`: a Parquet file cannot grow, but it can be replaced in one step. Rows are in the order of the input.
 
     The file's own footer says which parts it holds, so that nothing else needs to be remembered.
@@ -74,15 +73,6 @@ class RewrittenFile:
                 f"{self._path} is there already and does not hold the results of job {self._job}; move it away or name another file"
             )
         return int(footer.num_rows), marks[_DIGEST].decode()
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def is_rewritten(path: Path) -> bool:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import duckdb
 
+from connectors.closing import Closing
 from connectors.durable import storage_error
 from connectors.edge import first_line
 from connectors.parts import Part
@@ -33,7 +33,7 @@ _COUNT_TABLES = """
 """
 
 
-class TableCopy:
+class TableCopy(Closing):
     """A `Target`. The table has the columns of the results after ``job_id``, so that several jobs may share it.
 
     The file is open for the moment of a transaction only: anyone may read it in between. The table ``harvester_parts`` of the same file
@@ -141,15 +141,6 @@ class TableCopy:
         process = re.search(r"\(PID [0-9]+\)", str(error))
         who = f"another process {process[0]}" if process else "another process"
         return StorageError(f"{self._path} is open in {who}; close it there and run this again: it goes on where it was")
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _one(connection: duckdb.DuckDBPyConnection, sql: str, values: list[Any]) -> int:
