@@ -94,7 +94,7 @@ class OfflineApi:
     async def _create(self, request_id: str, endpoint: str, body: dict[str, Any], extra: dict[str, Any]) -> Any:
         known = self._endpoints[endpoint]
         if known.create is None:
-            raise NotImplementedError(f"The model does not support {endpoint}")
+            raise NotImplementedError(f"The model does not support {endpoint}")  # answered with 501, as by its route
         if body.get("stream"):
             raise ValueError("stream is not for batches: nobody listens; leave it out")
         request = known.request.model_validate({**body, "request_id": request_id})
