@@ -13,8 +13,9 @@ from typing import Any, Self
 import httpx
 
 from bench.patient import CLASSES
-from bench.server import READY_S, free_port
+from bench.server import READY_S
 from harvester.errors import EngineError
+from harvester.ports import free_port
 
 OURS = ("scheduler_cls", "worker_cls", "additional_config", "scheduling_policy", "async_scheduling")
 

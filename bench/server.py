@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,16 +16,11 @@ import psutil
 
 from harvester.cli.client import Client
 from harvester.errors import EngineError, UnreachableError
+from harvester.ports import free_port
 from harvester.serve.processes import mark_of, marked, stop_marked
 
 READY_S = 300.0
 STOP_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ServerProcess:

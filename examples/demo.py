@@ -22,6 +22,8 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from harvester.ports import free_port
+
 HERE = Path(__file__).parent
 SPEECHES = HERE / "docs_speeches.parquet"
 ROWS = 60
@@ -132,14 +134,6 @@ def report(view: dict[str, Any], ttfts: list[float], seconds: float) -> None:
     )
     if not ok:
         raise SystemExit(1)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

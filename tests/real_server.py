@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import duckdb
 import httpx
 import psutil
 
+from harvester.ports import free_port
 from harvester.serve.processes import mark_of, marked, stop_marked
 
 READY_S = 600.0  # a machine that is short of memory or cores reads its libraries slowly
@@ -33,9 +33,7 @@ ROLES = {
 class RealServer:
     def __init__(self, state: Path, config: Path) -> None:
         self.state, self.config = state, config
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = state.parent / f"{state.name}.log"
         self.process: subprocess.Popen[bytes] | None = None

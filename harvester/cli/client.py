@@ -108,7 +108,7 @@ class Client:
     def ledger(self, table: str) -> pa.Table:
         """All rows of a table of `jobs.ledgerfile.TABLES`."""
         with self._reached():
-            answer = self._http.get(f"/api/ledger/{table}")
+            answer = self._send("GET", f"/api/ledger/{table}")
         _check(answer)
         return pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
 
@@ -123,9 +123,18 @@ class Client:
 
     def _json(self, method: str, path: str, **options: Any) -> Any:
         with self._reached():
-            answer = self._http.request(method, path, **options)
+            answer = self._send(method, path, **options)
         _check(answer)
         return _body(answer)
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A question is asked once more where an idle connection was closed under it, as the ingress does when it takes new replicas in."""
+        try:
+            return self._http.request(method, path, **options)
+        except httpx.RemoteProtocolError:
+            if method != "GET":
+                raise
+            return self._http.request(method, path, **options)
 
     def _view(self, body: Any) -> JobView:
         try:

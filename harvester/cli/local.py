@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any, Self
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation
 from harvester.errors import EngineError, HarvesterError, StorageError, UnreachableError
+from harvester.ports import free_port
 from jobs.folder import StateFolder
 
 START_S = 900.0  # a large model may load for minutes
@@ -41,7 +41,7 @@ class EmbeddedServer:
     ) -> None:
         self.log = server_log(state_dir)
         self._state = state_dir.resolve()
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
             *(command or (sys.executable, "-m", "harvester", "serve")),
@@ -139,12 +139,6 @@ def last_word(log: Path) -> str:
         lines = []
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return [*lines, *named][-1][:300] if lines else "it said nothing"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -34,6 +34,10 @@ class Learning:
         predicted_s = self.model.predict(load)
         return predicted_s * self.model.margin_at(predicted_s)
 
+    def predict_s(self, load: StepLoad) -> float:
+        """Seconds that the step takes as often more as less; 0 where the model cannot tell."""
+        return self.model.predict(load) * self.model.error()[0] if self.model.ready else 0.0
+
     def observe(self, load: StepLoad, seconds: float) -> None:
         self.model.observe(load, seconds)
         self._new_steps += 1

@@ -47,8 +47,7 @@ class HarvestScheduling:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if current_platform.is_cpu():
-            sleep_between_looks()
+        self._patience = sleep_between_looks() if current_platform.is_cpu() else None
         self._settings = Settings.parse(self.vllm_config.additional_config)  # type: ignore[attr-defined]
         schedule = self._settings.schedule
         self._fair = FairOrder()
@@ -248,6 +247,8 @@ class HarvestScheduling:
             else:
                 step.served[job] = step.served.get(job, 0) + tokens
         step.estimate_s = self._learning.estimate_s(step.load)
+        if self._patience is not None:
+            self._patience.expect(step.began_s, self._learning.predict_s(step.load) if step.offline_only else 0.0)
         self._report.told_better(step)
 
     def _evict_newest(self) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
 
 from harvester.config import ServeConfig
+from harvester.ports import free_range
 from harvester.serve.processes import MARK
 from jobs.folder import StateFolder
-
-RANGE_PORTS = 100
-LOOKED_AT = 10  # of them: they are taken from the first on
 
 
 def haproxy_available() -> bool:
@@ -62,11 +59,13 @@ def haproxy_folder(mark: str) -> Path:
 
 
 def _haproxy(mark: str) -> dict[str, str]:
-    """Sockets in a short folder of this state's own (their paths are bounded to 107 bytes), ports that are free, a quick stop."""
+    """Sockets in a short folder of this state's own (their paths are bounded to 107 bytes), ports that are free, a quick stop.
+
+    The replicas listen on the ports of the range from its first on; its last two are HAProxy's own.
+    """
     folder = haproxy_folder(mark)
     folder.mkdir(mode=0o700, exist_ok=True)
-    stats, metrics = _free_ports(2)
-    first = free_range(int(mark, 16))
+    *replicas, stats, metrics = free_range(int(mark, 16))
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -78,33 +77,6 @@ def _haproxy(mark: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + RANGE_PORTS - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas[0]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas[-1]),
     }
-
-
-def free_range(wished: int) -> int:
-    """The first of `RANGE_PORTS` ports for the replicas of one server: two servers in one range would answer for each other, as replicas
-    share ports. ``wished`` picks where to begin; a range in use, whose first ports are taken, is passed over."""
-    ranges = [20_000 + (wished + step) % 99 * RANGE_PORTS for step in range(99)]
-    return next((first for first in ranges if all(map(_is_free, range(first, first + LOOKED_AT)))), ranges[0])
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

@@ -53,3 +53,25 @@ def test_vllms_queue_asks_the_function_that_is_replaced(monkeypatch: pytest.Monk
     waiting.sleep_between_looks()
     assert isinstance(shm_broadcast.sched_yield, waiting.Patience)
     assert "sched_yield()" in inspect.getsource(shm_broadcast.SpinCondition.wait)
+
+
+def test_around_the_time_an_answer_is_due_the_core_is_kept(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks_s: list[float] = []
+
+    def look() -> None:
+        looks_s.append(clock.now_s)
+        clock.now_s += 0.00001
+
+    monkeypatch.setattr(waiting.os, "sched_yield", look)
+    patience = waiting.Patience()
+    patience.expect(clock.now_s, 0.010)
+    while clock.now_s < 100.020:
+        patience()
+    assert 100.0085 <= min(looks_s) < 100.0085 + waiting.MOST_S
+    assert 100.0115 < max(looks_s) < 100.0121
+    assert len(looks_s) > 250  # and does not sleep in between
+    seen = len(looks_s)
+    patience.expect(clock.now_s, 0.0)
+    while clock.now_s < 100.040:
+        patience()
+    assert len(looks_s) == seen

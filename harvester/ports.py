@@ -1,0 +1,41 @@
+"""Free TCP ports of this machine, to be listened on some seconds later.
+
+A port that the system picks (bind to port 0) lies among those it also gives to every outgoing connection and to Ray's own processes, and a
+server takes seconds to come to listening: by then it may be gone. The ports here lie below that range.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+SERVERS = range(10_000, 20_000)
+REPLICAS = range(20_000, 30_000)  # of servers with more than one listener: a range of `RANGE_PORTS` for each
+RANGE_PORTS = 100
+LOOKED_AT = 10  # of a range: its ports are taken from the first on
+
+
+def free_port() -> int:
+    """One that nobody listens on now; two that ask at once are unlikely to get the same. Raises `OSError` where none is left."""
+    for port in random.sample(SERVERS, len(SERVERS)):
+        if _is_free(port):
+            return port
+    raise OSError(f"no port from {SERVERS.start} to {SERVERS.stop - 1} is free")
+
+
+def free_range(wished: int) -> range:
+    """`RANGE_PORTS` ports for one server's replicas: two servers in one range would answer for each other, as replicas share ports.
+    ``wished`` picks where to begin; a range in use, whose first or last ports are taken, is passed over."""
+    count = len(REPLICAS) // RANGE_PORTS
+    starts = [REPLICAS[(wished + step) % count * RANGE_PORTS] for step in range(count)]
+    ranges = [range(first, first + RANGE_PORTS) for first in starts]
+    return next((found for found in ranges if all(map(_is_free, (*found[:LOOKED_AT], *found[-2:])))), ranges[0])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
