@@ -21,6 +21,7 @@ from harvester.errors import EngineError
 
 FULL_S, SHORT_S = 40.0, 8.0
 SAVE_WAIT_S = 20.0
+IDLE_S, LOOK_S = 3.0, 0.25  # work that is on its way when the engine is ready shall not meet probes
 DECODED = 12  # tokens that a probe of decoding makes
 
 
@@ -101,7 +102,20 @@ async def _save(llm: HarvestLLM, board: Board, rng: random.Random) -> None:
 
 
 async def profile_when_absent(llm: HarvestLLM, board: Board, known: bool) -> None:
-    """The short form, in the background of a new engine that has no profile yet. Never raises; cancelled with its task."""
-    if not known:
-        with suppress(EngineError, ValueError):
-            await profile(llm, board, SHORT_S, short=True)
+    """The short form, while a new engine that has no profile yet is idle; again, where work came in between. Never raises; cancelled with
+    its task."""
+    left_s = 0.0 if known else SHORT_S
+    with suppress(EngineError, ValueError):
+        while left_s > 0.0:
+            await _idle(llm)
+            began_s = time.monotonic()
+            await profile(llm, board, left_s, short=True)
+            left_s -= time.monotonic() - began_s
+
+
+async def _idle(llm: HarvestLLM) -> None:
+    """Wait until no request was seen for `IDLE_S`."""
+    looks = 0
+    while looks * LOOK_S < IDLE_S:
+        await asyncio.sleep(LOOK_S)
+        looks = 0 if llm.output_processor.has_unfinished_requests() else looks + 1

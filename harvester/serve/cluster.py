@@ -24,6 +24,7 @@ from harvester.serve.actor import NAMESPACE, start_ledger
 from harvester.serve.jobs_app import CHAT_APP, jobs_app
 from harvester.serve.openai_app import PREFIXES, openai_apps
 from harvester.serve.processes import mark_of
+from harvester.timers import patient_children
 from jobs.folder import StateFolder
 
 JOBS_APP = "jobs"
@@ -58,7 +59,8 @@ class Cluster:
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
-            ray.init(**options)
+            with patient_children():
+                ray.init(**options)
         except ConnectionError as error:
             raise EngineError(
                 f"no Ray cluster answers at {self._config.address}, or it takes another token than ours (RAY_AUTH_TOKEN); "

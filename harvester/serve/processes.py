@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 MARK = "HARVESTER_SERVER"
 # Ray's and Serve's own, by a word of their command line. Not the raylet: what it starts would inherit.
-HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController", "ProxyActor", "HAProxyManager")
+HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController", "ProxyActor")
 HOUSEKEEPING_NICENESS = 10
+BEHIND = ("LedgerHost", "ServeReplica:jobs", "ServeReplica:files", "ServeReplica:batches")
+# Their main thread only waits for signals; what their other threads start would inherit.
+LOOKS_ABOUT = ("HAProxyManager", "ServeReplica:chat")
 ENGINE_WORKER = "VLLM::Worker"
 
 
@@ -48,15 +53,26 @@ def stop_marked(mark: str, grace_s: float = 0.0) -> int:
 
 
 def lower_housekeeping(mark: str) -> None:
-    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and behind everything else on the others."""
+    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and behind everything else on the others.
+
+    Neither it nor what serves jobs takes a core from a running step when it wakes (``SCHED_BATCH``): it waits for one that is free, or for
+    its turn.
+    """
+    if sys.platform != "linux":
+        return
     found = list(marked(mark))
     allowed = set(psutil.Process().cpu_affinity())
     for process in found:
         if ENGINE_WORKER in _line(process):
             allowed -= _bound(process)
     for process in found:
-        if any(word in _line(process) for word in HOUSEKEEPING):
-            _step_back(process, allowed)
+        line = _line(process)
+        if any(word in line for word in HOUSEKEEPING):
+            _step_back(_threads(process), allowed, HOUSEKEEPING_NICENESS)
+        elif any(word in line for word in BEHIND):
+            _step_back(_threads(process))
+        elif any(word in line for word in LOOKS_ABOUT):
+            _step_back([process.pid])
 
 
 def _line(process: psutil.Process) -> str:
@@ -75,13 +91,21 @@ def _bound(process: psutil.Process) -> set[int]:
     return cores if len(cores) < (psutil.cpu_count() or 1) else set()
 
 
-def _step_back(process: psutil.Process, cores: set[int]) -> None:
+def _threads(process: psutil.Process) -> list[int]:
     try:
-        process.nice(HOUSEKEEPING_NICENESS)
-        if cores:
-            process.cpu_affinity(sorted(cores))
-    except (psutil.Error, OSError):
-        return  # it ended meanwhile, or is not ours to change
+        return [thread.id for thread in process.threads()]
+    except psutil.Error:
+        return []
+
+
+def _step_back(threads: list[int], cores: set[int] | None = None, niceness: int | None = None) -> None:
+    for thread in threads:
+        with suppress(OSError):  # it ended meanwhile, or is not ours to change
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+            if niceness is not None:
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
+            if cores:
+                os.sched_setaffinity(thread, cores)
 
 
 def _signal(process: psutil.Process, *, ask: bool) -> None:

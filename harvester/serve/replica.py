@@ -18,6 +18,7 @@ from harvester.config import ServeConfig
 from harvester.engine.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
+from harvester.timers import USUAL_S, set_timer_slack
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
 from jobs.runner import Runner
@@ -35,6 +36,7 @@ class Replica:
         from harvester.engine.profiles import profile_path
         from harvester.serve.offline import OfflineEngine
 
+        set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
         values = engine_arguments(
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, board=Board.make().path, profile=profile

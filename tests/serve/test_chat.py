@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -91,3 +93,18 @@ def test_a_seed_with_a_prompt_of_several_chunks_leaves_the_engine_alive(client: 
 def test_an_unknown_model_is_refused_as_openai_does(client: OpenAI) -> None:
     with pytest.raises(Exception, match="does not exist"):
         client.chat.completions.create(model="nobody", messages=HELLO)
+
+
+@pytest.mark.parametrize(
+    ("role", "late_ns", "kind"),
+    [
+        ("engine core", 50_000, os.SCHED_OTHER),
+        ("worker", 50_000, os.SCHED_OTHER),
+        ("ledger", 50_000_000, os.SCHED_BATCH),
+        ("jobs app", 50_000_000, os.SCHED_BATCH),
+    ],
+)
+def test_only_the_engine_wakes_at_once_and_takes_a_core(server: RealServer, role: str, late_ns: int, kind: int) -> None:
+    (process,) = server.find(role)
+    assert int(Path(f"/proc/{process.pid}/timerslack_ns").read_text()) == late_ns
+    assert {os.sched_getscheduler(thread.id) for thread in process.threads()} == {kind}

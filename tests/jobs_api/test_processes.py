@@ -1,0 +1,77 @@
+"""A server's processes: who steps back for whom, and who may be woken late."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harvester import timers
+from harvester.serve.processes import HOUSEKEEPING_NICENESS, MARK, lower_housekeeping
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling classes and timer slack are Linux's")
+
+TWO_THREADS = """
+import sys, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print(flush=True)
+sys.stdin.read()
+"""
+    "import sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); print(flush=True); sys.stdin.read()"
+)
+
+
+@contextmanager
+def process_named(name: str, mark: str) -> Iterator[psutil.Process]:
+    """A marked process of two threads with ``name`` in its command line."""
+    command = [sys.executable, "-c", f"{TWO_THREADS} # {name}"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, MARK: mark}, **pipes) as child:  # type: ignore[call-overload]
+        assert child.stdout.readline() == b"\n"
+        try:
+            yield psutil.Process(child.pid)
+        finally:
+            child.kill()
+
+
+def standing(process: psutil.Process) -> list[tuple[int, int]]:
+    """Scheduling class and niceness, main thread first."""
+    threads = sorted(thread.id for thread in process.threads())
+    assert len(threads) == 2
+    return [(os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)) for thread in threads]
+
+
+@pytest.mark.parametrize(
+    ("name", "main", "others"),
+    [
+        ("ServeController", (os.SCHED_BATCH, HOUSEKEEPING_NICENESS), (os.SCHED_BATCH, HOUSEKEEPING_NICENESS)),
+        ("ray::LedgerHost", (os.SCHED_BATCH, 0), (os.SCHED_BATCH, 0)),
+        ("ray::ServeReplica:chat:replica", (os.SCHED_BATCH, 0), (os.SCHED_OTHER, 0)),
+        ("VLLM::EngineCore", (os.SCHED_OTHER, 0), (os.SCHED_OTHER, 0)),
+    ],
+)
+def test_what_serves_no_chat_takes_no_core_from_a_step(name: str, main: tuple[int, int], others: tuple[int, int]) -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    with process_named(name, "a1") as ours, process_named(name, "b2") as another:
+        lower_housekeeping("a1")
+        assert standing(ours) == [(kind, max(usual, nice)) for kind, nice in (main, others)]
+        assert standing(another) == [(os.SCHED_OTHER, usual)] * 2
+
+
+def slack_ns(command: list[str]) -> int:
+    return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def test_what_is_started_patiently_may_be_woken_late_and_what_comes_after_it_not() -> None:
+    told = ["cat", "/proc/self/timerslack_ns"]
+    before_ns = slack_ns(told)
+    with timers.patient_children():
+        assert slack_ns(told) == round(timers.PATIENT_S * 1e9)
+    assert slack_ns(told) == before_ns
+    assert int(Path("/proc/self/timerslack_ns").read_text()) == before_ns == round((timers.timer_slack_s() or 0.0) * 1e9)
