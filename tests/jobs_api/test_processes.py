@@ -23,8 +23,6 @@ threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 print(flush=True)
 sys.stdin.read()
 """
-    "import sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); print(flush=True); sys.stdin.read()"
-)
 
 
 @contextmanager
