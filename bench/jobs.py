@@ -15,8 +15,7 @@ QUICK_ROWS = (20_000, 100_000)
 SECONDS = 50.0  # of one timed run with a model
 QUICK_SECONDS = 15.0
 ROWS_PER_SECOND = 8.0  # of the embedded model on two cores; only decides how long a run takes
-SYSTEMS: dict[str, dict[str, Any]] = {"harvester": {}, "harvester_no_reserve": {"reserved_slots": 0, "reserved_kv": 0.0}}
-QUICK_SYSTEMS: dict[str, dict[str, Any]] = {"harvester": {}}
+REPETITIONS, QUICK_REPETITIONS = 5, 2
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -27,9 +26,8 @@ def run(options: Options) -> dict[str, Any]:
     plan = realpath.Plan(
         model=options.model,
         rows=max(32, round(seconds * ROWS_PER_SECOND)),
-        repetitions=2,
+        repetitions=QUICK_REPETITIONS if options.quick else REPETITIONS,
         seed=options.seed,
-        systems=QUICK_SYSTEMS if options.quick else SYSTEMS,
     )
     with tempfile.TemporaryDirectory(prefix="harvester-bench-") as name:
         folder = Path(name)

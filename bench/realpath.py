@@ -1,6 +1,7 @@
 """The job path with a model: tokens per second of a job on an idle server, against vLLM's own ``run-batch`` on the same rows.
 
-Every run has a fresh engine, so that no run finds another's prompts in the prefix cache. The systems take turns.
+Every run has a fresh engine, so that no run finds another's prompts in the prefix cache. The two take turns, and turns at going first: a
+shared machine changes its speed from minute to minute, so that only runs side by side compare, and only the middle of several says much.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -33,18 +35,16 @@ EMBEDDED: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``model``: folder, or None for the embedded one. ``rows`` of the table; how often each system runs; the systems beside ``run_batch``,
-    each with its section `share` of the config."""
+    """``model``: folder, or None for the embedded one. ``rows`` of the table; how often each system runs."""
 
     model: str | None
     rows: int
     repetitions: int
     seed: int
-    systems: dict[str, dict[str, Any]]
 
 
 def measure(folder: Path, plan: Plan) -> dict[str, Any]:
-    """Run every system ``repetitions`` times. The first of ``plan.systems`` is the one that the ratio is about."""
+    """Run both systems ``repetitions`` times."""
     model, engine = _model(folder, plan.model)
     table, requests = folder / "speeches.parquet", folder / "requests.jsonl"
     write_speeches(table, plan.rows, plan.seed, CHARS)
@@ -52,13 +52,11 @@ def measure(folder: Path, plan: Plan) -> dict[str, Any]:
     systems: dict[str, Callable[[Path], Finished]] = {
         "run_batch": lambda place: runbatch.run(place, requests, {"model": str(model), "served_model_name": [model.name], **engine})
     }
-    for name, share in plan.systems.items():
-        values = {"model": str(model), "engine": engine, "share": share}
-        systems[name] = lambda place, name=name, values=values: _harvest(name, place, table, values)  # type: ignore[misc]
+    systems["harvester"] = lambda place: _harvest(place, table, {"model": str(model), "engine": engine})
     runs: dict[str, list[Finished]] = {name: [] for name in systems}
     for repetition in range(plan.repetitions):
-        for name, run in systems.items():
-            runs[name].append(run(folder / f"{name}-{repetition}"))
+        for name in systems if repetition % 2 == 0 else reversed(systems):
+            runs[name].append(systems[name](folder / f"{name}-{repetition}"))
     return {"model": plan.model or "embedded", "rows": plan.rows, "max_tokens": MAX_TOKENS, "engine": engine, **_report(runs)}
 
 
@@ -80,7 +78,7 @@ def on_cpu() -> bool:
     return True
 
 
-def _harvest(name: str, folder: Path, table: Path, values: dict[str, Any]) -> Finished:
+def _harvest(folder: Path, table: Path, values: dict[str, Any]) -> Finished:
     """One job on a fresh server; its time is the ledger's, from the first lease to the last part."""
     folder.mkdir()
     config = folder / "config.yaml"
@@ -92,18 +90,17 @@ def _harvest(name: str, folder: Path, table: Path, values: dict[str, Any]) -> Fi
         steps = engine_steps(httpx.get(f"{server.url}/metrics", trust_env=False).text)
     whole_s = time.monotonic() - began_s
     if view.rows_error:
-        raise EngineError(f"{view.rows_error} of {view.rows_total} rows ended as errors in system {name}")
+        raise EngineError(f"{view.rows_error} of {view.rows_total} rows ended as errors")
     assert view.started_at_s is not None
     assert view.ended_at_s is not None
     columns = pq.ParquetDataset(view.results).read(columns=["row_id", "output"]).to_pydict()
     answers = dict(zip(columns["row_id"], columns["output"], strict=True))
     seconds = view.ended_at_s - view.started_at_s
-    return Finished(name, seconds, whole_s - seconds, view.prompt_tokens, view.output_tokens, steps, answers)
+    return Finished("harvester", seconds, whole_s - seconds, view.prompt_tokens, view.output_tokens, steps, answers)
 
 
 def _report(runs: dict[str, list[Finished]]) -> dict[str, Any]:
     stock = runs["run_batch"]
-    others = {name: found for name, found in runs.items() if name != "run_batch"}
     systems = {
         name: {
             "offline_tokens_per_s": round(pooled(found), 1),
@@ -114,5 +111,5 @@ def _report(runs: dict[str, list[Finished]]) -> dict[str, Any]:
         }
         for name, found in runs.items()
     }
-    ratios = {f"{name}_to_run_batch": round(pooled(found) / pooled(stock), 4) for name, found in others.items()}
-    return {"systems": systems, "ratios": ratios}
+    pairs = [round(pooled([ours]) / pooled([theirs]), 4) for ours, theirs in zip(runs["harvester"], stock, strict=True)]
+    return {"systems": systems, "ratios": {"harvester_to_run_batch": round(median(pairs), 4)}, "pairs": pairs}

@@ -1,0 +1,24 @@
+"""The job path with a model: what is made of the runs."""
+
+from __future__ import annotations
+
+from bench.finished import Finished
+from bench.realpath import _report
+
+
+def ran(name: str, seconds: float, answer: str = "a") -> Finished:
+    return Finished(name, seconds, 30.0, prompt_tokens=900, output_tokens=100, engine_steps=10, answers={0: answer, 1: "b"})
+
+
+def test_the_ratio_is_the_median_of_the_pairs() -> None:
+    stock = [ran("run_batch", seconds) for seconds in (10.0, 20.0, 10.0)]
+    ours = [ran("harvester", seconds) for seconds in (12.5, 10.0, 10.0)]
+    found = _report({"run_batch": stock, "harvester": ours})
+    assert found["pairs"] == [0.8, 2.0, 1.0]
+    assert found["ratios"] == {"harvester_to_run_batch": 1.0}
+    assert found["systems"]["harvester"]["offline_tokens_per_s"] == round(3000 / 32.5, 1)
+
+
+def test_answers_that_differ_are_counted() -> None:
+    found = _report({"run_batch": [ran("run_batch", 10.0)], "harvester": [ran("harvester", 10.0, "c")]})
+    assert found["systems"]["harvester"]["answers_equal_to_run_batch"] == 0.5
