@@ -7,7 +7,7 @@ from bench.realpath import _report
 
 
 def ran(name: str, seconds: float, answer: str = "a") -> Finished:
-    return Finished(name, seconds, 30.0, prompt_tokens=900, output_tokens=100, engine_steps=10, answers={0: answer, 1: "b"})
+    return Finished(name, seconds, 30.0, prompt_tokens=900, output_tokens=100, steps=10, answers={0: answer, 1: "b"})
 
 
 def test_the_ratio_is_the_median_of_the_pairs() -> None:
