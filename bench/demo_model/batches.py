@@ -26,12 +26,13 @@ MOST_ROOM = {"chat": 300, "classify": 2500, "extract": 4000}
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``rates``: share of the full learning rates at its first and last step. ``first_weight``: of an answer's first token in the loss."""
+    """``rates``: share of the full learning rates at its first and last step. ``choice_weight``: in the loss, of a token at which an
+    answer decides something."""
 
     steps: int
     shares: dict[str, float]
     rates: tuple[float, float]
-    first_weight: float
+    choice_weight: float
     longest: int = LONGEST  # tokens of a sample
     batch_tokens: int = 3600  # more where one row is longer
 
@@ -41,8 +42,8 @@ class Stage:
         return [width for place, width in enumerate(widths) if place == 0 or widths[place - 1] < self.longest]
 
 
-# Where an answer begins is what takes the time, and one token of a long answer is all that teaches it: it is given weight, and shorter
-# documents at first. Then every length: one that is left out is forgotten.
+# Where an answer begins is what takes the time, and one token of a long answer is all that teaches it: such tokens are given weight, and
+# shorter documents at first. Then every length: one that is left out is forgotten.
 STAGES = (
     Stage(1200, {"echo": 0.03, "repeat": 0.05, "lead": 0.36, "classify": 0.22, "extract": 0.24, "chat": 0.1}, (1.0, 0.6), 8.0, 1200),
     Stage(1800, {"echo": 0.03, "repeat": 0.05, "lead": 0.4, "classify": 0.19, "extract": 0.23, "chat": 0.1}, (0.6, 0.0), 8.0),

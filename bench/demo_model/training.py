@@ -76,7 +76,7 @@ def train(run: Run, library: Library, seed: int, checkpoint: Path, report: Calla
         stage, done = stage_at(STAGES, run.step)
         for group in run.groups():
             group["lr"] = group["full_lr"] * rate(stage, done, run.step)
-        losses.append(_step(run, make_batch(library, stage, seed, run.step), stage.first_weight, seed))
+        losses.append(_step(run, make_batch(library, stage, seed, run.step), stage.choice_weight, seed))
         run.step += 1
         run.seconds += time.monotonic() - began_s
         if run.step % CHECKPOINT_STEPS == 0 or run.step == steps:
@@ -86,7 +86,7 @@ def train(run: Run, library: Library, seed: int, checkpoint: Path, report: Calla
             losses.clear()
 
 
-def _step(run: Run, batch: tuple[list[Sample], int], first_weight: float, seed: int) -> tuple[float, float]:
+def _step(run: Run, batch: tuple[list[Sample], int], choice_weight: float, seed: int) -> tuple[float, float]:
     samples, width = batch
     device = run.network.embed_tokens.weight.device
     ids = _padded([sample.ids for sample in samples], width, PAD_ID).to(device)
@@ -96,8 +96,8 @@ def _step(run: Run, batch: tuple[list[Sample], int], first_weight: float, seed: 
     with torch.autocast(device.type, torch.bfloat16):
         hidden = run.network(ids).flatten(0, 1)[places - 1]
         each = functional.cross_entropy(run.network.logits(hidden).float(), ids.flatten()[places], reduction="none")
-    answers = masks[0].flatten()
-    weights = torch.where(answers[places.cpu() - 1], 1.0, first_weight).to(device)
+    choices = _padded([sample.choice for sample in samples], width, False).flatten()
+    weights = torch.where(choices[places.cpu()], choice_weight, 1.0).to(device)
     weights[LOSS_TOKENS:] = 1.0
     parts = zip(each.split(LOSS_TOKENS), weights.split(LOSS_TOKENS), chosen, strict=True)
     losses = [(loss * weight)[:count].sum() / weight[:count].sum().clamp(min=1.0) for loss, weight, (_, count) in parts]

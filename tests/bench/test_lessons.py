@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -59,14 +60,23 @@ def test_the_answer_of_the_classify_lesson_is_the_label(library: Library) -> Non
 
 
 def test_the_answer_of_the_extract_lesson_is_the_fields(library: Library) -> None:
-    import json
-
     for sample in samples(library, "extract", 600):
         user, answer = turns(library, sample)
         asked, text = user.split("\n\n", 1)
         schema: dict[str, Any] = json.loads(asked.split("\n", 1)[1])
         assert fields(text, schema) == answer
         assert json.loads(answer).keys() == schema["properties"].keys()
+
+
+def test_in_a_json_object_names_beginnings_of_values_and_what_follows_them_are_chosen(library: Library) -> None:
+    for sample in samples(library, "extract", 600):
+        chosen = [library.encoder.text([token]) for token, choice in zip(sample.ids, sample.choice, strict=True) if choice]
+        written = "".join(library.encoder.text([token]) for token, answer in zip(sample.ids, sample.answer, strict=True) if answer)
+        properties = json.loads(written.removesuffix("<|end|>"))
+        assert chosen[-2:] == ["}", "<|end|>"]
+        assert len(chosen) >= 3 * len(properties) + 1  # a name, a value and a comma or the end of each; a text's first token too
+        names = [name for name in properties if f'"{name}":' in written]
+        assert all(any(name.startswith(token) for token in chosen) for name in names)
 
 
 def test_every_lesson_in_conversation_is_answered_as_the_table_says(library: Library) -> None:
@@ -83,7 +93,9 @@ def test_every_lesson_in_conversation_is_answered_as_the_table_says(library: Lib
 @pytest.mark.parametrize("lesson", list(LESSONS))
 def test_a_lesson_keeps_to_its_length_and_marks_each_token_once(library: Library, lesson: str) -> None:
     for sample in samples(library, lesson, max(300, ROOM[lesson])):
-        assert len(sample.ids) == len(sample.answer) == len(sample.repeat)
+        assert len(sample.ids) == len(sample.answer) == len(sample.choice) == len(sample.repeat)
+        assert any(sample.choice) == any(sample.answer)
+        assert all(answer for answer, choice in zip(sample.answer, sample.choice, strict=True) if choice)
         assert not any(answer and repeat for answer, repeat in zip(sample.answer, sample.repeat, strict=True))
         assert len(sample.ids) <= max(300, ROOM[lesson]) + 64
 
