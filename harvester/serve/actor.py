@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from harvester.config import DeadlineConfig
 from harvester.errors import NotFoundError, StorageError
+from harvester.serve.processes import stand_back
 from jobs.engine import Claim
 from jobs.folder import StateFolder
 from jobs.ledger import Ledger
@@ -27,6 +28,7 @@ class LedgerHost:
     """Runs in the actor's process. Calls arrive one at a time; a restarted actor opens the file again and goes on."""
 
     def __init__(self, state: str, lease_s: float, deadlines: DeadlineConfig) -> None:
+        stand_back()
         folder = StateFolder(Path(state))
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._ledger = _open(folder, lease_s, deadlines, new_server=not again)

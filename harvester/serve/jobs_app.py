@@ -18,6 +18,7 @@ from harvester.serve.actor import LedgerActor
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import Looks
 from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.processes import stand_back
 from harvester.serve.watch import Watch
 from jobs.folder import StateFolder
 
@@ -29,6 +30,7 @@ class JobsApp:
     """Holds no state: what it says comes from the ledger and the replicas."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int) -> None:
+        stand_back()
         self._fixed = {
             "version": __version__,
             "model": choice.name,

@@ -20,6 +20,7 @@ from harvester.serve.actor import LedgerActor
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.jobs_app import CHAT_APP
 from harvester.serve.openai_api import openai_api
+from harvester.serve.processes import stand_back
 from jobs.batches.keeper import Keeper
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.shelf import BatchShelf
@@ -36,6 +37,7 @@ class FilesApp:
     """``/v1/files``. In a process of its own, so that an upload slows down nothing else."""
 
     def __init__(self, config: ServeConfig, state: str) -> None:
+        stand_back()
         self._files = FileStore(StateFolder(Path(state)).files, time.time)
         self._app = openai_api(self._files, None, most_bytes=config.batches.max_file_bytes, **_wall(config))
         self._sweeping: asyncio.Task[None] | None = None
@@ -59,6 +61,7 @@ class BatchesApp:
     """``/v1/batches``, and what brings batches on. Holds no state: the next one goes on from the records and the ledger."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str) -> None:
+        stand_back()
         sys.setswitchinterval(SWITCH_S)
         folder = StateFolder(Path(state))
         files = FileStore(folder.files, time.time)

@@ -15,9 +15,7 @@ MARK = "HARVESTER_SERVER"
 # Ray's and Serve's own, by a word of their command line. Not the raylet: what it starts would inherit.
 HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController", "ProxyActor")
 HOUSEKEEPING_NICENESS = 10
-BEHIND = ("LedgerHost", "ServeReplica:jobs", "ServeReplica:files", "ServeReplica:batches")
-# Their main thread only waits for signals; what their other threads start would inherit.
-LOOKS_ABOUT = ("HAProxyManager", "ServeReplica:chat")
+INGRESS = "HAProxyManager"  # its main thread only waits for signals; the other threads start HAProxy, which would inherit
 ENGINE_WORKER = "VLLM::Worker"
 
 
@@ -53,11 +51,7 @@ def stop_marked(mark: str, grace_s: float = 0.0) -> int:
 
 
 def lower_housekeeping(mark: str) -> None:
-    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and behind everything else on the others.
-
-    Neither it nor what serves jobs takes a core from a running step when it wakes (``SCHED_BATCH``): it waits for one that is free, or for
-    its turn.
-    """
+    """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and behind everything else on the others."""
     if sys.platform != "linux":
         return
     found = list(marked(mark))
@@ -69,10 +63,17 @@ def lower_housekeeping(mark: str) -> None:
         line = _line(process)
         if any(word in line for word in HOUSEKEEPING):
             _step_back(_threads(process), allowed, HOUSEKEEPING_NICENESS)
-        elif any(word in line for word in BEHIND):
-            _step_back(_threads(process))
-        elif any(word in line for word in LOOKS_ABOUT):
+        elif INGRESS in line:
             _step_back([process.pid])
+
+
+def stand_back(*, whole: bool = True) -> None:
+    """Let this process take no core from a running step when it wakes (``SCHED_BATCH``): it waits for one that is free, or for its turn.
+
+    Threads started later inherit that. Not ``whole``: of the main thread alone, which in Ray's processes only waits for signals.
+    """
+    if sys.platform == "linux":
+        _step_back(_threads(psutil.Process()) if whole else [os.getpid()])
 
 
 def _line(process: psutil.Process) -> str:

@@ -18,6 +18,7 @@ from harvester.config import ServeConfig
 from harvester.engine.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
+from harvester.serve.processes import stand_back
 from harvester.timers import USUAL_S, set_timer_slack
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
@@ -36,6 +37,7 @@ class Replica:
         from harvester.engine.profiles import profile_path
         from harvester.serve.offline import OfflineEngine
 
+        stand_back(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
         values = engine_arguments(

@@ -49,17 +49,29 @@ def standing(process: psutil.Process) -> list[tuple[int, int]]:
     ("name", "main", "others"),
     [
         ("ServeController", (os.SCHED_BATCH, HOUSEKEEPING_NICENESS), (os.SCHED_BATCH, HOUSEKEEPING_NICENESS)),
-        ("ray::LedgerHost", (os.SCHED_BATCH, 0), (os.SCHED_BATCH, 0)),
-        ("ray::ServeReplica:chat:replica", (os.SCHED_BATCH, 0), (os.SCHED_OTHER, 0)),
+        ("ray::HAProxyManager", (os.SCHED_BATCH, 0), (os.SCHED_OTHER, 0)),
         ("VLLM::EngineCore", (os.SCHED_OTHER, 0), (os.SCHED_OTHER, 0)),
     ],
 )
-def test_what_serves_no_chat_takes_no_core_from_a_step(name: str, main: tuple[int, int], others: tuple[int, int]) -> None:
+def test_housekeeping_takes_no_core_from_a_step(name: str, main: tuple[int, int], others: tuple[int, int]) -> None:
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     with process_named(name, "a1") as ours, process_named(name, "b2") as another:
         lower_housekeeping("a1")
         assert standing(ours) == [(kind, max(usual, nice)) for kind, nice in (main, others)]
         assert standing(another) == [(os.SCHED_OTHER, usual)] * 2
+
+
+@pytest.mark.parametrize(("whole", "others"), [("True", os.SCHED_BATCH), ("False", os.SCHED_OTHER)])
+def test_a_process_stands_back_with_all_threads_or_with_its_main_one(whole: str, others: int) -> None:
+    told = """
+import os, threading, time, psutil
+from harvester.serve.processes import stand_back
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+stand_back(whole=WHOLE)
+print(*(os.sched_getscheduler(thread.id) for thread in sorted(psutil.Process().threads())))
+""".replace("WHOLE", whole)
+    said = subprocess.run([sys.executable, "-c", told], capture_output=True, check=True, text=True).stdout
+    assert [int(kind) for kind in said.split()] == [os.SCHED_BATCH, others]
 
 
 def slack_ns(command: list[str]) -> int:
