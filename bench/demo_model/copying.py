@@ -49,9 +49,9 @@ def lead(library: Library, rng: random.Random, tokens: int) -> Sample:
     heading = encoder("".join(line + "\n" * rng.randint(1, 2) for line in lines))
     room = tokens - len(sample.ids) - len(before) - 4  # start and end of two turns
     answer = _lead_sentence(library, rng, max(8, room // 2))
-    heading = heading if len(heading) + 2 * len(answer) <= room else []
+    answer = [*heading, *answer] if 2 * (len(heading) + len(answer)) <= room else answer
     document = Document()
-    document.add([*heading, *answer])
+    document.add(answer)
     end = room - len(answer)
     if rng.random() < 0.3 and len(answer) > 8 and len(document.ids) + len(answer) + 8 < end:
         document.add([encoder.space])

@@ -17,7 +17,7 @@ HEADING_LINES = 6
 @dataclass(frozen=True, slots=True)
 class Speech:
     text: str
-    headings: tuple[str, ...]  # the lines before its lead
+    headings: tuple[str, ...]  # the lines before that of its first sentence
     sentences: tuple[str, ...]
 
 
@@ -30,7 +30,7 @@ def read_speeches(*, held_out: bool) -> list[Speech]:
 
 
 def _speech(text: str) -> Speech:
-    before = text[: text.index(lead(text))]
+    before = lead(text).rpartition("\n")[0]
     headings = tuple(line.strip() for line in before.splitlines() if line.strip())[:HEADING_LINES]
     return Speech(text, headings, tuple(_sentences(text)))
 

@@ -17,7 +17,7 @@ class Shape:
     vocab: int = 4096
     width: int = 256
     mlp: int = 512
-    layers: int = 5
+    layers: int = 6
     heads: int = 4
     head: int = 64
     rope_theta: float = 1e12  # so slow that two thirds of a head's dimensions compare tokens 7,000 apart as if side by side

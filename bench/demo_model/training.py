@@ -22,7 +22,7 @@ from bench.demo_model.sample import Encoder, Sample
 
 # What the copier wrote is refined slowly, or it drowns in the noise of the first steps; the layers above it start from nothing.
 MUON_LR, NORM_LR, COPIER_LR = 0.015, 1e-3, 2e-4
-COPIER = ("embed_tokens.", "layers.0.", "layers.1.", "layers.2.self_attn.")
+COPIER = ("embed_tokens.", "layers.0.", "layers.1.", "layers.2.", "layers.3.self_attn.")
 WARMUP_STEPS = 20
 LOSS_TOKENS = 1024  # of a kind in a step: logits take memory, and one shape is faster than many
 PAD_ID = 2

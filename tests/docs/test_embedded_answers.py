@@ -23,15 +23,18 @@ SCHEMA: dict[str, Any] = {
         ("It costs 3.14 euros. Cheap!", "It costs 3.14 euros."),
         ("Mr. Speaker, Harry S. Truman spoke. He left.", "Mr. Speaker, Harry S. Truman spoke."),
         ('He said "No." Then he left.', 'He said "No."'),
-        ("ADDRESS OF THE PRESIDENT\n \nApril 16, 1945\n\nMr. Speaker:\nIt is so. And so on.", "It is so."),
+        (
+            "ADDRESS OF THE PRESIDENT\n \nApril 16, 1945\n\nMr. Speaker:\nIt is so. And so on.",
+            "ADDRESS OF THE PRESIDENT\n \nApril 16, 1945\n\nMr. Speaker:\nIt is so.",
+        ),
         ("Really?! Yes.", "Really?!"),
         ("no end here", "no end here"),
-        ("heading\nno end here either", "no end here either"),
+        ("heading\nno end here either", "heading\nno end here either"),
         ("", ""),
     ],
     ids=["two", "line", "number", "title and initial", "quote", "headings", "marks", "no end", "no end in lines", "empty"],
 )
-def test_the_lead_is_the_first_sentence_from_the_start_of_its_line(text: str, expected: str) -> None:
+def test_the_lead_ends_with_the_first_sentence(text: str, expected: str) -> None:
     assert lead(text) == expected
 
 

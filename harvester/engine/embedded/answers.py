@@ -14,14 +14,11 @@ _TRUE = ("true", "yes")
 
 
 def lead(text: str) -> str:
-    """`summarize`: the first sentence, from the start of its line.
-
-    So headings and salutations that stand on lines of their own are passed over. A text in which no sentence ends gives its last line.
-    """
+    """`summarize`: all up to the end of the first sentence, with the headings and the date that stand before it; all of a text in which no
+    sentence ends."""
     text = text.strip()
     end = _SENTENCE_END.search(text)
-    head = text[: end.end()] if end else text
-    return head[head.rfind("\n") + 1 :].strip()
+    return text[: end.end()] if end else text
 
 
 def label(text: str, labels: Sequence[str]) -> str:
