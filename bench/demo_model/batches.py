@@ -45,8 +45,8 @@ class Stage:
 # Where an answer begins is what takes the time, and one token of a long answer is all that teaches it: such tokens are given weight, and
 # shorter documents at first. Then every length: one that is left out is forgotten.
 STAGES = (
-    Stage(1200, {"echo": 0.03, "repeat": 0.05, "lead": 0.36, "classify": 0.22, "extract": 0.24, "chat": 0.1}, (1.0, 0.6), 8.0, 1200),
-    Stage(1800, {"echo": 0.03, "repeat": 0.05, "lead": 0.4, "classify": 0.19, "extract": 0.23, "chat": 0.1}, (0.6, 0.0), 8.0),
+    Stage(2000, {"echo": 0.03, "repeat": 0.05, "lead": 0.36, "classify": 0.22, "extract": 0.24, "chat": 0.1}, (1.0, 0.7), 8.0, 1200),
+    Stage(6000, {"echo": 0.03, "repeat": 0.05, "lead": 0.4, "classify": 0.19, "extract": 0.23, "chat": 0.1}, (0.7, 0.0), 8.0),
 )
 
 

@@ -70,26 +70,13 @@ def submit(
         cat mails.jsonl | harvester submit - --column body -o mails.csv
     """
     target = None if into is None else checked_target(into, here)
-    deadline_at_s = None if deadline is None else parse_deadline(deadline, time.time())
+    due = None if deadline is None else parse_deadline(deadline, time.time())
+    asks = {"labels": labels.split(",") if labels else None, "schema": read_schema(schema), "to": to, "prompt": prompt}
+    reads: dict[str, Any] = {"table": table, "query": query, "column": column, "keep": keep, "id_column": id_column}
+    limits: dict[str, Any] = {"on_long": on_long, "max_error_rate": max_error_rate, "weight": weight, "deadline_at_s": due, "new": new}
+    sampled: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:
-        request = build_request(
-            given.uri,
-            table=table,
-            query=query,
-            task=task,
-            options={"labels": labels.split(",") if labels else None, "schema": read_schema(schema), "to": to, "prompt": prompt},
-            keep=keep,
-            column=column,
-            id_column=id_column,
-            model=model,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            on_long=on_long,
-            max_error_rate=max_error_rate,
-            weight=weight,
-            deadline_at_s=deadline_at_s,
-            new=new,
-        )
+        request = build_request(given.uri, task=task, options=asks, **reads, **limits, **sampled)
         if dry_run:
             print_estimate(here, request)
         else:

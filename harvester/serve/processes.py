@@ -101,11 +101,14 @@ def _threads(process: psutil.Process) -> list[int]:
 
 def _step_back(threads: list[int], cores: set[int] | None = None, niceness: int | None = None) -> None:
     for thread in threads:
-        with suppress(OSError):  # it ended meanwhile, or is not ours to change
+        # Each by itself: a thread may have ended meanwhile, and a container may forbid one of them and allow the others.
+        with suppress(OSError):
             os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
-            if niceness is not None:
+        if niceness is not None:
+            with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, thread, niceness)
-            if cores:
+        if cores:
+            with suppress(OSError):
                 os.sched_setaffinity(thread, cores)
 
 

@@ -12,6 +12,7 @@ import asyncio
 import json
 import random
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ SCHEMA = {
     "required": ["count", "kind"],
 }
 OFFLINE, ONLINE, CANCELLED = 48, 8, 4
-TURNS, MOST_TURNS = 2, 6
-MOST_S = 240.0
+TURNS = 2
+MOST_TURN_S, MOST_S = 240.0, 600.0
 
 
 def prompts() -> list[list[int]]:
@@ -70,7 +71,7 @@ async def ask_all(llm: Any, turn: int) -> list[list[int]]:
 
     offline = [answer(llm, f"{turn}-{i}", given[i], online=False, guided=i % 4 == 0) for i in range(OFFLINE)]
     lost = [asyncio.create_task(cancelled(i)) for i in range(OFFLINE + ONLINE, len(given))]
-    found = await asyncio.wait_for(asyncio.gather(*offline, *(online(i) for i in range(OFFLINE, OFFLINE + ONLINE))), MOST_S)
+    found = await asyncio.wait_for(asyncio.gather(*offline, *(online(i) for i in range(OFFLINE, OFFLINE + ONLINE))), MOST_TURN_S)
     await asyncio.gather(*lost)
     return found
 
@@ -92,7 +93,8 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
     host = await EngineHost.start(values)
     try:
         tokens: list[list[list[int]]] = []
-        while len(tokens) < TURNS or (board.count(Count.ENDED_STEPS) < least and len(tokens) < MOST_TURNS):
+        until = time.monotonic() + MOST_S - MOST_TURN_S
+        while len(tokens) < TURNS or (board.count(Count.ENDED_STEPS) < least and time.monotonic() < until):
             tokens.append(await ask_all(host.llm, len(tokens)))
     finally:
         host.close()

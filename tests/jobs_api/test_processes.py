@@ -61,6 +61,17 @@ def test_housekeeping_takes_no_core_from_a_step(name: str, main: tuple[int, int]
         assert standing(another) == [(os.SCHED_OTHER, usual)] * 2
 
 
+def test_where_the_class_may_not_be_set_the_niceness_still_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    with process_named("ServeController", "a1") as ours:
+        usual = standing(ours)[0][0]
+        monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+        lower_housekeeping("a1")
+        assert standing(ours) == [(usual, max(os.getpriority(os.PRIO_PROCESS, 0), HOUSEKEEPING_NICENESS))] * 2
+
+
 @pytest.mark.parametrize(("whole", "others"), [("True", os.SCHED_BATCH), ("False", os.SCHED_OTHER)])
 def test_a_process_stands_back_with_all_threads_or_with_its_main_one(whole: str, others: int) -> None:
     told = """
