@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,10 +20,11 @@ from vllm.v1.request import Request
 from harvester.engine import compat
 from harvester.engine.checkpoints.saving import Checkpoints
 from harvester.engine.learning import Learning
+from harvester.engine.outlook import Outlook, Planned
 from harvester.engine.preemptible import ENDED_EARLY
-from harvester.engine.queue import OfflineRequests, TwoLaneQueue, extra_of, is_offline, job_of
+from harvester.engine.queue import OfflineRequests, TwoLaneQueue, is_offline, job_of
 from harvester.engine.reporting import Reporting
-from harvester.engine.settings import NOTHING, Promise, Settings
+from harvester.engine.settings import Settings
 from harvester.engine.steps import Step, registered_blocks, seconds_of, take_back
 from harvester.engine.waiting import sleep_between_looks
 from harvester.policy.arrivals import Bursts, Pace
@@ -33,7 +34,7 @@ from harvester.policy.mlfq import Mlfq
 from harvester.policy.online import OnlineTurns, left_out
 from harvester.policy.preempt import best_step_s
 from harvester.policy.share import plan_step
-from harvester.policy.view import Plan, Running, View
+from harvester.policy.view import Plan
 
 
 class HarvestScheduling:
@@ -41,6 +42,7 @@ class HarvestScheduling:
 
     running: list[Request]
     requests: dict[str, Request]
+    kv_holding_waiting: Any
     max_num_scheduled_tokens: int
     max_num_active_reqs: int
     block_size: int
@@ -64,7 +66,7 @@ class HarvestScheduling:
         self._online_at_s = float("-inf")
         self._jobs = OfflineRequests()
         self._gone: list[str] = []
-        self._seen: dict[str, Running] = {}
+        self._outlook = Outlook(self._settings, self._jobs, self.block_size, self.max_num_scheduled_tokens)
         self._unsettled: Step | None = None
         self._answered: list[tuple[Step, float, float]] = []
         self._speculative = self.vllm_config.speculative_config is not None  # type: ignore[attr-defined]
@@ -79,6 +81,7 @@ class HarvestScheduling:
 
     def add_request(self, request: Request) -> None:
         """vLLM's; known to the policy from here on."""
+        self._outlook.came()
         if is_offline(request):
             self._jobs.add(request.request_id, job_of(request))
         elif request.request_id not in self._turns:
@@ -93,12 +96,12 @@ class HarvestScheduling:
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, of a request that ended or was aborted."""
         self._gone.append(request.request_id)
+        self._outlook.left(request.request_id)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _forget_the_gone(self) -> None:
         self._checkpoints.forget(self._gone)
         for name in self._gone:
-            self._seen.pop(name, None)
             if name in self._turns:
                 self._turns.forget(name)
             job = self._jobs.discard(name)
@@ -108,7 +111,7 @@ class HarvestScheduling:
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         """vLLM's. Where stale output is dropped, the KV is not to be trusted either."""
-        self._seen.pop(request.request_id, None)
+        self._outlook.left(request.request_id)
         if not drop_stale_output:
             self._checkpoints.preempted(request)
         super()._preempt_request(request, timestamp, drop_stale_output)  # type: ignore[misc]
@@ -118,32 +121,32 @@ class HarvestScheduling:
         self._checkpoints.reset(self)
         return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))  # type: ignore[misc]
 
-    def _promise(self, request: Request) -> Promise:
-        return NOTHING if request.request_id in self._jobs else self._settings.promise(extra_of(request))
-
     # A step
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._settle()
         now_s = time.monotonic()
+        planned = self._outlook.take() or self._plan(now_s)
+        self._checkpoints.allow(self, planned.plan, now_s)
+        with self._applied(planned):
+            output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        self._report.planned(planned.plan, planned.view.reserve)
+        self._note(output, planned.plan, now_s)
+        return output
+
+    def _plan(self, now_s: float) -> Planned:
         self._forget_the_gone()
         ranks = self._turns.ranks(now_s)
         self.waiting.online.ranks = ranks
         self._checkpoints.swap_out(self, self._turns, now_s)
         reserve = self._bursts.reserve(now_s) if self._bursts is not None else None
-        rows = self._rows(ranks, now_s)
-        view = compat.view(self, rows, self.waiting, now_s, now_s - self._online_at_s, self._promise, reserve, self._offline_step_s(now_s))
+        rows, promise = self._outlook.rows(self.running, ranks, now_s), self._outlook.promise
+        view = compat.view(self, rows, self.waiting, now_s, now_s - self._online_at_s, promise, reserve, self._offline_step_s(now_s))
         if len(self._turns):
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
         view = self._checkpoints.marked(view, self.running)
-        plan = plan_step(view, self._settings.limits, model)
-        self._checkpoints.allow(self, view, plan)
-        with self._applied(plan, view, ranks):
-            output = super().schedule(throttle_prefills)  # type: ignore[misc]
-        self._report.planned(plan, reserve)
-        self._planned(output, plan, now_s)
-        return output
+        return Planned(view, plan_step(view, self._settings.limits, model), ranks)
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM's; called when the step has been sent to the workers."""
@@ -152,25 +155,10 @@ class HarvestScheduling:
         self._settle()
         self._checkpoints.plan(self)
         if not self._speculative:
-            self._look_ahead()
+            self._outlook.look(self.running)
+            if not len(self._turns) and not len(self.waiting.online) and not self.kv_holding_waiting:
+                self._outlook.expect(self._plan(time.monotonic()))
         return bitmask
-
-    def _rows(self, ranks: dict[str, int], now_s: float) -> list[Running]:
-        """The running requests as the policy sees them; most were looked at while the last step ran."""
-        seen = self._seen
-        return [seen.get(request.request_id) or self._row(request, ranks, now_s - time.time()) for request in self.running]
-
-    def _row(self, request: Request, ranks: dict[str, int], shift_s: float) -> Running:
-        name = request.request_id
-        offline = name in self._jobs
-        promise = NOTHING if offline else self._settings.promise(extra_of(request))
-        return compat.running(request, offline, self.block_size, self.max_num_scheduled_tokens, promise, ranks.get(name, 0), shift_s)
-
-    def _look_ahead(self) -> None:
-        """What the running requests will be in the next step. Not of online prompts: their rank is told when their turn comes."""
-        shift_s = time.monotonic() - time.time()
-        rows = ((request.request_id, self._row(request, {}, shift_s)) for request in self.running)
-        self._seen = {name: row for name, row in rows if row.offline or row.step_tokens <= 1}
 
     def _offline_step_s(self, now_s: float) -> float:
         """Most seconds of a step of offline work alone: little is lost where an arrival ends it."""
@@ -179,9 +167,9 @@ class HarvestScheduling:
         return best_step_s(self._learning.model.predict(StepLoad(seqs=1)), self._pace.gap_s(now_s))
 
     @contextmanager
-    def _applied(self, plan: Plan, view: View, ranks: dict[str, int]) -> Iterator[None]:
+    def _applied(self, planned: Planned) -> Iterator[None]:
         """Hold the plan in vLLM's own fields for the length of one step."""
-        batch = list(self.running)
+        batch, plan = list(self.running), planned.plan
         paused = [batch[i] for i in plan.pause]
         tokens, seqs = self.max_num_scheduled_tokens, self.max_num_active_reqs
         self.running = [batch[i] for i in plan.run]
@@ -191,7 +179,7 @@ class HarvestScheduling:
         if plan.budget_tokens is not None:
             self.max_num_scheduled_tokens = min(tokens, plan.budget_tokens)
         self.max_num_active_reqs = seqs - len(paused)
-        paused += self._without_turn(ranks, view.free_blocks)
+        paused += self._without_turn(planned.ranks, planned.view.free_blocks)
         self.waiting.open_gate(plan.offline_slots, plan.offline_blocks)
         try:
             yield
@@ -200,7 +188,7 @@ class HarvestScheduling:
             self.max_num_scheduled_tokens, self.max_num_active_reqs = tokens, seqs
             self.running = self.running + paused
 
-    def _without_turn(self, ranks: dict[str, int], free_blocks: int) -> list[Request]:
+    def _without_turn(self, ranks: Mapping[str, int], free_blocks: int) -> list[Request]:
         """Take online requests whose turn it is not out of the step, where there are more than slots."""
         if len(self._turns) <= self.max_num_active_reqs:
             return []
@@ -212,7 +200,7 @@ class HarvestScheduling:
             self.running = [request for request in self.running if request.request_id not in out]
         return paused
 
-    def _planned(self, output: SchedulerOutput, plan: Plan, now_s: float) -> None:
+    def _note(self, output: SchedulerOutput, plan: Plan, now_s: float) -> None:
         """Note the step, tell the worker whether it may end, and the board what runs."""
         output.epoch = self._epoch
         if not output.total_num_scheduled_tokens:
@@ -275,7 +263,7 @@ class HarvestScheduling:
 
     def _ended_early(self, step: Step, now_s: float) -> None:
         self._epoch += 1
-        self._seen.clear()
+        self._outlook.clear()
         self._report.took_back(step, take_back(self, deque((step, *self._steps)), now_s))
 
     def _learn(self) -> None:

@@ -49,18 +49,18 @@ class Checkpoints:
         self._lost: dict[str, int] = {}  # of preempted requests: tokens that were computed
         self._began_s: dict[str, float] = {}  # of requests that are read back
 
-    def allow(self, scheduler: Any, view: View, plan: Plan) -> None:
+    def allow(self, scheduler: Any, plan: Plan, now_s: float) -> None:
         """Before a step: what was planned while the last one ran, and how much of it there is time for beside this one."""
         planner = self._planner
         if planner is None or not planner.able:
             return
-        self._measure(planner, view)
+        self._measure(planner, now_s, running=bool(scheduler.running))
         online = not plan.preemptible
         self._limit = limit_blocks(self._step_s, plan.limit_s - self._step_s, self._block_s, online)
         planner.wish = StepWish(self._grants, max(1, self._limit) if online else None, self._config.wait_blocks)
         self._grants = {}
         for request in scheduler.kv_holding_waiting:
-            self._began_s.setdefault(request.request_id, view.now_s)
+            self._began_s.setdefault(request.request_id, now_s)
 
     def plan(self, scheduler: Any) -> None:
         """While a step is computed: what to copy beside the next one."""
@@ -120,11 +120,11 @@ class Checkpoints:
         free = planner.pool.capacity - planner.pool.used
         return free if free > planner.pool.capacity // 8 else planner.pool.room(one.name for one in kept)
 
-    def _measure(self, planner: Planner, view: View) -> None:
+    def _measure(self, planner: Planner, now_s: float, *, running: bool) -> None:
         """How long steps and copies take."""
-        if self._planned_s is not None and view.now_s - self._planned_s < LONGEST_STEP_S:
-            self._step_s += AVERAGE * (view.now_s - self._planned_s - self._step_s)
-        self._planned_s = view.now_s if view.running else None
+        if self._planned_s is not None and now_s - self._planned_s < LONGEST_STEP_S:
+            self._step_s += AVERAGE * (now_s - self._planned_s - self._step_s)
+        self._planned_s = now_s if running else None
         done, planner.done = planner.done, Done()
         if done.stored_blocks:
             block_s = done.store_s / done.stored_blocks / planner.config.num_workers

@@ -1,0 +1,74 @@
+"""The next step as it will be if nothing happens before it: worked out while the last one runs, so that the workers wait less."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vllm.v1.request import Request
+
+from harvester.engine import compat
+from harvester.engine.queue import OfflineRequests, extra_of
+from harvester.engine.settings import NOTHING, Promise, Settings
+from harvester.policy.view import Plan, Running, View
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A step that is planned and not yet applied. ``ranks``: place of each online request in their order."""
+
+    view: View
+    plan: Plan
+    ranks: Mapping[str, int]
+
+
+class Outlook:
+    """``block_tokens`` of a KV block, ``most_tokens`` of any step."""
+
+    def __init__(self, settings: Settings, jobs: OfflineRequests, block_tokens: int, most_tokens: int) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._bounds = block_tokens, most_tokens
+        self._seen: dict[str, Running] = {}
+        self._next: Planned | None = None
+
+    def promise(self, request: Request) -> Promise:
+        return NOTHING if request.request_id in self._jobs else self._settings.promise(extra_of(request))
+
+    def look(self, running: Iterable[Request]) -> None:
+        """At what the running requests will be. Not at online prompts: their rank is told when their turn comes."""
+        shift_s = time.monotonic() - time.time()
+        rows = ((request.request_id, self._row(request, {}, shift_s)) for request in running)
+        self._seen = {name: row for name, row in rows if row.offline or row.step_tokens <= 1}
+
+    def rows(self, running: Iterable[Request], ranks: Mapping[str, int], now_s: float) -> list[Running]:
+        """The running requests as the policy sees them."""
+        return [self._seen.get(request.request_id) or self._row(request, ranks, now_s - time.time()) for request in running]
+
+    def _row(self, request: Request, ranks: Mapping[str, int], shift_s: float) -> Running:
+        name = request.request_id
+        return compat.running(request, name in self._jobs, *self._bounds, self.promise(request), ranks.get(name, 0), shift_s)
+
+    def expect(self, planned: Planned) -> None:
+        """This is the next step, unless one of the calls below comes first."""
+        self._next = planned
+
+    def take(self) -> Planned | None:
+        """The next step if it is as expected."""
+        planned, self._next = self._next, None
+        return planned
+
+    def came(self) -> None:
+        """Another request."""
+        self._next = None
+
+    def left(self, name: str) -> None:
+        """This one has ended or lost its KV."""
+        self._next = None
+        self._seen.pop(name, None)
+
+    def clear(self) -> None:
+        """No step came out as planned."""
+        self._next = None
+        self._seen.clear()

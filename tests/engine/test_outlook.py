@@ -1,0 +1,135 @@
+"""A step that was planned while the last one ran is the step that would be planned now, whatever came between the two."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harvester.config import parse_config
+
+if TYPE_CHECKING:
+    from bench.drive import Drive
+
+pytestmark = pytest.mark.engine
+
+SLOTS, BLOCKS, BLOCK = 8, 120, 16
+STEPS = 600
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("harvester.engine.scheduler")
+
+
+@pytest.fixture
+def board() -> Iterator[str]:
+    from harvester.engine.board import Board
+
+    made = Board.make()
+    yield made.path
+    made.remove()
+
+
+def drive_of(kind: str, board: str, folder: Path) -> Drive:
+    from bench.drive import Drive
+    from harvester.engine import scheduler
+    from harvester.engine.embedded import embedded_model
+    from harvester.engine.settings import pack
+
+    return Drive(embedded_model(folder), getattr(scheduler, kind), BLOCKS, SLOTS, BLOCK, pack(parse_config({}, "test"), board))
+
+
+class Story:
+    """Random things happen to a scheduler; ``depth`` steps are under way at once."""
+
+    def __init__(self, drive: Drive, depth: int, online: float, seed: int) -> None:
+        self.drive, self.depth, self.online = drive, depth, online
+        self.rng = random.Random(seed)
+        self.steps: deque[Any] = deque()
+        self.planned: Counter[str] = Counter()  # how the steps came about
+        self.live: list[str] = []
+
+    def step(self, number: int) -> None:
+        scheduler, rng = self.drive.scheduler, self.rng
+        self.live = [name for name in self.live if name not in self.drive.finished and name in scheduler.requests]
+        if len(self.live) < 20 and rng.random() < 0.3:
+            self._arrive(f"r{number}")
+        if self.live and rng.random() < 0.05:
+            self._cancel(rng.choice(self.live))
+        if scheduler.running and rng.random() < 0.05:
+            request = rng.choice(scheduler.running)
+            if not request.num_in_flight_tokens:
+                scheduler.running.remove(request)
+                scheduler._preempt_request(request, 0.0)
+        self._compare()
+        output = self.drive.schedule()
+        self.drive.sent(output)
+        self.steps.append(output)
+        if len(self.steps) == self.depth:
+            self._answer(self.steps.popleft())
+
+    def _arrive(self, name: str) -> None:
+        online = self.rng.random() < self.online
+        self.drive.add(name, self.rng.randrange(1, 300), self.rng.randrange(1, 60), offline=not online)
+        self.live.append(name)
+
+    def _cancel(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.drive.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        self.live.remove(name)
+
+    def _compare(self) -> None:
+        scheduler = self.drive.scheduler
+        ahead = scheduler._outlook._next
+        self.planned["ahead" if ahead is not None else "when due"] += 1
+        if ahead is not None:
+            scheduler._outlook._seen.clear()  # so that the running requests are looked at anew
+            now = scheduler._plan(ahead.view.now_s)
+            assert now.plan == ahead.plan
+            assert now.view.running == ahead.view.running
+            assert not ahead.ranks
+
+    def _answer(self, output: Any) -> None:
+        from harvester.engine.preemptible import ENDED_EARLY
+
+        result = self.drive.output(output)
+        if getattr(output, "preemptible", None) is not None and self.depth == 1 and self.rng.random() < 0.1:
+            setattr(result, ENDED_EARLY, True)
+            result.sampled_token_ids = [[] for _ in result.req_ids]
+            self.planned["ended early"] += 1
+        self.drive.take(output, result)
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("HarvestScheduler", 1), ("AsyncHarvestScheduler", 2)])
+@pytest.mark.parametrize("online", [0.0, 0.1], ids=["jobs-alone", "with-chat"])
+def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(
+    kind: str, depth: int, online: float, board: str, tmp_path: Path
+) -> None:
+    story = Story(drive_of(kind, board, tmp_path), depth, online, seed=depth)
+    for number in range(STEPS):
+        story.step(number)
+    assert story.planned["ahead"] > STEPS // (10 if online else 4)
+    assert story.planned["when due"] > STEPS // 10
+    assert depth == 2 or story.planned["ended early"] > 10
+
+
+def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(board: str, tmp_path: Path) -> None:
+    story = Story(drive_of("HarvestScheduler", board, tmp_path), 1, 0.0, seed=0)
+    for number in range(SLOTS):
+        story.drive.add(f"row-{number}", 20, 100, offline=True)
+    story.step(0)
+    scheduler = story.drive.scheduler
+    assert scheduler._outlook._next is not None
+    story.drive.add("chat", 20, 5, offline=False)
+    assert scheduler._outlook._next is None
+    assert "chat" in story.drive.step()
