@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Collection
@@ -25,6 +26,22 @@ class StateFolder:
     def server(self) -> Path:
         """What a running server says of itself; removed when it stops."""
         return self.root / "server.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by a server from its start to its end."""
+        return self.root / "server.lock"
+
+    def is_served(self) -> bool:
+        """Whether a server holds the lock: it starts, answers or stops."""
+        try:
+            with self.lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     @property
     def models(self) -> Path:

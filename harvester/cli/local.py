@@ -113,12 +113,8 @@ def server_log(state_dir: Path) -> Path:
 @contextmanager
 def serving(here: Invocation, model: str | None, say: Callable[[str], None]) -> Iterator[tuple[Client, bool]]:
     """A client of the server meant, or of an embedded one where none answers and the user named none; with whether it is embedded."""
-    try:
-        client, _ = here.reach()
-    except UnreachableError:
-        if here.url_given:
-            raise
-    else:
+    client = _reach(here, say)
+    if client is not None:
         with client:
             yield client, False
         return
@@ -129,6 +125,23 @@ def serving(here: Invocation, model: str | None, say: Callable[[str], None]) -> 
             say(f"Ready after {time.monotonic() - began_s:.0f} s with model {client.server().model}")
             yield client, True
             say("Stopping the embedded server")
+
+
+def _reach(here: Invocation, say: Callable[[str], None], poll_s: float = 0.25) -> Client | None:
+    """A client of the server meant; one that is starting on the state folder is waited for. None where there is none and none was named."""
+    end_s: float | None = None
+    while True:
+        try:
+            return here.reach()[0]
+        except UnreachableError:
+            if here.url_given or (end_s is not None and time.monotonic() >= end_s):
+                raise
+        if not StateFolder(here.state_dir).is_served():
+            return None
+        if end_s is None:
+            end_s = time.monotonic() + START_S
+            say(f"A server is starting or stopping on {here.state_dir}: waiting for it")
+        time.sleep(poll_s)
 
 
 def last_word(log: Path) -> str:

@@ -108,7 +108,7 @@ def _device(config: ServeConfig) -> str:
 @contextmanager
 def _lock(folder: StateFolder) -> Iterator[None]:
     """One server a state folder. The lock goes with the process, however it ends."""
-    file: IO[str] = (folder.root / "server.lock").open("a+")
+    file: IO[str] = folder.lock.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -12,8 +16,10 @@ import pytest
 
 from harvester.cli import local
 from harvester.cli.client import Client
-from harvester.cli.local import EmbeddedServer, last_word
-from harvester.errors import EngineError, StorageError
+from harvester.cli.invocation import Invocation
+from harvester.cli.local import EmbeddedServer, last_word, serving
+from harvester.errors import EngineError, StorageError, UnreachableError
+from jobs.folder import StateFolder
 
 SERVE = """
 import json, signal, sys
@@ -82,6 +88,51 @@ def test_a_server_that_is_never_ready_is_stopped(tmp_path, state):
 def test_a_state_folder_that_cannot_be_made_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="choose a folder with --state"), EmbeddedServer(tmp_path / "file" / "state"):
+        pass
+
+
+@contextmanager
+def locked(state: Path) -> Iterator[None]:
+    StateFolder(state).prepare()
+    with StateFolder(state).lock.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_server_that_is_starting_is_waited_for(tmp_path, state):
+    said: list[str] = []
+    child = command(tmp_path, SERVE.format(mode=""))
+    with locked(state), EmbeddedServer(state, None, child, poll_s=0.01) as server:
+
+        def ready(line: str) -> None:
+            said.append(line)
+            StateFolder(state).server.write_text(json.dumps({"url": server.url}))
+
+        with serving(Invocation(state_given=state), None, ready) as (client, is_embedded):
+            assert (client.server().state, is_embedded) == (str(state), False)
+    assert said == [f"A server is starting or stopping on {state}: waiting for it"]
+
+
+def test_where_the_server_that_was_starting_gave_up_another_is_started(tmp_path, state, monkeypatch):
+    embedded = EmbeddedServer(state, None, command(tmp_path, SERVE.format(mode="")), poll_s=0.01)
+    monkeypatch.setattr(local, "EmbeddedServer", lambda *_: embedded)
+    said: list[str] = []
+    with ExitStack() as lock:
+        lock.enter_context(locked(state))
+
+        def gives_up(line: str) -> None:
+            said.append(line)
+            lock.close()
+
+        with serving(Invocation(state_given=state), None, gives_up) as (_, is_embedded):
+            assert is_embedded
+    assert said[0].split(":")[0] == f"A server is starting or stopping on {state}"
+    assert any("starting an embedded one" in line for line in said)
+
+
+def test_a_server_that_never_answers_is_not_waited_for_without_end(state, monkeypatch):
+    monkeypatch.setattr(local, "START_S", 0.3)
+    with locked(state), pytest.raises(UnreachableError), serving(Invocation(state_given=state), None, lambda _: None):
         pass
 
 
