@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -90,8 +92,13 @@ def harvester(
 
 
 def _play(ground: Ground, server: Stock | Harvester, load: Load, *, offline: bool) -> Stretch:
+    """One load on one system; its figures are told at once, so that a long scenario that is cut off leaves what it has found."""
     given = ground.knobs
-    return stretch(server, ground.site, load, ground.seconds, given.window_s, seed=ground.seed, offline=offline, drain_s=given.drain_s)
+    found = stretch(server, ground.site, load, ground.seconds, given.window_s, seed=ground.seed, offline=offline, drain_s=given.drain_s)
+    chat = online_summary(found.requests)
+    told = {"requests": chat["online_requests"], **{kind: chat[kind] for kind in SUMMARIES}, **found.rates()}
+    print(f"{server.label}: {json.dumps(told)}", file=sys.stderr, flush=True)
+    return found
 
 
 def offline_system(alone: Span, step_tokens: int) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from typing import Self
 
 import psutil
 
-from harvester.cli.client import Client
-from harvester.errors import EngineError, UnreachableError
+from harvester.cli.invocation import server_file
+from harvester.cli.local import last_word
+from harvester.errors import EngineError
 from harvester.ports import free_port
 from harvester.serve.processes import mark_of, marked, stop_marked
 
-READY_S = 300.0
+READY_S = 600.0  # a machine that is short of memory or cores reads its libraries slowly
 STOP_S = 60.0
 
 
@@ -41,7 +42,8 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
+        """Anew where it was stopped or killed."""
         began_s = time.monotonic()
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -55,26 +57,19 @@ class ServerProcess:
         self.ready_s = time.monotonic() - began_s
         return self
 
+    __enter__ = start
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         end_s = time.monotonic() + READY_S
-        with Client(self.url) as client:
-            while time.monotonic() < end_s:
-                if process.poll() is not None:
-                    raise EngineError(f"the server did not start: {self._last_line()}")
-                try:
-                    if Path(client.server().state).resolve() == self.state.resolve():
-                        return
-                except UnreachableError:
-                    pass
-                time.sleep(0.1)
-        raise EngineError(f"the server was not ready after {READY_S:.0f} s: {self._last_line()}")
-
-    def _last_line(self) -> str:
-        lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        return lines[-1][:400] if lines else "it said nothing"
+        while server_file(self.state).get("pid") != process.pid:
+            if process.poll() is not None:
+                raise EngineError(f"the server did not start: {last_word(self.log)}; its log is {self.log}")
+            if time.monotonic() >= end_s:
+                raise EngineError(f"the server was not ready after {READY_S:.0f} s: {last_word(self.log)}; its log is {self.log}")
+            time.sleep(0.1)
 
     def processes(self) -> list[psutil.Process]:
         """All living processes of the server; the first one started, if it lives, comes first."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import duckdb
 import httpx
 import psutil
 
-from harvester.ports import free_port
-from harvester.serve.processes import mark_of, marked, stop_marked
+from bench.server import READY_S, ServerProcess
+from harvester.serve.processes import marked
 
-READY_S = 600.0  # a machine that is short of memory or cores reads its libraries slowly
 ROLES = {
     "worker": lambda name: "VllmWorker" in name or "VLLM::Worker" in name,
     "engine core": lambda name: "EngineCore" in name,
@@ -30,42 +25,13 @@ ROLES = {
 }
 
 
-class RealServer:
+class RealServer(ServerProcess):
     def __init__(self, state: Path, config: Path) -> None:
-        self.state, self.config = state, config
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = state.parent / f"{state.name}.log"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> Self:
-        command = [sys.executable, "-m", "harvester", "serve", "--json", "--config", str(self.config)]
-        command += ["--state", str(self.state), "--port", str(self.port)]
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-        end_s = time.monotonic() + READY_S
-        while time.monotonic() < end_s:
-            if self.process.poll() is not None:
-                raise AssertionError(f"the server ended with {self.process.returncode}: {self.log.read_text()[-2000:]}")
-            if (self.state / "server.json").exists() and json.loads((self.state / "server.json").read_text())["pid"] == self.process.pid:
-                return self
-            time.sleep(0.1)
-        raise AssertionError(f"the server was not ready after {READY_S} s: {self.log.read_text()[-2000:]}")
-
-    __enter__ = start
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        stop_marked(mark_of(self.state))
+        super().__init__(("-m", "harvester", "serve", "--json", "--config", str(config)), state)
 
     def find(self, role: str) -> list[psutil.Process]:
         found = []
-        for process in marked(mark_of(self.state)):
+        for process in marked(self.mark):
             try:
                 if ROLES[role](" ".join(process.cmdline())):
                     found.append(process)
@@ -73,7 +39,7 @@ class RealServer:
                 continue
         return found
 
-    def kill(self, role: str) -> None:
+    def kill_one(self, role: str) -> None:
         """kill -9 one part, once it is there (it may be on its way back from an earlier kill)."""
         end_s = time.monotonic() + READY_S
         while not (found := self.find(role)):
@@ -81,16 +47,6 @@ class RealServer:
             time.sleep(0.1)
         for process in found:
             os.kill(process.pid, signal.SIGKILL)
-
-    def kill_everything(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-        for process in list(marked(mark_of(self.state))):
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
 
     def get(self, path: str) -> dict[str, Any]:
         """GET, waiting while the jobs app or the ledger restarts."""

@@ -38,10 +38,10 @@ def test_every_row_is_in_the_results_once_whatever_is_killed(tmp_path: Path, tab
             view = server.wait_rows(job, point)
             assert view["state"] in ("queued", "running"), f"the job ended before {target} could be killed at {point} rows: {view}"
             if target == "everything":
-                server.kill_everything()
+                server.kill()
                 server.start()
             else:
-                server.kill(target)
+                server.kill_one(target)
             seen = ids(state, job)
             assert len(seen) == len(set(seen)), f"rows twice after killing {target}"
         view = server.wait_rows(job, ROWS + 1)

@@ -130,7 +130,7 @@ def test_a_batch_goes_on_when_what_keeps_it_is_killed(server: RealServer, client
     batch = start(
         client, write(tmp_path / "in.jsonl", [chat(model, f"Tell me of {i}.", max_tokens=40, ignore_eos=True) for i in range(24)])
     )
-    server.kill("batches app")
+    server.kill_one("batches app")
     assert server.get(f"/v1/batches/{batch.id}")["object"] == "batch", "waits until the next one is there"
     done = until(client, batch, ENDED)
     assert (done.status, set(lines(client, done.output_file_id))) == ("completed", {f"r{i}" for i in range(24)})

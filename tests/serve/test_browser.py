@@ -193,7 +193,7 @@ def test_what_cannot_be_done_is_said_in_one_line(open_tab: Tab) -> None:
 
 
 def test_the_page_finds_a_server_that_came_back(open_tab: Tab, server: RealServer) -> None:
-    server.kill("jobs app")
+    server.kill_one("jobs app")
     expect(open_tab.page.locator("#link")).to_contain_text("Not connected")
     expect(open_tab.page.locator("#link")).to_have_text("Live")
     expect(open_tab.page.locator("#job-list tr").first).to_be_visible()
