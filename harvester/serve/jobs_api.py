@@ -90,7 +90,9 @@ class ProfileWish(BaseModel):
 _SUBMIT: dict[int | str, dict[str, Any]] = {
     200: {"model": Submitted, "description": "The same job is there already."},
     409: refusal(409, Refusal),
+    503: refusal(503, Refusal),
 }
+_ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, Refusal)}
 
 
 class Planner:
@@ -195,7 +197,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) -> None:
-    @app.get("/server")
+    @app.get("/server", responses=_ASKS_A_REPLICA)
     async def server() -> dict[str, Any]:
         return await server_info()
 
@@ -203,7 +205,7 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) 
     def tasks() -> Tasks:
         return Tasks(tasks=[TaskShown(name=task.name, description=task.description, options=task.options) for task in list_tasks()])
 
-    @app.post("/profile")
+    @app.post("/profile", responses=_ASKS_A_REPLICA)
     async def measure(wish: ProfileWish) -> dict[str, Any]:
         if profile is None:
             raise UsageError("this server has no engine to profile")
