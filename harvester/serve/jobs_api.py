@@ -7,7 +7,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -22,8 +22,9 @@ from harvester.config import HarvestConfig
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
 from harvester.serve.contract import describe, refusal
-from harvester.serve.crosssite import CrossSiteWall
+from harvester.serve.crosssite import CrossSiteWall, plain_answer
 from harvester.serve.events import add_events
+from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson
 from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
@@ -156,11 +157,16 @@ def jobs_api(
     profile: Profile | None = None,
     watch: Watch | None = None,
     hosts: Collection[str] | None = None,
+    keys: Sequence[str] = (),
 ) -> FastAPI:
-    """The application, below its prefix ``/api``. Without ``watch`` it has no live events; ``hosts``: see `CrossSiteWall`."""
+    """The application, below its prefix ``/api``. Without ``watch`` it has no live events.
+
+    ``hosts``: see `CrossSiteWall`. ``keys``: see `KeyWall`; what the page loads is open, so that it can ask for one.
+    """
     app = FastAPI(title="harvester jobs", version=__version__)
     app.add_middleware(CrossSiteWall, hosts=hosts)
-    describe(app, Refusal)
+    app.add_middleware(KeyWall, keys=keys, answer=plain_answer, open_below="/page/")
+    describe(app, Refusal, asks_for_key=bool(keys))
     _answer_errors(app)
     _add_server(app, server_info, profile)
     _add_jobs(app, ledger, planner, server_info)

@@ -49,6 +49,7 @@ class JobsApp:
             self._replicas.profile,
             Watch(Looks(self._replicas.now, actor, self._fixed)),
             known_hosts(config.host, config.allowed_hosts),
+            config.api_keys,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

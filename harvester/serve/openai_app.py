@@ -90,15 +90,9 @@ class BatchesApp:
                 await self._keeping
 
 
-def api_keys(config: ServeConfig) -> list[str]:
-    """Those that vLLM asks chat for: what batches hold is guarded by the same."""
-    given = config.engine.get("api_key") or []
-    return [given] if isinstance(given, str) else [str(key) for key in given]
-
-
 def _wall(config: ServeConfig) -> dict[str, Any]:
     """Who may ask: ``keys`` and ``hosts`` of `openai_api`."""
-    return {"keys": api_keys(config), "hosts": known_hosts(config.host, config.allowed_hosts)}
+    return {"keys": config.api_keys, "hosts": known_hosts(config.host, config.allowed_hosts)}
 
 
 def openai_apps(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str) -> dict[str, serve.Application]:
