@@ -190,7 +190,7 @@ const jobs = new Map(); // id -> {row, view, said}
 const VERBS = {
   pause: { label: "Pause", text: "Its running rows are given back; nothing done is lost.", from: ["queued", "running"] },
   resume: { label: "Resume", text: "It goes on with the rows that are left. A deadline that has passed is dropped.", from: ["paused", "cancelled", "failed", "expired"] },
-  retry: { label: "Retry", text: "Its failed rows are computed again; the others stay as they are.", from: ENDED },
+  retry: { label: "Retry", text: "Its failed rows are computed again; the others stay as they are. A deadline that has passed is dropped.", from: ENDED },
   cancel: { label: "Cancel", text: "Rows that are done stay in its results, and resume takes up the others.", from: ["queued", "running", "paused"], isGrave: true },
 };
 
