@@ -30,7 +30,7 @@ from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
 from harvester.serve.watch import Watch
 from jobs.folder import StateFolder
-from jobs.plan import plan_job
+from jobs.plan import check_deadline, plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
 from jobs.tasks.file import TaskOption
 from jobs.tasks.load import list_tasks
@@ -106,6 +106,7 @@ class Planner:
 
     def plan(self, request: JobRequest, context_tokens: int) -> JobPlan:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine."""
+        check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         if request.model not in (None, self._model):
             raise UsageError(f"this server runs {self._model}, not {request.model}; leave --model out, or serve {request.model}")
         spec = request.source
@@ -245,8 +246,7 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: Planner, server_info: S
 
     @app.patch("/jobs/{job_id}")
     async def adjust(job_id: str, change: JobChange) -> JobView:
-        if change.deadline_at_s is not None and change.deadline_at_s <= time.time():
-            raise UsageError("the deadline has passed; give a later one")
+        check_deadline(change.deadline_at_s, time.time())
         return await ledger.adjust(job_id, change)
 
     @app.post("/jobs/{job_id}/{verb}")
