@@ -29,6 +29,7 @@ log = logging.getLogger("harvester.batches")
 
 HEAVY = 2  # inputs read and files made at once: each takes a thread and a row group of memory
 AGAIN_S = 5.0  # after the disk or the ledger failed
+TIDY_S = 60.0
 
 
 class BatchLedger(Protocol):
@@ -54,6 +55,7 @@ class Keeper:
         models: Callable[[], Awaitable[Collection[str]]],
         now_s: Callable[[], float],
         poll_s: float = 1.0,
+        tidy_s: float = TIDY_S,
     ) -> None:
         self._ledger = ledger
         self._shelf = shelf
@@ -63,6 +65,7 @@ class Keeper:
         self._models = models
         self._now_s = now_s
         self._poll_s = poll_s
+        self._tidy_s = tidy_s
         self._heavy = asyncio.Semaphore(HEAVY)
         self._writing = asyncio.Lock()  # a record is read, changed and put by one at a time
         self._wake = asyncio.Event()
@@ -106,6 +109,7 @@ class Keeper:
     # -- what goes on by itself -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        tidying = asyncio.create_task(self._keep_tidy())
         try:
             while True:
                 await self.look()
@@ -113,7 +117,7 @@ class Keeper:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self._poll_s)
         finally:
-            for task in self._work.values():
+            for task in (tidying, *self._work.values()):
                 task.cancel()
 
     async def look(self) -> None:
@@ -128,6 +132,28 @@ class Keeper:
 
     def _done(self, batch_id: str, task: asyncio.Task[None]) -> None:
         self._work.pop(batch_id, None)
+
+    async def _keep_tidy(self) -> None:
+        while True:
+            try:
+                await self.tidy()
+            except StorageError as error:
+                log.warning("batch_tidy_waits %s", error.message)
+            await asyncio.sleep(self._tidy_s)
+
+    async def tidy(self) -> None:
+        """Remove the rows of each ended batch that its client has let go or whose job is gone. A job that was resumed keeps them."""
+        for record, is_spent in await asyncio.to_thread(self._let_go):
+            job = await self._job(record.id)
+            is_idle = job is not None and job.state in ENDED and not await self._ledger.held(record.id)
+            if job is None or (is_spent and is_idle):
+                await asyncio.to_thread(self._planner.forget, record.id)
+
+    def _let_go(self) -> list[tuple[BatchRecord, bool]]:
+        """Ended batches that have rows and are spent, or left no file that could say so."""
+        there = [record for record in self._shelf.list() if record.status in ENDED_BATCH and self._planner.has_rows(record.id)]
+        told = [(record, self._planner.is_spent(record)) for record in there]
+        return [(record, is_spent) for record, is_spent in told if is_spent or not (record.output_file_id or record.error_file_id)]
 
     async def settle(self) -> None:
         """Wait for what is in work now."""
