@@ -30,6 +30,7 @@ log = logging.getLogger("harvester.batches")
 HEAVY = 2  # inputs read and files made at once: each takes a thread and a row group of memory
 AGAIN_S = 5.0  # after the disk or the ledger failed
 TIDY_S = 60.0
+RECENT_S = 2.0  # a job seen so lately is told without asking the ledger, which may have commits to write
 
 
 class BatchLedger(Protocol):
@@ -70,6 +71,7 @@ class Keeper:
         self._writing = asyncio.Lock()  # a record is read, changed and put by one at a time
         self._wake = asyncio.Event()
         self._work: dict[str, asyncio.Task[None]] = {}
+        self._seen: dict[str, tuple[float, JobView]] = {}  # jobs of batches that go on, by the event loop's clock
 
     # -- what clients ask -----------------------------------------------------------------------------------------------------------
 
@@ -87,9 +89,10 @@ class Keeper:
         return record.to_openai(None)
 
     async def show(self, batch_id: str) -> dict[str, Any]:
-        """OpenAI's batch object. Raises `NotFoundError`."""
+        """OpenAI's batch object, its counts up to `RECENT_S` old. Raises `NotFoundError`."""
         record = self._shelf.get(batch_id)
-        return record.to_openai(None if record.counts is not None else await self._job(record.id))
+        has_none = record.counts is not None or record.status is BatchStatus.VALIDATING
+        return record.to_openai(None if has_none else await self._recent_job(record.id))
 
     def records(self) -> list[BatchRecord]:
         """Newest first."""
@@ -132,6 +135,8 @@ class Keeper:
 
     def _done(self, batch_id: str, task: asyncio.Task[None]) -> None:
         self._work.pop(batch_id, None)
+        if self._shelf.get(batch_id).status in ENDED_BATCH:
+            self._seen.pop(batch_id, None)
 
     async def _keep_tidy(self) -> None:
         while True:
@@ -162,6 +167,8 @@ class Keeper:
     async def _advance(self, batch_id: str) -> None:
         try:
             job = await self._job(batch_id)
+            if job is not None:
+                self._seen[batch_id] = (asyncio.get_running_loop().time(), job)
             held = await self._ledger.held(batch_id) if job is not None and job.state in ENDED else 0
             record = self._shelf.get(batch_id)
             step = next_step(record.status, None if job is None else job.state, held)
@@ -249,3 +256,8 @@ class Keeper:
             return await self._ledger.show(batch_id)
         except NotFoundError:
             return None
+
+    async def _recent_job(self, batch_id: str) -> JobView | None:
+        seen_at_s, job = self._seen.get(batch_id, (0.0, None))
+        is_recent = job is not None and asyncio.get_running_loop().time() - seen_at_s <= RECENT_S
+        return job if is_recent else await self._job(batch_id)
