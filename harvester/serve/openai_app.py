@@ -20,6 +20,7 @@ from harvester.serve.crosssite import known_hosts
 from harvester.serve.openai_api import openai_api
 from harvester.serve.processes import stand_back
 from harvester.serve.replicas import Replicas
+from harvester.timers import USUAL_S, set_timer_slack
 from jobs.batches.keeper import Keeper
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.shelf import BatchShelf
@@ -71,6 +72,7 @@ class BatchesApp:
         self._keeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
+        set_timer_slack(USUAL_S)  # a thread asks for Python's lock by a timer: late by 50 ms, each turn beside an input file would be
         self._keeping = asyncio.create_task(self._keeper.run())
         return self._app
 
