@@ -199,6 +199,12 @@ class ServeConfig(Section):
     deadlines: DeadlineConfig = DeadlineConfig()
     price: PriceConfig | None = Field(default=None, description="None: estimates name no price.")
 
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """One of these must come with every request to `/v1` and `/api`; none: no key is asked for. As vLLM finds them."""
+        given = self.engine.get("api_key") or self.env.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY")
+        return tuple(str(key) for key in (given if isinstance(given, list | tuple) else [given]) if key)
+
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
     """Every key of the tree, as ``{"lease_s": "harvest.lease_s", ...}``."""
@@ -257,6 +263,11 @@ def default_state_dir() -> Path:
         return Path(given).expanduser().absolute()
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser().absolute() / "harvester"
+
+
+def default_api_key() -> str | None:
+    """Of the server that commands talk to; None where it asks for none."""
+    return os.environ.get("HARVESTER_API_KEY") or None
 
 
 def default_url() -> str:

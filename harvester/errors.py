@@ -16,6 +16,7 @@
     ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
     ├── BusyError                exit 1   the server does as much of this as it will
     ├── EngineError              exit 1   the model or the engine could not do its work
+    │   └── NoReplicaError                no replica is there to do it; one may be starting
     └── UnreachableError         exit 3   no server answers
 
 A message says what is wrong, with which value, and what to do about it, on one line. No traceback reaches a user unless
@@ -115,6 +116,11 @@ class BusyError(HarvesterError):
 
 class EngineError(HarvesterError):
     code = "engine"
+
+
+class NoReplicaError(EngineError):
+    code = "no_replica"
+    http_status = 503
 
 
 class UnreachableError(HarvesterError):

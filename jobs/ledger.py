@@ -88,24 +88,22 @@ class Ledger(Register):
         if entry.state is JobState.COMPLETED:
             raise StateError(f"job {entry.spec.id} is completed: nothing is left to do; retry its failed rows with: harvester retry")
         self._run("set_judged", [*self._so_far(entry), entry.spec.id])
-        if entry.spec.deadline_at_s is not None and entry.spec.deadline_at_s <= now_s:
-            self._rewrite(entry, {"deadline_at_s": None})  # it goes on without one
-        self._change(entry, JobState.QUEUED, now_s, None)
+        self._change(entry, JobState.QUEUED, now_s, self._drop_deadline(entry, now_s))
         self._settle(entry, now_s)
         return self._view(entry)
 
     def retry(self, job_id: str, now_s: float) -> JobView:
-        """Compute the failed rows of an ended job again, as a new generation of their slices."""
+        """Compute the failed rows of an ended job again, as a new generation of their slices; with them what an expired one had left."""
         entry = self._entry(job_id)
         if entry.state not in ENDED:
             raise StateError(f"job {entry.spec.id} is {entry.state}; failed rows can be retried once it has ended")
         if entry.line["rows_error"] == 0:
             raise StateError(f"job {entry.spec.id} has no failed rows to retry")
-        generation = entry.line["generation"] + 1
+        generation, note = entry.line["generation"] + 1, self._drop_deadline(entry, now_s)
         with self._store.transaction():
             self._run("retry_slices", [generation, entry.spec.id])
             self._run("set_generation", [generation, entry.spec.id])
-            self._write_state(entry, JobState.QUEUED, now_s, None)
+            self._write_state(entry, JobState.QUEUED, now_s, note)
         self._reload(entry.spec.id)
         return self._view(entry)
 

@@ -22,6 +22,12 @@ from jobs.tasks.spec import Task
 from jobs.unique import check_unique
 
 
+def check_deadline(deadline_at_s: float | None, now_s: float) -> None:
+    """Raises `UsageError` for one that has passed: the job would expire at once."""
+    if deadline_at_s is not None and deadline_at_s <= now_s:
+        raise UsageError(f"deadline_at_s {deadline_at_s!r} has passed: in Unix time it is {now_s:.0f} now; give a later one, or none")
+
+
 def plan_job(request: JobRequest, source: Source, *, model: str, harvest: HarvestConfig, now_s: float, token: str) -> JobPlan:
     """What the job will be. Reads metadata only, and the one column of ``id_column`` where that is asked for.
 
@@ -39,8 +45,6 @@ def plan_job(request: JobRequest, source: Source, *, model: str, harvest: Harves
     column, choice = pick_column(source.schema, task, request.column)
     if column is None and request.on_long is OnLong.SPLIT:
         raise ColumnError("--on-long split cuts the text column, and the prompt names several; say which one with --column")
-    if request.deadline_at_s is not None and request.deadline_at_s <= now_s:
-        raise UsageError(f"the deadline passed {now_s - request.deadline_at_s:,.0f} s ago; give a later one with --deadline")
     keep = _keep(source.schema, request.keep)
     if request.id_column is not None:
         check_column(source.schema, request.id_column, "--id-column")

@@ -80,6 +80,13 @@ class Register:
         given = {"weight": wished.weight != 1.0, "deadline_at_s": True, "max_error_rate": wished.max_error_rate != ERROR_RATE}
         return self.adjust(entry.spec.id, JobChange(**{name: getattr(wished, name) for name, taken in given.items() if taken}))
 
+    def _drop_deadline(self, entry: Entry, now_s: float) -> str | None:
+        """Take a deadline that has passed from a job that is to go on, which would expire at once. Returns what its message says of it."""
+        if entry.spec.deadline_at_s is None or entry.spec.deadline_at_s > now_s:
+            return None
+        self._rewrite(entry, {"deadline_at_s": None})
+        return f"its deadline had passed, so it goes on without one; give one with: harvester resume {entry.spec.id} --deadline 6h"
+
     def _rewrite(self, entry: Entry, changes: dict[str, object]) -> None:
         spec = entry.spec.model_copy(update=changes)
         if spec != entry.spec:

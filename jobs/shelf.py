@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 import connectors
 from connectors.base import Sink, Source
@@ -34,6 +35,8 @@ class Shelf:
 
     def _source(self, job: JobSpec) -> Source:
         spec = job.source
+        if job.endpoint is not None and not Path(spec.uri).exists():
+            raise SourceError(f"the requests of batch {job.id} were removed when its files were; make a new batch of them")
         source = connectors.open_source(
             spec.uri, table=spec.table, query=spec.query, snapshot_dir=self._folder.snapshot(job.id), fingerprint=job.fingerprint
         )

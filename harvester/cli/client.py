@@ -14,8 +14,8 @@ import httpx
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harvester.config import PriceConfig
-from harvester.errors import HarvesterError, UnreachableError, UsageError, from_json
+from harvester.config import PriceConfig, default_api_key
+from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError, UsageError, from_json
 from jobs.spec import JobChange, JobRequest, JobView
 
 CONNECT_S = 3.0
@@ -42,7 +42,10 @@ class ServerInfo(BaseModel):
 
 
 class Client:
-    """Talks to one server. Raises what the server raised, and `UnreachableError` where none answers."""
+    """Talks to one server, with the key in ``HARVESTER_API_KEY`` if there is one.
+
+    Raises what the server raised, and `UnreachableError` where none answers.
+    """
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
@@ -51,6 +54,7 @@ class Client:
         try:
             self._http = httpx.Client(
                 base_url=self.url,
+                headers=_authorization(),
                 timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
                 transport=transport,
                 trust_env=not _is_loopback(self.url),  # a proxy of the environment is not on the way to this machine
@@ -71,7 +75,7 @@ class Client:
         """Who answers. Anything but a harvester that is ready is `UnreachableError`."""
         try:
             return ServerInfo.model_validate(self._json("GET", "/api/server"))
-        except UnreachableError:
+        except (UnreachableError, KeyRefusedError):
             raise
         except (HarvesterError, ValidationError) as error:
             cause = error.message if isinstance(error, HarvesterError) else "its answer has another shape"
@@ -157,6 +161,13 @@ class Client:
             raise UnreachableError(
                 f"the connection to {self.url} broke: {error or type(error).__name__}; is the server running?"
             ) from error
+
+
+def _authorization() -> dict[str, str]:
+    key = default_api_key()
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise UsageError("HARVESTER_API_KEY holds letters that no key has; set it to one of the server's API keys")
+    return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 def _is_loopback(url: str) -> bool:

@@ -19,7 +19,7 @@ import typer
 from harvester.cli.client import ServerInfo
 from harvester.cli.invocation import Invocation, command
 from harvester.core import __version__
-from harvester.errors import HarvesterError, UnreachableError
+from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError
 from jobs.folder import STATE_VERSION
 
 app = typer.Typer()
@@ -76,6 +76,8 @@ def _checks(here: Invocation) -> Iterator[Check]:
     except UnreachableError as error:
         yield _port(here.url)
         yield Check("server", Verdict.BROKEN if here.url_given else Verdict.NOTE, error.message)
+    except KeyRefusedError as error:
+        yield Check("server", Verdict.BROKEN, error.message)
     else:
         yield _server(info)
 

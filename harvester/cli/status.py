@@ -29,6 +29,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or
 SomeJobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="Id of a job; the latest where none is given.", show_default=False, autocompletion=job_ids)
 ]
+DeadlineOption = Annotated[str | None, typer.Option("--deadline", metavar="WHEN", help="New deadline: 6h, 18:30, 2030-01-31T18:30.")]
 
 
 @command(app)
@@ -142,7 +143,7 @@ def pause(here: Invocation, job: JobArgument) -> None:
 def resume(
     here: Invocation,
     job: JobArgument,
-    deadline: Annotated[str | None, typer.Option("--deadline", metavar="WHEN", help="New deadline: 6h, 18:30, 2030-01-31T18:30.")] = None,
+    deadline: DeadlineOption = None,
     weight: Annotated[float | None, typer.Option("--weight", metavar="X", min=0.001, max=1000.0, help="New weight.")] = None,
     max_error_rate: Annotated[
         float | None, typer.Option("--max-error-rate", metavar="X", min=0.0, max=1.0, help="New share of failed rows that stops it.")
@@ -171,16 +172,23 @@ def resume(
 
 
 @command(app)
-def retry(here: Invocation, job: JobArgument) -> None:
+def retry(here: Invocation, job: JobArgument, deadline: DeadlineOption = None) -> None:
     """Compute the failed rows of a job again.
 
-    Rows that ended well stay as they are.
+    Rows that ended well stay as they are. A deadline that has passed is dropped unless a new one is given.
 
     \b
     Example:
         harvester retry docs-7f3a
+        harvester retry docs-7f3a --deadline 6h
     """
-    _change(here, job, "retry")
+    due = None if deadline is None else parse_deadline(deadline, time.time())
+    client, _ = here.reach()
+    with client:
+        if due is not None and client.job(job).state in ENDED:  # another is refused, and keeps its own
+            client.adjust(job, JobChange(deadline_at_s=due))
+        view = client.change(job, "retry")
+    _print_change(here, view)
 
 
 def _change(here: Invocation, job: str, verb: str) -> None:
@@ -194,7 +202,7 @@ def _print_change(here: Invocation, view: JobView) -> None:
     if here.json:
         here.print_json(view.model_dump(mode="json"))
     else:
-        print(f"job {view.id} is {view.state}")
+        print(f"job {view.id} is {view.state}" + (f": {view.message}" if view.message else ""))
 
 
 def _print_view(here: Invocation, view: JobView) -> None:

@@ -45,6 +45,7 @@ def engine_arguments(
     kind = "AsyncHarvestScheduler" if asynchronous else "HarvestScheduler"
     values.setdefault("scheduler_cls", f"harvester.engine.scheduler.{kind}")
     values |= {"scheduling_policy": "priority", "async_scheduling": asynchronous}
+    values |= {"api_key": list(config.api_keys)} if config.api_keys else {}  # vLLM takes a plain string letter by letter
     extra = {**values.get("additional_config", {}), KEY: pack(config, board, profile)}
     if board is not None and config.schedule.safepoints == "auto":
         extra[SAFEPOINTS_KEY] = {"board": str(board)} | extra.get(SAFEPOINTS_KEY, {})

@@ -21,9 +21,10 @@ from harvester.config import ServeConfig
 from harvester.engine.models import ModelChoice
 from harvester.errors import EngineError
 from harvester.serve.actor import NAMESPACE, start_ledger
-from harvester.serve.jobs_app import CHAT_APP, jobs_app
+from harvester.serve.jobs_app import jobs_app
 from harvester.serve.openai_app import PREFIXES, openai_apps
 from harvester.serve.processes import mark_of
+from harvester.serve.replicas import CHAT_APP
 from harvester.timers import patient_children
 from jobs.folder import StateFolder
 

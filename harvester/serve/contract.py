@@ -17,6 +17,7 @@ _WHY = {
     409: "Its state forbids the change.",
     413: "The file is larger than this server takes.",
     500: "The server, its disk or its engine failed.",
+    503: "No replica is there to answer; try again in a moment.",
 }
 
 

@@ -1,4 +1,4 @@
-"""Requests that another site makes a browser send are refused: there is no log-in that could tell them from the user's own."""
+"""Requests that another site makes a browser send are refused: without a key nothing else tells them from the user's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CrossSiteWall:
         self, app: ASGIApp, hosts: Collection[str] | None = None, answer: Callable[[HarvesterError], Response] | None = None
     ) -> None:
         self._app = app
-        self._answer = answer or _plain
+        self._answer = answer or plain_answer
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +53,7 @@ class CrossSiteWall:
         return name == "localhost" or name in self._hosts or _is_address(name)
 
 
-def _plain(error: HarvesterError) -> Response:
+def plain_answer(error: HarvesterError) -> Response:
     return JSONResponse(error.to_json(), error.http_status)
 
 

@@ -7,7 +7,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -22,14 +22,15 @@ from harvester.config import HarvestConfig
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
 from harvester.serve.contract import describe, refusal
-from harvester.serve.crosssite import CrossSiteWall
+from harvester.serve.crosssite import CrossSiteWall, plain_answer
 from harvester.serve.events import add_events
+from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson
 from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
 from harvester.serve.watch import Watch
 from jobs.folder import StateFolder
-from jobs.plan import plan_job
+from jobs.plan import check_deadline, plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
 from jobs.tasks.file import TaskOption
 from jobs.tasks.load import list_tasks
@@ -90,7 +91,9 @@ class ProfileWish(BaseModel):
 _SUBMIT: dict[int | str, dict[str, Any]] = {
     200: {"model": Submitted, "description": "The same job is there already."},
     409: refusal(409, Refusal),
+    503: refusal(503, Refusal),
 }
+_ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, Refusal)}
 
 
 class Planner:
@@ -103,6 +106,7 @@ class Planner:
 
     def plan(self, request: JobRequest, context_tokens: int) -> JobPlan:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine."""
+        check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         if request.model not in (None, self._model):
             raise UsageError(f"this server runs {self._model}, not {request.model}; leave --model out, or serve {request.model}")
         spec = request.source
@@ -154,11 +158,16 @@ def jobs_api(
     profile: Profile | None = None,
     watch: Watch | None = None,
     hosts: Collection[str] | None = None,
+    keys: Sequence[str] = (),
 ) -> FastAPI:
-    """The application, below its prefix ``/api``. Without ``watch`` it has no live events; ``hosts``: see `CrossSiteWall`."""
+    """The application, below its prefix ``/api``. Without ``watch`` it has no live events.
+
+    ``hosts``: see `CrossSiteWall`. ``keys``: see `KeyWall`; what the page loads is open, so that it can ask for one.
+    """
     app = FastAPI(title="harvester jobs", version=__version__)
     app.add_middleware(CrossSiteWall, hosts=hosts)
-    describe(app, Refusal)
+    app.add_middleware(KeyWall, keys=keys, answer=plain_answer, open_below="/page/")
+    describe(app, Refusal, asks_for_key=bool(keys))
     _answer_errors(app)
     _add_server(app, server_info, profile)
     _add_jobs(app, ledger, planner, server_info)
@@ -195,7 +204,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) -> None:
-    @app.get("/server")
+    @app.get("/server", responses=_ASKS_A_REPLICA)
     async def server() -> dict[str, Any]:
         return await server_info()
 
@@ -203,7 +212,7 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) 
     def tasks() -> Tasks:
         return Tasks(tasks=[TaskShown(name=task.name, description=task.description, options=task.options) for task in list_tasks()])
 
-    @app.post("/profile")
+    @app.post("/profile", responses=_ASKS_A_REPLICA)
     async def measure(wish: ProfileWish) -> dict[str, Any]:
         if profile is None:
             raise UsageError("this server has no engine to profile")
@@ -237,8 +246,7 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: Planner, server_info: S
 
     @app.patch("/jobs/{job_id}")
     async def adjust(job_id: str, change: JobChange) -> JobView:
-        if change.deadline_at_s is not None and change.deadline_at_s <= time.time():
-            raise UsageError("the deadline has passed; give a later one")
+        check_deadline(change.deadline_at_s, time.time())
         return await ledger.adjust(job_id, change)
 
     @app.post("/jobs/{job_id}/{verb}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,14 @@ from ray import serve
 from harvester.config import ServeConfig
 from harvester.core import __version__
 from harvester.engine.models import ModelChoice
-from harvester.errors import EngineError
 from harvester.serve.actor import LedgerActor
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import Looks
 from harvester.serve.jobs_api import Planner, jobs_api
 from harvester.serve.processes import stand_back
+from harvester.serve.replicas import Replicas
 from harvester.serve.watch import Watch
 from jobs.folder import StateFolder
-
-CHAT_APP = "chat"
-INFO_WAIT_S = 20.0
 
 
 class JobsApp:
@@ -44,15 +40,16 @@ class JobsApp:
         }
         self._context_tokens: int | None = None
         folder = StateFolder(Path(state))
-        self._chat: Any = None
+        self._replicas = Replicas()
         actor = LedgerActor(ledger)
         self._app = jobs_api(
             actor,
             Planner(folder, config.harvest, choice.name),
             self._info,
-            self._profile,
-            Watch(Looks(self._now, actor, self._fixed)),
+            self._replicas.profile,
+            Watch(Looks(self._replicas.now, actor, self._fixed)),
             known_hosts(config.host, config.allowed_hosts),
+            config.api_keys,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -60,23 +57,8 @@ class JobsApp:
 
     async def _info(self) -> dict[str, Any]:
         if self._context_tokens is None:
-            handle = serve.get_app_handle(CHAT_APP)
-            try:
-                info = await asyncio.wait_for(handle.info.remote(), INFO_WAIT_S)
-            except TimeoutError as error:
-                raise EngineError("no replica answers yet; try again in a moment") from error
-            self._context_tokens = int(info["context_tokens"])
+            self._context_tokens = int((await self._replicas.info())["context_tokens"])
         return {**self._fixed, "context_tokens": self._context_tokens}
-
-    async def _now(self) -> list[dict[str, Any]]:
-        """Of every replica that runs."""
-        if self._chat is None:
-            self._chat = serve.get_app_handle(CHAT_APP)
-        return list(await self._chat.broadcast("now").results_async())
-
-    async def _profile(self, seconds: float | None) -> dict[str, Any]:
-        """Of one replica; all have the same engine."""
-        return dict(await serve.get_app_handle(CHAT_APP).profile.remote(seconds))
 
 
 def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int) -> serve.Application:

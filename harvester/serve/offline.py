@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from harvester.engine.host import EngineHost
+from typing import TYPE_CHECKING
+
 from harvester.errors import EngineError, UsageError
 from jobs.engine import ApiAnswer, ApiRequest, Completion, EngineGone, Message, Prompt, RowError
+
+if TYPE_CHECKING:  # which imports vLLM
+    from harvester.engine.host import EngineHost
 
 
 class OfflineEngine:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from harvester.core import __version__
-from harvester.errors import KeyRefusedError, NotFoundError, ParameterError
+from harvester.errors import NotFoundError, ParameterError
 from harvester.serve.contract import describe, refusal
 from harvester.serve.crosssite import CrossSiteWall
+from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson, answer_of, handle_errors
 from harvester.serve.openai_objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from harvester.serve.upload import boundary_of, receive, too_large
@@ -51,30 +49,14 @@ _UPLOAD: dict[str, Any] = {  # what `receive` reads; FastAPI would read the whol
 _CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
 }
-_REFUSED = "Incorrect API key provided; send one of the server's as: Authorization: Bearer KEY"
 
 
 class OpenAiApp(FastAPI):
-    """Has its routes under their full paths, wherever Serve mounts it: each of its prefixes is an application of its own there.
-
-    ``keys``: API keys, one of which each request must bear; none: no key is asked for.
-    """
-
-    def __init__(self, keys: Sequence[str], **options: Any) -> None:
-        super().__init__(**options)
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
+    """Has its routes under their full paths, wherever Serve mounts it: each of its prefixes is an application of its own there."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = ""
-        if scope["type"] == "http" and self._keys and not self._may(scope):
-            await answer_of(KeyRefusedError(_REFUSED))(scope, receive, send)  # no middleware: Starlette's would hold an upload in memory
-        else:
-            await super().__call__(scope, receive, send)
-
-    def _may(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = hashlib.sha256(key.strip().encode()).digest()
-        return scheme.lower() == "bearer" and any(hmac.compare_digest(given, one) for one in self._keys)
+        await super().__call__(scope, receive, send)
 
 
 def openai_api(
@@ -92,7 +74,6 @@ def openai_api(
     """
     prefix = "/v1/batches" if files is None else "/v1/files"
     app = OpenAiApp(
-        keys,
         title="OpenAI files and batches",
         version=__version__,
         default_response_class=PlainJson,
@@ -102,6 +83,7 @@ def openai_api(
         redoc_url=None,
     )
     app.add_middleware(CrossSiteWall, hosts=hosts, answer=answer_of)
+    app.add_middleware(KeyWall, keys=keys, answer=answer_of)
     handle_errors(app)
     describe(app, OpenAiRefusal, asks_for_key=bool(keys))
     if files is not None:

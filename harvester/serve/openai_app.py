@@ -15,12 +15,12 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.models import ModelChoice
-from harvester.errors import EngineError
 from harvester.serve.actor import LedgerActor
 from harvester.serve.crosssite import known_hosts
-from harvester.serve.jobs_app import CHAT_APP
 from harvester.serve.openai_api import openai_api
 from harvester.serve.processes import stand_back
+from harvester.serve.replicas import Replicas
+from harvester.timers import USUAL_S, set_timer_slack
 from jobs.batches.keeper import Keeper
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.shelf import BatchShelf
@@ -28,7 +28,6 @@ from jobs.files import FileStore
 from jobs.folder import StateFolder
 
 PREFIXES = {"files": "/v1/files", "batches": "/v1/batches"}  # by the application's name
-ANSWER_WAIT_S = 20.0
 SWEEP_S = 600.0
 SWITCH_S = 0.0005  # between threads: with Python's 5 ms an answer takes 0.2 s while an input file is read beside it
 
@@ -67,20 +66,19 @@ class BatchesApp:
         files = FileStore(folder.files, time.time)
         planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name)
         self._model = choice.name
+        self._replicas = Replicas()
         self._keeper = Keeper(LedgerActor(ledger), BatchShelf(folder.batches), files, planner, folder, self._models, time.time)
         self._app = openai_api(None, self._keeper, **_wall(config))
         self._keeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
+        set_timer_slack(USUAL_S)  # a thread asks for Python's lock by a timer: late by 50 ms, each turn beside an input file would be
         self._keeping = asyncio.create_task(self._keeper.run())
         return self._app
 
     async def _models(self) -> Collection[str]:
-        """Names that a replica answers to. Raises `EngineError` while none is there."""
-        try:
-            info = await asyncio.wait_for(serve.get_app_handle(CHAT_APP).info.remote(), ANSWER_WAIT_S)
-        except TimeoutError as error:
-            raise EngineError("no replica answers yet") from error
+        """Names that a replica answers to. Raises `NoReplicaError` while none is there."""
+        info = await self._replicas.info()
         return tuple(info.get("models", (self._model,)))
 
     async def check_health(self) -> None:
@@ -94,15 +92,9 @@ class BatchesApp:
                 await self._keeping
 
 
-def api_keys(config: ServeConfig) -> list[str]:
-    """Those that vLLM asks chat for: what batches hold is guarded by the same."""
-    given = config.engine.get("api_key") or []
-    return [given] if isinstance(given, str) else [str(key) for key in given]
-
-
 def _wall(config: ServeConfig) -> dict[str, Any]:
     """Who may ask: ``keys`` and ``hosts`` of `openai_api`."""
-    return {"keys": api_keys(config), "hosts": known_hosts(config.host, config.allowed_hosts)}
+    return {"keys": config.api_keys, "hosts": known_hosts(config.host, config.allowed_hosts)}
 
 
 def openai_apps(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str) -> dict[str, serve.Application]:

@@ -29,6 +29,8 @@ log = logging.getLogger("harvester.batches")
 
 HEAVY = 2  # inputs read and files made at once: each takes a thread and a row group of memory
 AGAIN_S = 5.0  # after the disk or the ledger failed
+TIDY_S = 60.0
+RECENT_S = 2.0  # a job seen so lately is told without asking the ledger, which may have commits to write
 
 
 class BatchLedger(Protocol):
@@ -54,6 +56,7 @@ class Keeper:
         models: Callable[[], Awaitable[Collection[str]]],
         now_s: Callable[[], float],
         poll_s: float = 1.0,
+        tidy_s: float = TIDY_S,
     ) -> None:
         self._ledger = ledger
         self._shelf = shelf
@@ -63,10 +66,12 @@ class Keeper:
         self._models = models
         self._now_s = now_s
         self._poll_s = poll_s
+        self._tidy_s = tidy_s
         self._heavy = asyncio.Semaphore(HEAVY)
         self._writing = asyncio.Lock()  # a record is read, changed and put by one at a time
         self._wake = asyncio.Event()
         self._work: dict[str, asyncio.Task[None]] = {}
+        self._seen: dict[str, tuple[float, JobView]] = {}  # jobs of batches that go on, by the event loop's clock
 
     # -- what clients ask -----------------------------------------------------------------------------------------------------------
 
@@ -84,9 +89,10 @@ class Keeper:
         return record.to_openai(None)
 
     async def show(self, batch_id: str) -> dict[str, Any]:
-        """OpenAI's batch object. Raises `NotFoundError`."""
+        """OpenAI's batch object, its counts up to `RECENT_S` old. Raises `NotFoundError`."""
         record = self._shelf.get(batch_id)
-        return record.to_openai(None if record.counts is not None else await self._job(record.id))
+        has_none = record.counts is not None or record.status is BatchStatus.VALIDATING
+        return record.to_openai(None if has_none else await self._recent_job(record.id))
 
     def records(self) -> list[BatchRecord]:
         """Newest first."""
@@ -106,6 +112,7 @@ class Keeper:
     # -- what goes on by itself -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        tidying = asyncio.create_task(self._keep_tidy())
         try:
             while True:
                 await self.look()
@@ -113,7 +120,7 @@ class Keeper:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self._poll_s)
         finally:
-            for task in self._work.values():
+            for task in (tidying, *self._work.values()):
                 task.cancel()
 
     async def look(self) -> None:
@@ -128,6 +135,30 @@ class Keeper:
 
     def _done(self, batch_id: str, task: asyncio.Task[None]) -> None:
         self._work.pop(batch_id, None)
+        if self._shelf.get(batch_id).status in ENDED_BATCH:
+            self._seen.pop(batch_id, None)
+
+    async def _keep_tidy(self) -> None:
+        while True:
+            try:
+                await self.tidy()
+            except StorageError as error:
+                log.warning("batch_tidy_waits %s", error.message)
+            await asyncio.sleep(self._tidy_s)
+
+    async def tidy(self) -> None:
+        """Remove the rows of each ended batch that its client has let go or whose job is gone. A job that was resumed keeps them."""
+        for record, is_spent in await asyncio.to_thread(self._let_go):
+            job = await self._job(record.id)
+            is_idle = job is not None and job.state in ENDED and not await self._ledger.held(record.id)
+            if job is None or (is_spent and is_idle):
+                await asyncio.to_thread(self._planner.forget, record.id)
+
+    def _let_go(self) -> list[tuple[BatchRecord, bool]]:
+        """Ended batches that have rows and are spent, or left no file that could say so."""
+        there = [record for record in self._shelf.list() if record.status in ENDED_BATCH and self._planner.has_rows(record.id)]
+        told = [(record, self._planner.is_spent(record)) for record in there]
+        return [(record, is_spent) for record, is_spent in told if is_spent or not (record.output_file_id or record.error_file_id)]
 
     async def settle(self) -> None:
         """Wait for what is in work now."""
@@ -136,6 +167,8 @@ class Keeper:
     async def _advance(self, batch_id: str) -> None:
         try:
             job = await self._job(batch_id)
+            if job is not None:
+                self._seen[batch_id] = (asyncio.get_running_loop().time(), job)
             held = await self._ledger.held(batch_id) if job is not None and job.state in ENDED else 0
             record = self._shelf.get(batch_id)
             step = next_step(record.status, None if job is None else job.state, held)
@@ -223,3 +256,8 @@ class Keeper:
             return await self._ledger.show(batch_id)
         except NotFoundError:
             return None
+
+    async def _recent_job(self, batch_id: str) -> JobView | None:
+        seen_at_s, job = self._seen.get(batch_id, (0.0, None))
+        is_recent = job is not None and asyncio.get_running_loop().time() - seen_at_s <= RECENT_S
+        return job if is_recent else await self._job(batch_id)

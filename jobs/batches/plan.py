@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import connectors
 from connectors.durable import storage_error
 from harvester.config import BatchConfig, HarvestConfig
-from harvester.errors import NotFoundError
+from harvester.errors import NotFoundError, StorageError
 from jobs.batches.input import BODY, CUSTOM_ID, InputReader, InvalidInput
 from jobs.batches.line import LineRules
 from jobs.batches.record import BatchError, BatchRecord
@@ -78,6 +79,29 @@ class BatchPlanner:
                 deadline_at_s=record.expires_at_s,
             )
             return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, self._harvest))
+
+    def has_rows(self, batch_id: str) -> bool:
+        return self._folder.snapshot(batch_id).exists()
+
+    def is_spent(self, record: BatchRecord) -> bool:
+        """Whether a client of an ended batch has let it go: its input file is gone, or all files made of it are."""
+        made = [file_id for file_id in (record.output_file_id, record.error_file_id) if file_id is not None]
+        return not self._is_there(record.wish.input_file_id) or (bool(made) and not any(map(self._is_there, made)))
+
+    def _is_there(self, file_id: str) -> bool:
+        try:
+            self._files.get(file_id)
+        except NotFoundError:  # deleted, or its time is over
+            return False
+        except StorageError:  # damaged: nobody let it go
+            return True
+        return True
+
+    def forget(self, batch_id: str) -> None:
+        """Remove a batch's rows. Its results stay; its job cannot be resumed or retried any more."""
+        shutil.rmtree(self._folder.snapshot(batch_id), ignore_errors=True)
+        with suppress(OSError):  # there are results
+            (self._folder.jobs / batch_id).rmdir()
 
     def rows(self, batch_id: str) -> Path:
         """The Parquet file of a batch's requests."""

@@ -27,6 +27,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
     monkeypatch.setattr(harvester.config, "DEFAULT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HARVESTER_STATE", str(state))
     monkeypatch.delenv("HARVESTER_URL", raising=False)
+    monkeypatch.delenv("HARVESTER_API_KEY", raising=False)
     monkeypatch.setattr(progress, "POLL_S", 0.001)
 
 

@@ -41,8 +41,11 @@ def test_what_is_no_later_time_is_wrong_use(text: str) -> None:
         parse_deadline(text, NOW_S)
 
 
-def test_a_deadline_that_has_passed_makes_no_job(cli, server, tmp_path):
-    result = cli("submit", tmp_path, "--deadline", "2001-01-01")
+@pytest.mark.parametrize(
+    "words", [("submit", "."), ("submit", ".", "--dry-run"), ("resume", "docs-7f3a"), ("retry", "docs-7f3a")], ids=" ".join
+)
+def test_a_deadline_that_has_passed_is_wrong_use_and_nothing_is_asked(cli, server, words):
+    result = cli(*words, "--deadline", "2001-01-01")
     assert result.exit_code == 2
-    assert "has passed" in result.stderr
+    assert result.stderr == "error: deadline 2001-01-01 has passed; give a later one\n"
     assert not server.asked

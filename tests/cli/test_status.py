@@ -12,7 +12,7 @@ from fake_server import job_view
 from harvester.cli.client import Client
 from harvester.cli.jobtext import duration, share_done
 from harvester.cli.progress import updates
-from harvester.errors import UnreachableError
+from harvester.errors import StateError, UnreachableError
 from jobs.statements import statements
 
 
@@ -175,3 +175,24 @@ def test_show_tells_the_spread_and_how_the_deadline_stands(cli, server):
 def test_a_job_whose_rows_all_failed_says_so_first(cli, server):
     server.views = [job_view(state="failed", rows_ok=0, rows_error=104, rows_total=2000, message="stopped early")]
     assert cli("show").stdout.startswith("every row so far failed (104); see: harvester results docs-7f3a --errors\n")
+
+
+def test_retry_takes_a_new_deadline_before_it_makes_the_job_go_on(cli, server):
+    server.views = [job_view(state="expired", rows_error=1), job_view(state="expired"), job_view(state="queued")]
+    assert cli("retry", "docs-7f3a", "--deadline", "2286-11-20T17:46:40Z").stdout == "job docs-7f3a is queued\n"
+    assert [ask for ask in server.asked if ask[0] != "GET"] == [
+        ("PATCH", "/api/jobs/docs-7f3a", {"deadline_at_s": 10_000_000_000.0}),
+        ("POST", "/api/jobs/docs-7f3a/retry", None),
+    ]
+
+
+def test_a_retry_that_will_be_refused_leaves_the_deadline_of_a_job_that_runs(cli, server):
+    server.views = [job_view(state="running")]
+    server.answers["/api/jobs/docs-7f3a/retry"] = (409, StateError("job docs-7f3a is running").to_json())
+    assert cli("retry", "docs-7f3a", "--deadline", "6h").exit_code == 1
+    assert [ask[0] for ask in server.asked if ask[0] != "GET"] == ["POST"]
+
+
+def test_a_change_says_what_the_job_says_of_itself(cli, server):
+    server.views = [job_view(state="queued", message="its deadline had passed, so it goes on without one")]
+    assert cli("retry", "docs-7f3a").stdout == "job docs-7f3a is queued: its deadline had passed, so it goes on without one\n"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,28 @@ async def test_half_a_surrogate_pair_in_a_submit_is_refused(office: Office, fiel
     answer = await office.http.post("/jobs", content=body, headers={"content-type": "application/json"})
     assert refused(answer, 400)
     assert office.left_over() == []
+
+
+@pytest.mark.parametrize("seconds", [-1.0, -1e9, -1e300], ids=["just now", "long ago", "before time"])
+async def test_a_deadline_in_the_past_makes_no_job_and_the_answer_names_it(office: Office, seconds: float) -> None:
+    at_s = time.time() + seconds
+    message = refused(await office.submit(deadline_at_s=at_s), 400)
+    assert re.fullmatch(
+        rf"deadline_at_s {re.escape(repr(at_s))} has passed: in Unix time it is \d+ now; give a later one, or none", message
+    )
+    assert (await office.http.get("/jobs")).json() == {"jobs": []}
+    assert office.left_over() == []
+
+
+async def test_a_deadline_in_the_past_is_refused_before_the_source_is_looked_at(office: Office) -> None:
+    assert "deadline_at_s 1.0 has passed" in refused(await office.submit(source={"uri": "/nowhere.csv"}, deadline_at_s=1.0), 400)
+
+
+async def test_a_job_keeps_its_deadline_where_the_new_one_is_in_the_past(office: Office) -> None:
+    job = await office.submitted(deadline_at_s=time.time() + 3600)
+    answer = await office.http.patch(f"/jobs/{job.id}", json={"deadline_at_s": 1.0})
+    assert refused(answer, 400).startswith("deadline_at_s 1.0 has passed")
+    assert (await office.http.get(f"/jobs/{job.id}")).json()["deadline_at_s"] == job.deadline_at_s
 
 
 async def test_a_bug_is_answered_as_every_error_is(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:

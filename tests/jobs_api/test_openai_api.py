@@ -21,6 +21,7 @@ from openai.types import Batch
 from connectors import PartsSink
 from harvester.config import BatchConfig, HarvestConfig
 from harvester.serve.openai_api import openai_api
+from jobs.batches import keeper as keeper_module
 from jobs.batches.keeper import Keeper
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.shelf import BatchShelf
@@ -30,6 +31,7 @@ from jobs.files import FileStore
 from jobs.folder import StateFolder
 from jobs.ledger import Ledger
 from jobs.runner import Runner
+from jobs.spec import JobView, PartStats
 from jobs.testing import DirectLedger, ManualClock, Refused, ScriptedEngine, last_content
 
 MODEL = "scripted"
@@ -693,6 +695,39 @@ async def test_a_new_keeper_takes_up_what_the_last_one_left(tmp_path: Path) -> N
         assert (await again.show(batch.id))["output_file_id"] == done.output_file_id
         assert len(await bureau.lines(done.output_file_id)) == 8
         assert len((await bureau.api.files.list(purpose="batch_output")).data) == 1
+    bureau.ledger.close()
+
+
+async def test_a_batch_is_shown_while_the_ledger_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its counts are those of the keeper's last look; once that is long ago the ledger is asked."""
+    bureau = Bureau(tmp_path, BatchConfig(), last_content)
+    asked = 0
+    ask = bureau.client.show
+
+    async def show(job_id: str) -> JobView:
+        nonlocal asked
+        asked += 1
+        return await ask(job_id)
+
+    monkeypatch.setattr(bureau.client, "show", show)
+    async with bureau.http:
+        batch = await bureau.create([line(i) for i in range(8)])
+        assert (await bureau.api.batches.retrieve(batch.id)).status == "validating"
+        assert asked == 0, "it has no job yet"
+        for _ in range(2):  # the input is read; the job is seen
+            await bureau.keeper.look()
+            await bureau.keeper.settle()
+        lease = bureau.ledger.lease("a", MODEL, bureau.clock())
+        assert lease is not None
+        bureau.ledger.commit(lease.lease_id, batch.id, lease.slice.slice_id, PartStats(rows_ok=4), bureau.clock())
+        looks = asked
+        shown = [(await bureau.api.batches.retrieve(batch.id)).request_counts for _ in range(3)]
+        assert [(counts.total, counts.completed) for counts in shown if counts] == [(8, 0)] * 3
+        assert asked == looks
+        monkeypatch.setattr(keeper_module, "RECENT_S", -1.0)
+        counts = (await bureau.api.batches.retrieve(batch.id)).request_counts
+        assert counts is not None
+        assert (counts.total, counts.completed, asked) == (8, 4, looks + 1)
     bureau.ledger.close()
 
 

@@ -103,6 +103,35 @@ def test_a_running_slice_of_an_expired_job_is_dropped_and_its_rows_are_kept(ledg
     ledger.check()
 
 
+def expired_with_a_failed_row(ledger: Ledger, name: str) -> str:
+    job_id = enter(ledger, name, deadline_at_s=NOW_S + 60)
+    work(ledger, NOW_S, rows=3, rows_error=1)
+    ledger.expire(NOW_S + 60)
+    assert ledger.show(job_id).state is JobState.EXPIRED
+    return job_id
+
+
+@pytest.mark.parametrize("verb", ["retry", "resume"])
+def test_an_expired_job_that_is_to_go_on_does_not_expire_again_and_says_that_it_has_no_deadline(ledger: Ledger, verb: str) -> None:
+    job_id = expired_with_a_failed_row(ledger, "docs")
+    view = getattr(ledger, verb)(job_id, NOW_S + 70)
+    assert (view.state, view.deadline_at_s) == (JobState.QUEUED, None)
+    message = f"its deadline had passed, so it goes on without one; give one with: harvester resume {job_id} --deadline 6h"
+    assert view.message == message
+    ledger.expire(NOW_S + 80)
+    assert work(ledger, NOW_S + 81, generation=1 if verb == "retry" else 0) == job_id
+    assert ledger.show(job_id).state is JobState.RUNNING
+    assert ledger.show(job_id).message is None, "said until it goes on"
+    ledger.check()
+
+
+def test_a_retry_keeps_a_deadline_that_is_still_to_come(ledger: Ledger) -> None:
+    job_id = expired_with_a_failed_row(ledger, "docs")
+    ledger.adjust(job_id, JobChange(deadline_at_s=NOW_S + 500))
+    view = ledger.retry(job_id, NOW_S + 70)
+    assert (view.state, view.deadline_at_s, view.message) == (JobState.QUEUED, NOW_S + 500, None)
+
+
 def test_an_expired_job_resumes_without_a_deadline_or_with_a_new_one(ledger: Ledger) -> None:
     one, two = enter(ledger, "one", deadline_at_s=NOW_S + 60), enter(ledger, "two", deadline_at_s=NOW_S + 60)
     ledger.expire(NOW_S + 60)

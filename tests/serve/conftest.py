@@ -1,16 +1,21 @@
-"""One real server for the whole suite: Ray Serve, HAProxy, vLLM on CPU, the embedded model."""
+"""One real server for the whole suite: Ray Serve, HAProxy, vLLM on CPU, the embedded model. And a Chromium."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.real_server import RealServer
 
 PROFILE_WAIT_S = 300.0
+SHOTS = Path(__file__).parents[2] / "build" / "page"
+PATIENCE_MS = 120_000
 CONFIG = Path(__file__).parents[1] / "small.yaml"
 
 
@@ -28,3 +33,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 @pytest.fixture(scope="session")
 def model(server: RealServer) -> str:
     return str(server.get("/api/server")["model"])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = os.environ.get("HARVESTER_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium here, and none was installed; install chromium (as root, make test does it)")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield running
+        running.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,28 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.real_server import RealServer
+from tests.serve.conftest import PATIENCE_MS, SHOTS
 from tests.serve.test_jobs import SPEECHES
 
 pytestmark = pytest.mark.serve
-SHOTS = Path(__file__).parents[2] / "build" / "page"
-PATIENCE_MS = 120_000
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = os.environ.get("HARVESTER_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium here, and none was installed; install chromium (as root, make test does it)")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 class Tab:

@@ -45,17 +45,46 @@ function duration(seconds) {
   return hours < 48 ? `${hours} h ${String(minutes % 60).padStart(2, "0")} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+// The key, where the server asks for one: kept by this tab until it is closed
+
+const KEY = "harvester-api-key";
+
+function askForKey() {
+  if ($("unlock").open) return;
+  say($("unlock-fault"), sessionStorage.getItem(KEY) === null ? "" : "The server does not know this key.");
+  $("unlock").showModal();
+}
+
+$("unlock-form").onsubmit = (event) => {
+  const key = $("key").value.trim();
+  if (!/^[!-~]+$/.test(key)) {
+    event.preventDefault();
+    return say($("unlock-fault"), key ? "A key has no spaces and no accents." : "Key is missing.");
+  }
+  sessionStorage.setItem(KEY, key);
+  $("key").value = "";
+};
+$("unlock").onclose = () => connect();
+
 // Asking the server
 
+async function reach(path, request) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...request.headers, ...(key === null ? {} : { authorization: `Bearer ${key}` }) };
+  const answer = await fetch(path, { ...request, headers, cache: "no-store" });
+  if (answer.status === 401) askForKey();
+  return answer;
+}
+
 async function ask(method, path, body) {
-  const request = { method, headers: { accept: "application/json" }, cache: "no-store" };
+  const request = { method, headers: { accept: "application/json" } };
   if (body !== undefined) {
     request.body = JSON.stringify(body);
     request.headers["content-type"] = "application/json";
   }
   let answer;
   try {
-    answer = await fetch(path, request);
+    answer = await reach(path, request);
   } catch {
     throw new Error("The server does not answer; try again when it is back.");
   }
@@ -161,7 +190,7 @@ const jobs = new Map(); // id -> {row, view, said}
 const VERBS = {
   pause: { label: "Pause", text: "Its running rows are given back; nothing done is lost.", from: ["queued", "running"] },
   resume: { label: "Resume", text: "It goes on with the rows that are left. A deadline that has passed is dropped.", from: ["paused", "cancelled", "failed", "expired"] },
-  retry: { label: "Retry", text: "Its failed rows are computed again; the others stay as they are.", from: ENDED },
+  retry: { label: "Retry", text: "Its failed rows are computed again; the others stay as they are. A deadline that has passed is dropped.", from: ENDED },
   cancel: { label: "Cancel", text: "Rows that are done stay in its results, and resume takes up the others.", from: ["queued", "running", "paused"], isGrave: true },
 };
 
@@ -481,22 +510,16 @@ $("submit-form").onsubmit = async (event) => {
   }
 };
 
-// The stream of events
+// The stream of events. Not by EventSource, which can send no key
 
-let stream = null;
+const SHOW = { server: showServer, replicas: showReplicas, jobs: showJobs, trouble: showTrouble };
+let stream = null; // what ends the connection that there is
 let heardAt = 0;
 
 function showLink(kind, text) {
   $("link").dataset.link = kind;
   say($("link"), text);
   document.body.classList.toggle("is-stale", kind !== "live");
-}
-
-function listen(name, show) {
-  stream.addEventListener(name, ({ data }) => {
-    heardAt = Date.now();
-    show(JSON.parse(data));
-  });
 }
 
 function showTrouble(text) {
@@ -511,31 +534,55 @@ function showServer({ model, model_note: note, version }) {
   $("model").title = `harvester ${version}`;
 }
 
-function connect() {
-  stream?.close();
-  heardAt = Date.now();
-  stream = new EventSource("/api/events");
-  stream.onopen = () => {
-    showLink("live", "Live");
-    loadTasks().catch((error) => say($("submit-fault"), error.message));
-  };
-  stream.onerror = () => showLink("lost", "Not connected; trying again");
-  listen("look", () => {});
-  listen("server", showServer);
-  listen("replicas", showReplicas);
-  listen("jobs", showJobs);
-  listen("trouble", showTrouble);
+function hear(event) {
+  const fields = event.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]);
+  const name = fields.find(([field]) => field === "event")?.[1];
+  const data = fields.filter(([field]) => field === "data").map(([, text]) => text);
+  if (name !== undefined) heardAt = Date.now();
+  if (name in SHOW) queueMicrotask(() => SHOW[name](JSON.parse(data.join("\n")))); // a fault in it does not end the stream
 }
 
-// A server that restarts answers with an error, after which browsers give up; a connection may also die without a word.
+async function read(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
+    const events = (text + value).split("\n\n");
+    text = events.pop();
+    events.forEach(hear);
+  }
+}
+
+async function connect() {
+  stream?.abort();
+  const own = (stream = new AbortController());
+  heardAt = Date.now();
+  let lost = "Not connected; trying again";
+  try {
+    const answer = await reach("/api/events", { headers: { accept: "text/event-stream" }, signal: own.signal });
+    if (answer.ok) {
+      showLink("live", "Live");
+      loadTasks().catch((error) => say($("submit-fault"), error.message));
+      await read(answer.body);
+    }
+    if (answer.status === 401) lost = "Not connected; a key is needed";
+  } catch {
+    // It ended, or nobody answers: said below.
+  }
+  if (stream !== own) return; // another one has taken its place
+  stream = null;
+  showLink("lost", lost);
+}
+
+// A connection may die without a word.
 setInterval(() => {
-  if (document.hidden || (stream.readyState !== EventSource.CLOSED && Date.now() - heardAt < SILENT_MS)) return;
+  if (document.hidden || $("unlock").open || (stream !== null && Date.now() - heardAt < SILENT_MS)) return;
   connect();
 }, 3000);
 
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden) stream.close();
-  else connect();
+  if (!document.hidden) return connect();
+  stream?.abort();
+  stream = null;
 });
 
 connect();

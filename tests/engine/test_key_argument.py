@@ -1,0 +1,27 @@
+"""Keys as vLLM is given them."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+import pytest
+
+from harvester.config import ServeConfig
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("harvester.engine.arguments")
+
+
+@pytest.mark.parametrize("given", ["plain", ["plain"]])
+def test_vllm_is_given_a_list_of_keys_for_it_takes_a_string_letter_by_letter(given: object) -> None:
+    from harvester.engine.arguments import engine_arguments
+
+    config = ServeConfig.model_validate({"engine": {"api_key": given}})
+    assert engine_arguments(config, "/model", "tiny", cpu=True, embedded=True)["api_key"] == ["plain"]

@@ -1,0 +1,153 @@
+"""The rows that a batch's input was made into: kept while they may be needed, and gone once the client has let the batch go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from openai.types import Batch
+from test_openai_api import ENDED, Bureau, bureau, going, last_content, limits, line, office, reply
+
+from harvester.config import BatchConfig
+from jobs.batches.plan import BatchPlanner
+from jobs.batches.record import BatchWish
+from jobs.batches.states import BatchStatus
+from jobs.testing import Refused
+
+__all__ = ["bureau", "limits", "office", "reply"]
+LINES = [line(i) for i in range(8)]
+
+
+def rows(bureau: Bureau, batch: Batch) -> Path:
+    return bureau.folder.snapshot(batch.id) / "requests.parquet"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it does not come to pass")
+
+
+async def has_rows(bureau: Bureau, batch: Batch) -> bool:
+    await bureau.keeper.tidy()
+    return rows(bureau, batch).exists()
+
+
+async def delete(bureau: Bureau, *file_ids: str | None) -> None:
+    for file_id in file_ids:
+        await bureau.api.files.delete(file_id or "")
+
+
+async def test_rows_stay_while_input_and_output_are_there(bureau: Bureau) -> None:
+    batch = await bureau.ended(LINES, output_expires_after={"anchor": "created_at", "seconds": 7200})
+    bureau.clock.advance(7100.0)
+    assert await has_rows(bureau, batch)
+
+
+async def test_rows_go_with_the_input_file_and_what_was_made_of_them_stays(bureau: Bureau) -> None:
+    batch = await bureau.ended(LINES)
+    await delete(bureau, batch.input_file_id)
+    assert not await has_rows(bureau, batch)
+    assert not bureau.folder.snapshot(batch.id).exists()
+    assert len(await bureau.lines(batch.output_file_id)) == 8
+    assert list(bureau.folder.results(batch.id).glob("part-*.parquet"))
+    assert (await bureau.api.batches.retrieve(batch.id)).status == "completed"
+
+
+async def test_rows_go_when_the_input_file_has_expired(bureau: Bureau) -> None:
+    file_id = await bureau.upload(LINES, expires_after={"anchor": "created_at", "seconds": 3600})
+    wish = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = await bureau.until((await bureau.api.batches.create(**wish)).id, ENDED)
+    assert await has_rows(bureau, batch)
+    bureau.clock.advance(3601.0)
+    assert not await has_rows(bureau, batch)
+
+
+async def test_rows_go_when_the_output_has_expired(bureau: Bureau) -> None:
+    batch = await bureau.ended(LINES, output_expires_after={"anchor": "created_at", "seconds": 7200})
+    bureau.clock.advance(7201.0)
+    assert not await has_rows(bureau, batch)
+    assert (await bureau.api.files.retrieve(batch.input_file_id)).id == batch.input_file_id
+
+
+def first_refused(request: object) -> str:
+    content = last_content(request)  # type: ignore[arg-type]
+    if content == "say 0":
+        raise Refused(400, "no")
+    return content
+
+
+@pytest.mark.parametrize("reply", [first_refused], ids=["one refused"])
+async def test_rows_stay_until_the_last_of_two_files_is_gone(bureau: Bureau) -> None:
+    batch = await bureau.ended(LINES)
+    await delete(bureau, batch.output_file_id)
+    assert await has_rows(bureau, batch)
+    await delete(bureau, batch.error_file_id)
+    assert not await has_rows(bureau, batch)
+
+
+async def test_rows_of_a_batch_that_goes_on_stay_without_their_input_file(office: Bureau) -> None:
+    batch = await office.until((await office.create(LINES)).id, {"in_progress"})
+    await delete(office, batch.input_file_id)
+    assert await has_rows(office, batch)
+    async with going(office.runner().run()):
+        done = await office.until(batch.id, ENDED)
+    assert (done.status, len(await office.lines(done.output_file_id))) == ("completed", 8)
+    assert not await has_rows(office, done)
+
+
+async def test_rows_of_an_ended_batch_whose_job_goes_on_stay_until_it_has_ended(office: Bureau) -> None:
+    batch = await office.until((await office.create(LINES)).id, {"in_progress"})
+    await office.api.batches.cancel(batch.id)
+    await office.until(batch.id, {"cancelled"})
+    await delete(office, batch.input_file_id)
+    office.ledger.resume(batch.id, office.clock())
+    assert await has_rows(office, batch)
+    office.ledger.cancel(batch.id, office.clock())
+    assert not await has_rows(office, batch)
+    assert not (office.folder.jobs / batch.id).exists(), "no row was run, so that nothing is left"
+
+
+async def test_rows_without_a_job_go(tmp_path: Path) -> None:
+    """Cancelled after its input was read and before its job was entered; and one whose ledger was lost."""
+    bureau = Bureau(tmp_path, BatchConfig(), last_content)
+    async with bureau.http:
+        wish = BatchWish(input_file_id=await bureau.upload(LINES), endpoint="/v1/chat/completions", completion_window="24h")
+        for status in (BatchStatus.CANCELLED, BatchStatus.FAILED):
+            await bureau.keeper.create(wish)
+            record = bureau.keeper.records()[0]
+            BatchPlanner(bureau.folder, bureau.files, BatchConfig(), bureau.runner().config, "scripted").plan(
+                record, ["scripted"], lambda: False
+            )
+            assert bureau.folder.snapshot(record.id).exists()
+            bureau.keeper._shelf.put(record.reach(status, bureau.clock()))
+            await bureau.keeper.tidy()
+            assert not (bureau.folder.jobs / record.id).exists()
+    bureau.ledger.close()
+
+
+async def test_a_keeper_tidies_by_itself(tmp_path: Path) -> None:
+    bureau = Bureau(tmp_path, BatchConfig(), last_content)
+    bureau.keeper._tidy_s = 0.01
+    async with bureau.http, going(bureau.keeper.run(), bureau.runner().run()):
+        batch = await bureau.ended(LINES)
+        await delete(bureau, batch.input_file_id)
+        await until(lambda: not rows(bureau, batch).exists())
+    bureau.ledger.close()
+
+
+async def test_a_job_whose_rows_are_gone_fails_with_the_reason_when_it_is_resumed(office: Bureau) -> None:
+    batch = await office.until((await office.create(LINES)).id, {"in_progress"})
+    await office.api.batches.cancel(batch.id)
+    await office.until(batch.id, {"cancelled"})
+    await delete(office, batch.input_file_id)
+    assert not await has_rows(office, batch)
+    office.ledger.resume(batch.id, office.clock())
+    async with going(office.runner().run()):
+        await until(lambda: office.ledger.show(batch.id).state == "failed")
+    message = f"the requests of batch {batch.id} were removed when its files were; make a new batch of them"
+    assert office.ledger.show(batch.id).message == message

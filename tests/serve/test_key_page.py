@@ -1,0 +1,108 @@
+"""The page of a server that asks for a key, in a real Chromium; the applications run in this process, without Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from fastapi import FastAPI
+from playwright.sync_api import Browser, Page, expect
+
+from harvester.config import HarvestConfig
+from harvester.ports import free_port
+from harvester.serve.events import Looks
+from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.page import add_page
+from harvester.serve.watch import Watch
+from jobs.folder import StateFolder
+from jobs.ledger import Ledger
+from jobs.testing import DirectLedger, scripted_plan
+
+pytestmark = pytest.mark.serve
+INFO = {"version": "0.1.0", "model": "tiny", "context_tokens": 512, "state": "/state", "url": "http://127.0.0.1"}
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[str]:
+    """Address of a server with the key ``right`` and one job."""
+    folder = StateFolder(tmp_path / "state")
+    folder.prepare()
+    ledger = Ledger(Path(":memory:"), folder.jobs, lease_s=10.0, now_s=time.time(), new_server=True)
+    ledger.submit(scripted_plan("docs-7f3a", 4, 4, created_at_s=time.time()), new=True)
+    client = DirectLedger(ledger, time.time)
+
+    async def info() -> dict[str, Any]:
+        return INFO
+
+    async def no_replicas() -> list[dict[str, Any]]:
+        return []
+
+    watch = Watch(Looks(no_replicas, client, INFO), every_s=0.1)
+    app = FastAPI()
+    add_page(app)
+    app.mount("/api", jobs_api(client, Planner(folder, HarvestConfig(), "tiny"), info, watch=watch, keys=["other", "right"]))
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+    ledger.close()
+
+
+@pytest.fixture
+def page(browser: Browser, guarded: str) -> Iterator[Page]:
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(guarded)
+    yield page
+    context.close()
+
+
+def unlock(page: Page, key: str) -> None:
+    page.get_by_label("Key", exact=True).fill(key)
+    page.get_by_role("button", name="Continue").click()
+
+
+def test_the_page_asks_for_a_key_once_and_then_shows_and_does_everything(page: Page) -> None:
+    asked = page.get_by_role("dialog", name="API key")
+    expect(asked).to_be_visible()
+    expect(page.locator("#link")).to_contain_text("a key is needed")
+    expect(page.locator("#job-list tr")).to_have_count(0)
+    grave = [one["id"] for one in Axe().run(page).response["violations"] if one["impact"] in ("serious", "critical")]
+    assert grave == []
+    unlock(page, "")
+    expect(page.locator("#unlock-fault")).to_have_text("Key is missing.")
+    unlock(page, "wrong")
+    expect(page.locator("#unlock-fault")).to_have_text("The server does not know this key.")
+    unlock(page, "right")
+    expect(asked).to_be_hidden()
+    expect(page.locator("#link")).to_have_text("Live")
+    expect(page.get_by_label("Task", exact=True)).to_have_value("summarize")
+    page.get_by_role("button", name="Pause docs-7f3a").click()
+    page.get_by_role("button", name="Pause job").click()
+    expect(page.get_by_role("row", name="docs-7f3a").locator(".state")).to_have_text("paused")
+    page.get_by_label("Query over jobs").fill("select id from jobs")
+    page.get_by_role("button", name="Run").click()
+    expect(page.get_by_role("table", name="Answer of the query").locator("tbody")).to_have_text("docs-7f3a")
+    page.reload()
+    expect(page.locator("#link")).to_have_text("Live")
+    expect(asked).to_be_hidden()
+
+
+def test_what_a_job_becomes_is_shown_as_it_comes(page: Page, guarded: str) -> None:
+    unlock(page, "right")
+    expect(page.get_by_role("row", name="docs-7f3a").locator(".state")).to_have_text("queued")
+    answer = page.request.post(f"{guarded}/api/jobs/docs-7f3a/cancel", headers={"authorization": "Bearer other"})
+    assert answer.ok
+    expect(page.get_by_role("row", name="docs-7f3a").locator(".state")).to_have_text("cancelled")

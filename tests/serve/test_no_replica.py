@@ -1,0 +1,82 @@
+"""The jobs application while no replica answers; Serve's handle is the test's own, so that no server is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from harvester.config import ServeConfig
+from harvester.engine.models import ModelChoice
+from harvester.errors import NoReplicaError, from_json
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own
+    from ray.exceptions import ActorDiedError
+    from ray.serve.exceptions import RayServeException
+
+    from harvester.serve import jobs_app, replicas
+    from harvester.serve.jobs_app import JobsApp
+    from harvester.serve.replicas import Replicas
+
+pytestmark = pytest.mark.serve
+CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
+
+
+class Handle:
+    """Every method of it fails as ``fault`` says; None: it never answers."""
+
+    def __init__(self, fault: Exception | None) -> None:
+        self._fault = fault
+
+    def __getattr__(self, name: str) -> Handle:
+        return self
+
+    async def remote(self, *given: Any) -> Any:
+        if self._fault is not None:
+            raise self._fault
+        await asyncio.Event().wait()
+
+
+FAULTS = [
+    pytest.param(None, "no replica answered within 0.05 s", id="silent"),
+    pytest.param(ActorDiedError(), "no replica answers", id="dead"),
+    pytest.param(RayServeException("Deployment is unavailable"), "no replica answers", id="unavailable"),
+]
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas.serve, "get_app_handle", lambda name: Handle(request.param))
+    monkeypatch.setattr(replicas, "ANSWER_WAIT_S", 0.05)
+    monkeypatch.setattr(jobs_app, "stand_back", lambda: None)
+
+
+@pytest.mark.parametrize(("fault", "why"), FAULTS, indirect=["fault"])
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("GET", "/server", None), ("POST", "/profile", {"seconds": 1}), ("POST", "/jobs", {"source": {"uri": "/docs.parquet"}})],
+)
+@pytest.mark.usefixtures("fault")
+async def test_what_needs_a_replica_is_answered_with_503_while_there_is_none(
+    tmp_path: Path, why: str, method: str, path: str, body: object
+) -> None:
+    app = await JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", 1).__serve_build_asgi_app__()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answer = await http.request(method, path, json=body)
+    assert answer.status_code == 503, answer.text
+    error = from_json(answer.json(), 503)
+    assert isinstance(error, NoReplicaError)
+    assert error.message.startswith(why)
+    assert error.message.endswith("try again in a moment")
+
+
+@pytest.mark.parametrize(("fault", "why"), FAULTS, indirect=["fault"])
+@pytest.mark.usefixtures("fault")
+async def test_whoever_else_asks_a_replica_is_told_the_same(why: str) -> None:
+    with pytest.raises(NoReplicaError, match=why):
+        await Replicas().info()
