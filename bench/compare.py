@@ -59,7 +59,7 @@ class Setting:
 
     @classmethod
     def usual(cls, given: Knobs) -> Setting:
-        """A quarter of the slots free: the peer at its best where it is not swept."""
+        """Where it is not swept: a quarter of the slots free, so that an arrival finds one."""
         return cls(round(given.step_tokens), round(given.slots) * 3 // 4)
 
 

@@ -16,7 +16,7 @@ ANSWER_WAIT_S = 20.0
 
 
 class Replicas:
-    """Serve picks the replica that answers. Raises `NoReplicaError` where none is there, or it dies over the question."""
+    """Serve picks the replica that answers. `info` and `profile` raise `NoReplicaError` where none is there, or it dies meanwhile."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -42,6 +42,8 @@ class Replicas:
             async with asyncio.timeout(wait_s):
                 return await getattr(self._chat(), method).remote(*given)
         except TimeoutError as error:
+            if wait_s is None:  # the replica's own
+                raise
             raise NoReplicaError(f"no replica answered within {wait_s:g} s; it may be starting: try again in a moment") from error
         except (RayActorError, RayServeException) as error:
             raise NoReplicaError("no replica answers; it may be restarting: try again in a moment") from error

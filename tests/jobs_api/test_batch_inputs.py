@@ -135,8 +135,10 @@ async def test_a_keeper_tidies_by_itself(tmp_path: Path) -> None:
     bureau.keeper._tidy_s = 0.01
     async with bureau.http, going(bureau.keeper.run(), bureau.runner().run()):
         batch = await bureau.ended(LINES)
+        assert rows(bureau, batch).exists()
         await delete(bureau, batch.input_file_id)
         await until(lambda: not rows(bureau, batch).exists())
+        assert not bureau.folder.snapshot(batch.id).exists()
     bureau.ledger.close()
 
 

@@ -75,6 +75,18 @@ async def test_what_needs_a_replica_is_answered_with_503_while_there_is_none(
     assert error.message.endswith("try again in a moment")
 
 
+async def test_a_time_out_of_the_replicas_own_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Handle):
+        async def remote(self, *given: Any) -> Any:
+            if given:  # `profile` has an argument, `info` has none
+                raise TimeoutError("the engine did not answer a probe")
+            return {}
+
+    monkeypatch.setattr(replicas.serve, "get_app_handle", lambda name: Slow(None))
+    with pytest.raises(TimeoutError, match="did not answer a probe"):
+        await Replicas().profile(1.0)
+
+
 @pytest.mark.parametrize(("fault", "why"), FAULTS, indirect=["fault"])
 @pytest.mark.usefixtures("fault")
 async def test_whoever_else_asks_a_replica_is_told_the_same(why: str) -> None:
