@@ -36,11 +36,15 @@ class Outlook:
     def promise(self, request: Request) -> Promise:
         return NOTHING if request.request_id in self._jobs else self._settings.promise(extra_of(request))
 
-    def look(self, running: Iterable[Request]) -> None:
-        """At what the running requests will be. Not at online prompts: their rank is told when their turn comes."""
+    def look(self, running: Iterable[Request]) -> bool:
+        """At what the running requests will be. Returns whether no online prompt is among them.
+
+        Those are looked at when they are due: their rank, and how much time is left to them, is told then.
+        """
         shift_s = time.monotonic() - time.time()
-        rows = ((request.request_id, self._row(request, {}, shift_s)) for request in running)
-        self._seen = {name: row for name, row in rows if row.offline or row.step_tokens <= 1}
+        rows = {request.request_id: self._row(request, {}, shift_s) for request in running}
+        self._seen = {name: row for name, row in rows.items() if row.offline or (row.step_tokens <= 1 and row.decoding)}
+        return len(self._seen) == len(rows)
 
     def rows(self, running: Iterable[Request], ranks: Mapping[str, int], now_s: float) -> list[Running]:
         """The running requests as the policy sees them."""

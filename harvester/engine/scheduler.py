@@ -154,11 +154,13 @@ class HarvestScheduling:
         self._learn()
         self._settle()
         self._checkpoints.plan(self)
-        if not self._speculative:
-            self._outlook.look(self.running)
-            if not len(self._turns) and not len(self.waiting.online) and not self.kv_holding_waiting:
-                self._outlook.expect(self._plan(time.monotonic()))
+        if not self._speculative and self._outlook.look(self.running) and self._is_settled():
+            self._outlook.expect(self._plan(time.monotonic()))
         return bitmask
+
+    def _is_settled(self) -> bool:
+        """Whether the next step is the same whenever it is planned: nobody waits for a first token, nor for another's slot."""
+        return len(self.waiting.online) == 0 and not self.kv_holding_waiting and len(self._turns) <= self.max_num_active_reqs
 
     def _offline_step_s(self, now_s: float) -> float:
         """Most seconds of a step of offline work alone: little is lost where an arrival ends it."""
