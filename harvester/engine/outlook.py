@@ -11,6 +11,7 @@ from vllm.v1.request import Request
 from harvester.engine import compat
 from harvester.engine.queue import OfflineRequests, extra_of
 from harvester.engine.settings import NOTHING, Promise, Settings
+from harvester.policy.batch import Batch, batch_of
 from harvester.policy.view import Plan, Running, View
 
 
@@ -31,6 +32,7 @@ class Outlook:
         self._jobs = jobs
         self._bounds = block_tokens, most_tokens
         self._seen: dict[str, Running] = {}
+        self._all: tuple[list[Running], Batch] | None = None  # where those seen are all that run
         self._next: Planned | None = None
 
     def promise(self, request: Request) -> Promise:
@@ -44,10 +46,20 @@ class Outlook:
         shift_s = time.monotonic() - time.time()
         rows = {request.request_id: self._row(request, {}, shift_s) for request in running}
         self._seen = {name: row for name, row in rows.items() if row.offline or (row.step_tokens <= 1 and row.decoding)}
-        return len(self._seen) == len(rows)
+        if len(self._seen) < len(rows):
+            self._all = None
+            return False
+        whole = list(rows.values())
+        self._all = whole, batch_of(whole)
+        return True
 
-    def rows(self, running: Iterable[Request], ranks: Mapping[str, int], now_s: float) -> list[Running]:
-        """The running requests as the policy sees them."""
+    def rows(self, running: Iterable[Request], ranks: Mapping[str, int], now_s: float) -> tuple[list[Running], Batch | None]:
+        """The running requests as the policy sees them, and what they are in the step where that is known already."""
+        if self._all is not None:
+            return self._all
+        return self._fresh(running, ranks, now_s), None
+
+    def _fresh(self, running: Iterable[Request], ranks: Mapping[str, int], now_s: float) -> list[Running]:
         return [self._seen.get(request.request_id) or self._row(request, ranks, now_s - time.time()) for request in running]
 
     def _row(self, request: Request, ranks: Mapping[str, int], shift_s: float) -> Running:
@@ -69,10 +81,10 @@ class Outlook:
 
     def left(self, name: str) -> None:
         """This one has ended or lost its KV."""
-        self._next = None
+        self._next = self._all = None
         self._seen.pop(name, None)
 
     def clear(self) -> None:
         """No step came out as planned."""
-        self._next = None
+        self._next = self._all = None
         self._seen.clear()

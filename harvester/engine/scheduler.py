@@ -140,13 +140,13 @@ class HarvestScheduling:
         self.waiting.online.ranks = ranks
         self._checkpoints.swap_out(self, self._turns, now_s)
         reserve = self._bursts.reserve(now_s) if self._bursts is not None else None
-        rows, promise = self._outlook.rows(self.running, ranks, now_s), self._outlook.promise
+        (rows, batch), promise = self._outlook.rows(self.running, ranks, now_s), self._outlook.promise
         view = compat.view(self, rows, self.waiting, now_s, now_s - self._online_at_s, promise, reserve, self._offline_step_s(now_s))
         if len(self._turns):
             self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
         view = self._checkpoints.marked(view, self.running)
-        return Planned(view, plan_step(view, self._settings.limits, model), ranks)
+        return Planned(view, plan_step(view, self._settings.limits, model, batch), ranks)
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM's; called when the step has been sent to the workers."""

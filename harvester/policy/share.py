@@ -26,10 +26,14 @@ LEAST_CHUNK = 64  # tokens
 PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work: each is counted in the budget, whether its turn comes or not
 
 
-def plan_step(view: View, limits: Limits, model: LatencyModel | None = None) -> Plan:
-    """Plan one step; O(running). Without a ``model`` that is ready, or an objective to hold, the token share is the fixed one."""
+def plan_step(view: View, limits: Limits, model: LatencyModel | None = None, batch: Batch | None = None) -> Plan:
+    """Plan one step; O(running). Without a ``model`` that is ready, or an objective to hold, the token share is the fixed one.
+
+    ``batch``: `batch_of` all that run, where the caller has it already.
+    """
     preempt = victims(view)
-    batch = batch_of(view.running, preempt)
+    if batch is None or preempt:
+        batch = batch_of(view.running, preempt)
     slots, blocks = opened(room(view, batch, limits), view, batch) if view.online_waiting == 0 else (0, 0)
     if not batch.online and view.online_waiting == 0:
         return Plan(tuple(batch.kept), (), (), _alone_tokens(view, batch, model), slots, blocks, preemptible=True)

@@ -103,9 +103,15 @@ class Story:
         scheduler = self.drive.scheduler
         ahead = scheduler._outlook._next
         self.planned["ahead" if ahead is not None else "when due"] += 1
+        if scheduler._outlook._all is not None:
+            rows, _ = scheduler._outlook._all
+            fresh = [scheduler._outlook._row(request, {}, 0.0) for request in scheduler.running]
+            self.planned["rows ahead"] += ahead is None
+            assert [untimed(row) for row in rows] == [untimed(row) for row in fresh]
         if ahead is not None:
-            scheduler._outlook._seen.clear()  # so that the running requests are looked at anew
+            scheduler._outlook.clear()  # so that the running requests are looked at anew
             now = scheduler._plan(ahead.view.now_s)
+            scheduler._outlook.expect(ahead)
             assert known(now.plan) == known(ahead.plan)
             assert [untimed(row) for row in now.view.running] == [untimed(row) for row in ahead.view.running]
             assert now.view.reserve == ahead.view.reserve
@@ -131,6 +137,7 @@ def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(
         story.step(number)
     assert story.planned["ahead"] > STEPS // (20 if online == 1.0 else 4), "chat alone is mostly more than there are slots"
     assert story.planned["when due"] > STEPS // 10
+    assert story.planned["rows ahead"] > STEPS // 30
     assert depth == 2 or online == 1.0 or story.planned["ended early"] > 10
 
 
