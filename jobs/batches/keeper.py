@@ -168,7 +168,7 @@ class Keeper:
         try:
             job = await self._job(batch_id)
             if job is not None:
-                self._seen[batch_id] = (asyncio.get_running_loop().time(), job)
+                self._note(job)
             held = await self._ledger.held(batch_id) if job is not None and job.state in ENDED else 0
             record = self._shelf.get(batch_id)
             step = next_step(record.status, None if job is None else job.state, held)
@@ -212,7 +212,8 @@ class Keeper:
                 return
         if not is_stopped():
             await self._change(record.id, model=model)
-            await self._ledger.submit(plan, new=True)
+            view, _ = await self._ledger.submit(plan, new=True)
+            self._note(view)
             await self._begin(record.id)
 
     async def _begin(self, batch_id: str) -> None:
@@ -256,6 +257,9 @@ class Keeper:
             return await self._ledger.show(batch_id)
         except NotFoundError:
             return None
+
+    def _note(self, job: JobView) -> None:
+        self._seen[job.id] = (asyncio.get_running_loop().time(), job)
 
     async def _recent_job(self, batch_id: str) -> JobView | None:
         seen_at_s, job = self._seen.get(batch_id, (0.0, None))
