@@ -7,6 +7,7 @@ what it must be: reading wrong KV fails there, not in some later token. No engin
 from __future__ import annotations
 
 import random
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,11 +47,20 @@ class KvDrive:
         self._connect(config, cache, blocks)
         self.rng, self.chances = random.Random(seed), chances
         self.live: dict[str, Any] = {}
-        self.finished = self.ended = self.read = self.resets = 0
+        self.finished = self.ended = self.read = self.resets = self.steps = 0
         self.preempted: dict[str, int] = {}
         self._hashes: dict[str, list[int]] = {}
         self._tables: dict[str, list[int]] = {}
         self._serial = 0
+        self._in_step = False
+
+    def in_step(self, patch: Any, step_s: float) -> None:
+        """From now on a step takes ``step_s`` of the scheduler's clock, and the thread has copied what it may before the step ends."""
+        import harvester.engine.scheduler as module
+
+        began_s = time.monotonic()
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s))
+        self._in_step = True
 
     def _connect(self, config: Any, cache: Any, blocks: int) -> None:
         import torch
@@ -114,6 +124,7 @@ class KvDrive:
                     self.finished += 1
                     self._gone(item.request_id)
         self.planner.pool.check()
+        self.steps += 1
 
     def _gone(self, name: str) -> None:
         self.preempted[name] = self.live.pop(name).num_preemptions
@@ -136,6 +147,8 @@ class KvDrive:
             self._forward(name, output.num_scheduled_tokens[name], garbage=bool(ends))
         self.worker.start_load_kv(None)
         self.worker.wait_for_save()
+        while self._in_step and self.copier._state.queue and self.copier._state.allowed != 0:
+            time.sleep(0)
         self.worker.get_transfer_results(output.finished_req_ids)
         self.worker.build_connector_worker_meta()
         self.worker.clear_connector_metadata()
