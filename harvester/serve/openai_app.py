@@ -72,7 +72,7 @@ class BatchesApp:
         self._keeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        set_timer_slack(USUAL_S)  # a thread asks for Python's lock by a timer: late by 50 ms, each turn beside an input file would be
+        set_timer_slack(USUAL_S)  # the threads that read input files, which rest briefly, have it from this one
         self._keeping = asyncio.create_task(self._keeper.run())
         return self._app
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ SCHEMA = pa.schema([(LINE, pa.int64()), (CUSTOM_ID, pa.string()), (BODY, pa.stri
 MOST_ERRORS = 100  # more would not be read
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 16 << 20
+_TURN_S, _REST_S = 0.0005, 0.00001  # after so long, the threads that answer have Python's lock; no rest would not let them wake in time
 _DUPLICATES = f"""
     select line, custom_id from (select line, custom_id, row_number() over (partition by custom_id order by line) as time from requests)
     where time > 1 order by line limit {MOST_ERRORS}
@@ -100,9 +102,12 @@ class InputReader:
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
         """Numbers and contents of the lines that are not blank; None for one that is too long. Raises `Stopped`."""
-        number, most = 0, self.limits.max_line_bytes
+        number, most, turn_s = 0, self.limits.max_line_bytes, time.monotonic()
         while raw := file.readline(most + 1):
             number += 1
+            if time.monotonic() - turn_s > _TURN_S:
+                time.sleep(_REST_S)
+                turn_s = time.monotonic()
             if number % _CHUNK_ROWS == 0 and self.is_stopped():
                 raise Stopped
             if len(raw) > most and not raw.endswith(b"\n"):

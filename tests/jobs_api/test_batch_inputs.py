@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from openai.types import Batch
-from test_openai_api import ENDED, Bureau, bureau, going, last_content, limits, line, office, reply
+from test_openai_api import ENDED, MODEL, Bureau, bureau, going, jsonl, last_content, limits, line, office, reply
 
 from harvester.config import BatchConfig
+from jobs.batches.input import InputReader
+from jobs.batches.line import LineRules
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchWish
 from jobs.batches.states import BatchStatus
@@ -153,3 +158,12 @@ async def test_a_job_whose_rows_are_gone_fails_with_the_reason_when_it_is_resume
         await until(lambda: office.ledger.show(batch.id).state == "failed")
     message = f"the requests of batch {batch.id} were removed when its files were; make a new batch of them"
     assert office.ledger.show(batch.id).message == message
+
+
+def test_reading_lets_the_threads_that_answer_have_their_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now_ms, rests = itertools.count(), list[float]()
+    clock = SimpleNamespace(monotonic=lambda: next(now_ms) / 1e3, sleep=rests.append)
+    monkeypatch.setattr("jobs.batches.input.time", clock)
+    reader = InputReader(LineRules("/v1/chat/completions", [MODEL]), BatchConfig())
+    reader.write(io.BytesIO(jsonl([line(i) for i in range(8)])), tmp_path / "rows.parquet", "file-1")
+    assert (reader.rows, len(rests)) == (8, 8)
