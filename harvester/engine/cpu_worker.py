@@ -1,7 +1,8 @@
 """vLLM's CPU worker, with seeded sampling that survives a chunked prefill.
 
 vLLM 0.32 takes back the random draw of an unfinished prompt chunk with ``set_offset(get_offset() - 4)``, which PyTorch's CPU generators
-do not have: the engine would die of one chat request with a ``seed`` and a long prompt.
+do not have: the engine would die of one chat request with a ``seed`` and a long prompt. And without a compiler it warms nothing up, which is
+where a later pipeline stage makes room for what the stage before it sends: its first step would fail.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.distributed import get_pp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from harvester.engine.preemptible import PreemptibleWorker
@@ -37,3 +39,11 @@ class HarvestCpuWorker(PreemptibleWorker, CPUWorker):  # type: ignore[misc]
         torch.Generator = RewindingGenerator
         sleep_between_looks(SPIN_S)
         super().__init__(*args, **kwargs)
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()
+        runner = self.model_runner
+        if runner.intermediate_tensors is None and not get_pp_group().is_first_rank:
+            make = runner.model.make_empty_intermediate_tensors
+            runner.intermediate_tensors = make(batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device)
+        return times

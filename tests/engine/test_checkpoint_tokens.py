@@ -21,6 +21,7 @@ MODES: dict[str, tuple[int, tuple[str, ...], dict[str, Any], dict[str, str]]] = 
     "async": (SOME, ("--chaos", "0.3"), {"async_scheduling": True}, {}),
     "faults": (SOME, ("--faults",), {}, {}),
     "tensor-parallel": (SOME, ("--chaos", "0.2"), {"tensor_parallel_size": 2}, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}),
+    "pipeline-parallel": (SOME, (), {"pipeline_parallel_size": 2}, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}),
 }
 
 
@@ -43,7 +44,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_are_those_of_stock_vllm_however_often_requests_lose_their_kv(mode: str, stock: list[list[int]], tmp_path: Path) -> None:
     count, words, engine, env = MODES[mode]
-    if mode == "tensor-parallel" and not TWO_CORES:
+    if mode.endswith("parallel") and not TWO_CORES:
         pytest.skip("two ranks need two cores")
     found = child(tmp_path, "--requests", str(count), "--engine", json.dumps(engine), *words, env=env)
     counts = found["counts"]
