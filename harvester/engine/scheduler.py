@@ -18,7 +18,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from harvester.engine import compat
-from harvester.engine.checkpoints.saving import Checkpoints
+from harvester.engine.checkpoints.saving import Checkpoints, begin_anew
 from harvester.engine.learning import Learning
 from harvester.engine.outlook import Outlook, Planned
 from harvester.engine.preemptible import ENDED_EARLY
@@ -126,6 +126,8 @@ class HarvestScheduling:
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._settle()
         now_s = time.monotonic()
+        if begin_anew(self):
+            self._outlook.clear()
         planned = self._outlook.take() or self._plan(now_s)
         self._checkpoints.allow(self, planned.plan, now_s)
         with self._applied(planned):

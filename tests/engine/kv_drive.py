@@ -81,7 +81,7 @@ class KvDrive:
         self.copier.shutdown()
         self.board.remove()
 
-    def add(self, prompt: list[int], max_tokens: int, *, offline: bool) -> str:
+    def add(self, prompt: list[int], max_tokens: int, *, offline: bool, job: str = "") -> str:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -89,7 +89,7 @@ class KvDrive:
 
         self._serial += 1
         name = f"r{self._serial}"
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args={"job": job})
         priority = PRIORITY_OFFLINE if offline else PRIORITY_ONLINE
         request = Request(name, prompt, params, None, arrival_time=float(self._serial), priority=priority, block_hasher=self._hasher)
         self.live[name], self._hashes[name], self.preempted[name] = request, [], 0
@@ -191,7 +191,7 @@ class KvDrive:
             if not self.scheduler.has_requests():
                 return
             self.step()
-        raise AssertionError(f"{len(self.live)} requests never end; {SimpleNamespace(**vars(self.planner.done))}")
+        raise AssertionError(f"{len(self.live)} requests never end; {self.planner.done}")
 
 
 def _vllm_config(model: Path, board: Path, host_blocks: int) -> Any:

@@ -86,6 +86,27 @@ def test_long_prompts_in_chunks_with_a_prefix_in_common_read_their_own_kv_when_s
     assert one.planner.pool.used == 0
 
 
+def test_what_is_read_back_behind_a_prefix_that_was_never_written_is_thrown_away(drive: Callable[..., KvDrive]) -> None:
+    """A request that lost its KV is given the prefix that another one computes in the same step, and reads the rest: then that step ends."""
+    one = drive(20)
+    prefix = [7] * (4 * BLOCK)
+    lost = one.add([*prefix, *range(5 * BLOCK)], 40, offline=True, job="first")
+    request = one.live[lost]
+    for _ in range(2 * BLOCK):
+        one.step()
+    one.scheduler.running.remove(request)
+    one.scheduler._preempt_request(request, 0.0)
+    assert one.scheduler.kv_cache_manager.reset_prefix_cache()  # what is on the host stays
+    one.add([*prefix, *range(1000, 1000 + BLOCK)], 4, offline=True, job="second")
+    one.chances["end"] = 1.0
+    while request.status.name != "WAITING_FOR_REMOTE_KVS":
+        one.step()
+    assert request.num_computed_tokens == 0, "it was given a prefix that is not there"
+    one.chances["end"] = 0.0
+    one.settle()  # there is KV for one such request and a half: nothing is kept for one that begins anew
+    assert one.finished == 2
+
+
 def test_online_requests_swap_their_kv_by_turns_and_read_their_own(drive: Callable[..., KvDrive], monkeypatch: pytest.MonkeyPatch) -> None:
     from harvester.engine.board import Count
 

@@ -181,6 +181,21 @@ class Checkpoints:
                 fail_load(scheduler, request)
 
 
+def begin_anew(scheduler: Any) -> bool:
+    """Put those whose KV did not come back into the waiting queue, where chat goes first. Returns whether there were any.
+
+    vLLM would try them ahead of all others, who wait behind the first that finds no KV; and keep KV free from themselves for themselves.
+    """
+    back = scheduler.failed_recving_kv_req_ids & scheduler.finished_recving_kv_req_ids
+    for request in [request for request in scheduler.kv_holding_waiting if request.request_id in back]:
+        if not request.num_computed_tokens and scheduler._handle_blocked_waiting_request(request):
+            scheduler.kv_holding_waiting.remove_requests([request])
+            scheduler.deferred_waiting.discard(request)
+            scheduler._inflight_prefills.discard(request)
+            scheduler.waiting.add_request(request)
+    return bool(back)
+
+
 def answered(request: Request) -> int:
     """Tokens whose KV is computed, without those in flight."""
     return max(0, int(request.num_computed_tokens - request.num_in_flight_tokens))
