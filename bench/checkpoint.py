@@ -1,38 +1,36 @@
 """Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Fig. 4, FastServe Fig. 15).
 
-One engine at a time in this process's charge, no server around it, with KV for about ten offline requests. Bursts of online requests take
-KV from them. Every engine gets the same prompts and the same times.
+One engine at a time in this process's charge, no server around it, with KV for about ten offline requests. First offline work, from
+which bursts of online requests take KV; then chat alone, at nearly the rate that the engine answers. Every engine gets the same prompts
+and times.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench.counters import work_between
+from bench.kvload import Seen, chat, mixed
 from bench.latency import percentiles
 from bench.models import bench_model
 from bench.realpath import on_cpu
 from bench.scenario import Options
 from bench.systems import CPU_ENGINE, counted
 from harvester.config import parse_config
-from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 
 KV_MIB, PLENTY_MIB = 288, 2048
 SLOTS = 40  # more than there are requests: what is short is KV
-OFFLINE_TOKENS, OFFLINE_OUTPUT = (300, 700), 160
-ONLINE_TOKENS, ONLINE_OUTPUT = 400, 24
-BURST, EVERY_S = 6, 4.0
-STREAMS = 24  # offline requests open at a time
 ENGINE: dict[str, Any] = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 1024, "max_model_len": 2048, "enable_prefix_caching": True}
 # No reserve, so that each burst takes KV away: what is measured is what that costs.
 TIGHT: dict[str, Any] = {"share": {"reserved_slots": 1, "reserved_kv": 0.0, "reserve_s": 0.0}, "schedule": {"reserve": "fixed"}}
@@ -57,18 +55,14 @@ SYSTEMS = {
     "plenty_on": System(ON, PLENTY_MIB),
 }
 QUICK = ("recompute", "incremental+partial")
-
-
-@dataclass(slots=True)
-class Seen:
-    """Of one engine. Times in seconds."""
-
-    ttft_s: list[float] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-    online_requests: int = 0
-    offline_tokens: int = 0
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    preemptions: int = 0
+CHATS = {
+    "chat_plenty": System({}, PLENTY_MIB),
+    "chat_recompute": System({}),
+    "chat_reactive": System(ON | {"start_free": 1e-9, "full_free": 0.0, "wait_blocks": 1_000_000}),
+    "chat_proactive": System(ON),
+}
+WARM_S, CLOSED_S = 8.0, 15.0
+HIGH = 0.9  # of the rate that an engine with KV enough answers
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -79,39 +73,60 @@ def run(options: Options) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     tokens: dict[str, dict[str, list[int]]] = {}
     for name in chosen:
-        with (
-            tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder,
-            ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone,
-        ):  # an engine's metrics can be registered once in a process
-            found[name], tokens[name] = alone.submit(_measure, SYSTEMS[name], model, seconds, options.seed, Path(folder)).result()
-        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr)
+        found[name], tokens[name] = _alone(name, SYSTEMS[name], model, seconds, options.seed, None)
+    chats: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, list[int]]] = {}
+    closed, _ = _alone("closed", CHATS["chat_plenty"], model, CLOSED_S, options.seed + 2, 0.0)
+    rate = HIGH * closed["answered"] / closed["seconds"]
+    for name, system in CHATS.items():
+        chats[name], answers[name] = _alone(name, system, model, seconds, options.seed, rate)
     return {
         "model": Path(model).name,
         "engine": ENGINE,
         "stock_offloading": "not run: vLLM's offloading refuses the CPU platform" if on_cpu() else "not run",
-        "tokens_identical": _same(tokens),
+        "tokens_identical": _same(tokens) and _same(answers),
+        "goals": _goals(found, chats),
         "systems": found,
+        "chat_alone": {"requests_per_s": round(rate, 3), "systems": chats},
         "ratios": _ratios(found),
     }
 
 
-def _measure(system: System, model: str, seconds: float, seed: int, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    return asyncio.run(_engine(system, model, seconds, seed, folder))
+def _alone(
+    name: str, system: System, model: str, seconds: float, seed: int, rate: float | None
+) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """In a process of its own: an engine's metrics can be registered once in a process. ``rate`` as in `_engine`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone,
+    ):
+        found: tuple[dict[str, Any], dict[str, list[int]]]
+        found = alone.submit(_measure, system, model, seconds, seed, Path(folder), rate).result()
+    print(f"{name}: {json.dumps(found[0])}", file=sys.stderr)
+    return found
 
 
-async def _engine(system: System, model: str, seconds: float, seed: int, folder: Path) -> tuple[dict[str, Any], dict[str, list[int]]]:
+def _measure(*given: Any) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    return asyncio.run(_engine(*given))
+
+
+async def _engine(
+    system: System, model: str, seconds: float, seed: int, folder: Path, rate: float | None
+) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """``rate``: of chats alone, a second; 0: as many as can be answered; None: offline work and bursts."""
     from harvester.engine.arguments import engine_arguments
     from harvester.engine.board import Board, Count
     from harvester.engine.host import EngineHost
 
+    load = mixed if rate is None else partial(chat, rate=rate or None)
     counts, board = folder / "counts", Board.make()
     host = await EngineHost.start(_arguments(system, model, counts, board, engine_arguments))
     seen = Seen()
     try:
-        await asyncio.wait_for(_load(host.llm, seen, 8.0, seed + 1), 300)
+        await asyncio.wait_for(load(host.llm, seen, WARM_S, seed + 1), 300)
         before = {count: board.count(count) for count in Count}
         seen, began_s = Seen(), time.monotonic()
-        await asyncio.wait_for(_load(host.llm, seen, seconds, seed), seconds + 300)
+        await asyncio.wait_for(load(host.llm, seen, seconds, seed), seconds + 300)
         ended_s = time.monotonic()
         await asyncio.sleep(0.3)
         done = {count.name.lower(): board.count(count) - value for count, value in before.items()}
@@ -133,68 +148,21 @@ def _arguments(system: System, model: str, counts: Path, board: Any, engine_argu
     return values
 
 
-async def _load(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
-    """Offline work for ``seconds``, which is cut off then, and bursts of online requests, whose ends are waited for."""
-    rng = random.Random(seed)
-    offline = [[rng.randrange(100, 4000) for _ in range(rng.randint(*OFFLINE_TOKENS))] for _ in range(2000)]
-    bursts = [[[rng.randrange(100, 4000) for _ in range(ONLINE_TOKENS)] for _ in range(BURST)] for _ in range(int(seconds / EVERY_S))]
-    waiting = iter(enumerate(offline))
-
-    async def stream() -> None:
-        for number, ids in waiting:
-            await _offline(llm, f"{seed}-{number}", ids, seen)
-
-    streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
-    began_s, online = time.monotonic(), []
-    for number, burst in enumerate(bursts):
-        await asyncio.sleep(max(0.0, began_s + (number + 0.5) * EVERY_S - time.monotonic()))
-        online += [asyncio.create_task(_online(llm, f"{seed}-chat-{number}-{i}", ids, seen)) for i, ids in enumerate(burst)]
-    await asyncio.sleep(max(0.0, began_s + seconds - time.monotonic()))
-    for task in streams:
-        task.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
-    await asyncio.gather(*online)
-
-
-async def _offline(llm: Any, name: str, ids: list[int], seen: Seen) -> None:
-    previous = 0
-    async for output in _answer(llm, name, ids, OFFLINE_OUTPUT, PRIORITY_OFFLINE):
-        made = len(output.outputs[0].token_ids)
-        seen.offline_tokens += made - previous + (0 if previous else len(ids))
-        previous = made
-        if output.finished:
-            seen.tokens[name] = list(output.outputs[0].token_ids)
-            seen.preemptions += int(getattr(output.metrics, "num_preemptions", 0) or 0)
-
-
-async def _online(llm: Any, name: str, ids: list[int], seen: Seen) -> None:
-    last_s, first = time.monotonic(), True
-    seen.online_requests += 1
-    async for output in _answer(llm, name, ids, ONLINE_OUTPUT, PRIORITY_ONLINE):
-        now_s = time.monotonic()
-        (seen.ttft_s if first else seen.gaps_s).append(now_s - last_s)
-        last_s, first = now_s, False
-        if output.finished:
-            seen.tokens[name] = list(output.outputs[0].token_ids)
-
-
-def _answer(llm: Any, name: str, ids: list[int], tokens: int, priority: int) -> Any:
-    from vllm.inputs import TokensPrompt
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.CUMULATIVE)
-    return llm.generate(TokensPrompt(prompt_token_ids=ids), params, name, priority=priority)
-
-
 def _summary(seen: Seen, seconds: float, work: Any, done: dict[str, float]) -> dict[str, Any]:
+    lost = max(0, work.recomputed - round(done["taken_back_tokens"]))
     return {
+        "seconds": round(seconds, 2),
+        "answered": len(seen.latency_s),
+        "latency_ms_per_token": seen.normalized_ms(),
         "ttft_ms": percentiles([1e3 * value for value in seen.ttft_s]),
         "tpot_ms": percentiles([1e3 * value for value in seen.gaps_s]),
         "online_requests": seen.online_requests,
         "offline_tokens_per_s": round(seen.offline_tokens / seconds, 1),
         "recomputed_tokens": work.recomputed,
         "recomputed_share": round(work.recomputed / max(1, work.tokens), 5),
+        "recomputed_share_after_preemptions": round(lost / max(1, work.tokens), 5),
         "preemptions": seen.preemptions,
+        "swap_blocked_share": round(done["resume_s"] / max(1e-9, sum(seconds for seconds, _ in seen.latency_s)), 5),
         "resume_delay_ms": round(1e3 * done["resume_s"] / max(1.0, done["resumed"]), 2),
         "prefetch_hit_rate": round(done["resumed_whole"] / max(1.0, done["resumed"]), 4),
         "store_mib_per_s": round(done["stored_bytes"] / max(1e-9, done["store_s"]) / 2**20, 1),
@@ -206,7 +174,7 @@ def _summary(seen: Seen, seconds: float, work: Any, done: dict[str, float]) -> d
 
 COUNTERS = (
     "stored_blocks", "loaded_blocks", "waited_blocks", "failed_copies", "evicted_blocks", "resumed", "resumed_whole", "lost_tokens",
-    "edge_tokens", "uncovered_tokens", "failed_tokens", "preempted", "ended_steps", "taken_back_tokens",
+    "edge_tokens", "uncovered_tokens", "failed_tokens", "preempted", "ended_steps", "taken_back_tokens", "swapped",
 )  # fmt: skip
 
 
@@ -233,3 +201,32 @@ def _ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
             for figure in ("ttft_ms", "tpot_ms"):
                 ratios[f"p99_{figure[:4]}_{one}_over_{other}"] = round(found[one][figure]["p99"] / found[other][figure]["p99"], 4)
     return ratios
+
+
+def _goals(found: Mapping[str, Mapping[str, Any]], chats: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each goal with what was measured and whether that meets it; those that need systems which did not run are left out."""
+    ours, recompute = found["incremental+partial"], found["recompute"]
+    share = "recomputed_share_after_preemptions"
+    mean = {name: chats[name]["latency_ms_per_token"]["mean"] for name in chats}
+    most_blocked = max(ours["swap_blocked_share"], chats["chat_proactive"]["swap_blocked_share"])
+    goals = {
+        "recomputed_share_at_most_0.01": _goal(ours[share], ours[share] <= 0.01),
+        "won_back_of_what_preemption_cost_at_least_0.98": _at_least(1 - ours[share] / max(1e-9, recompute[share]), 0.98),
+        "latency_recompute_over_proactive_at_least_2.7": _at_least(mean["chat_recompute"] / mean["chat_proactive"], 2.7),
+        "latency_reactive_over_proactive_at_least_1.7": _at_least(mean["chat_reactive"] / mean["chat_proactive"], 1.7),
+        "blocked_by_swapping_below_0.02": _goal(most_blocked, most_blocked < 0.02),
+    }
+    if "plenty_on" in found:
+        on, off = found["plenty_on"], found["plenty_off"]
+        for figure in ("ttft_ms", "tpot_ms"):
+            ratio = round(on[figure]["p99"] / off[figure]["p99"], 4)
+            goals[f"p99_{figure[:4]}_on_over_off_at_most_1.02"] = _goal(ratio, ratio <= 1.02)
+    return goals
+
+
+def _at_least(measured: float, least: float) -> dict[str, Any]:
+    return _goal(round(measured, 4), measured >= least)
+
+
+def _goal(measured: float, met: bool) -> dict[str, Any]:
+    return {"measured": measured, "met": met}

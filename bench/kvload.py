@@ -1,0 +1,136 @@
+"""What the engines of scenario ``checkpoint`` are asked: offline work with bursts of chat, or chat alone at a high load."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.latency import percentiles
+from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
+
+OFFLINE_TOKENS, OFFLINE_OUTPUT = (300, 700), 160
+ONLINE_TOKENS, ONLINE_OUTPUT = 400, 24
+BURST, EVERY_S = 6, 4.0
+STREAMS = 24  # offline requests open at a time
+CHAT_TOKENS = (100, 300)
+CHAT_OUTPUT, CHAT_SIGMA, MOST_OUTPUT = 80, 1.0, 500  # median, shape and end of a log-normal: most answers are short, some are long
+CLOSED = 40  # chats at once that say how many the engine can answer
+VOCAB = (100, 4000)
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of one engine. Times in seconds; ``latency_s`` from a request's arrival to its end, with the tokens that it was answered."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    online_requests: int = 0
+    offline_tokens: int = 0
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    latency_s: list[tuple[float, int]] = field(default_factory=list)
+    preemptions: int = 0
+
+    def normalized_ms(self) -> dict[str, float | None]:
+        """Latency a token, mean and percentiles (FastServe 6.1)."""
+        values = [1e3 * seconds / tokens for seconds, tokens in self.latency_s]
+        return {"mean": round(sum(values) / len(values), 2) if values else None, **percentiles(values)}
+
+
+async def mixed(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
+    """Offline work for ``seconds``, which is cut off then, and bursts of online requests, whose ends are waited for."""
+    rng = random.Random(seed)
+    offline = [_prompt(rng, rng.randint(*OFFLINE_TOKENS)) for _ in range(2000)]
+    bursts = [[_prompt(rng, ONLINE_TOKENS) for _ in range(BURST)] for _ in range(int(seconds / EVERY_S))]
+    waiting = iter(enumerate(offline))
+
+    async def stream() -> None:
+        for number, ids in waiting:
+            await _offline(llm, f"{seed}-{number}", ids, seen)
+
+    streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
+    began_s, online = time.monotonic(), []
+    for number, burst in enumerate(bursts):
+        await asyncio.sleep(max(0.0, began_s + (number + 0.5) * EVERY_S - time.monotonic()))
+        online += [asyncio.create_task(_online(llm, f"{seed}-chat-{number}-{i}", ids, ONLINE_OUTPUT, seen)) for i, ids in enumerate(burst)]
+    await asyncio.sleep(max(0.0, began_s + seconds - time.monotonic()))
+    for task in streams:
+        task.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    await asyncio.gather(*online)
+
+
+async def chat(llm: Any, seen: Seen, seconds: float, seed: int, rate: float | None = None) -> None:
+    """Chats alone: Poisson arrivals at ``rate`` a second for ``seconds``, all ends waited for; None: `CLOSED` at once, cut off then."""
+    rng = random.Random(seed)
+    given = [(_prompt(rng, rng.randint(*CHAT_TOKENS)), _output(rng)) for _ in range(int((rate or 50.0) * seconds) + 1)]
+    if rate is None:
+        await _closed(llm, seen, seconds, seed, given)
+        return
+    at_s, began_s, tasks = 0.0, time.monotonic(), []
+    for number, (ids, output) in enumerate(given):
+        at_s += rng.expovariate(rate)
+        await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
+        tasks.append(asyncio.create_task(_online(llm, f"{seed}-{number}", ids, output, seen)))
+    await asyncio.gather(*tasks)
+
+
+async def _closed(llm: Any, seen: Seen, seconds: float, seed: int, given: Sequence[tuple[list[int], int]]) -> None:
+    waiting = iter(enumerate(given))
+
+    async def stream() -> None:
+        for number, (ids, output) in waiting:
+            await _online(llm, f"{seed}-{number}", ids, output, seen)
+
+    streams = [asyncio.create_task(stream()) for _ in range(CLOSED)]
+    await asyncio.sleep(seconds)
+    for task in streams:
+        task.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+
+
+def _prompt(rng: random.Random, tokens: int) -> list[int]:
+    return [rng.randrange(*VOCAB) for _ in range(tokens)]
+
+
+def _output(rng: random.Random) -> int:
+    return min(MOST_OUTPUT, max(2, round(CHAT_OUTPUT * rng.lognormvariate(0.0, CHAT_SIGMA))))
+
+
+async def _offline(llm: Any, name: str, ids: list[int], seen: Seen) -> None:
+    previous, began_s = 0, time.monotonic()
+    async for output in _answer(llm, name, ids, OFFLINE_OUTPUT, PRIORITY_OFFLINE):
+        made = len(output.outputs[0].token_ids)
+        seen.offline_tokens += made - previous + (0 if previous else len(ids))
+        previous = made
+        if output.finished:
+            _ended(seen, name, output, began_s)
+
+
+async def _online(llm: Any, name: str, ids: list[int], tokens: int, seen: Seen) -> None:
+    began_s = last_s = time.monotonic()
+    first = True
+    seen.online_requests += 1
+    async for output in _answer(llm, name, ids, tokens, PRIORITY_ONLINE):
+        now_s = time.monotonic()
+        (seen.ttft_s if first else seen.gaps_s).append(now_s - last_s)
+        last_s, first = now_s, False
+        if output.finished:
+            _ended(seen, name, output, began_s)
+
+
+def _ended(seen: Seen, name: str, output: Any, began_s: float) -> None:
+    seen.tokens[name] = list(output.outputs[0].token_ids)
+    seen.latency_s.append((time.monotonic() - began_s, len(seen.tokens[name])))
+    seen.preemptions += int(getattr(output.metrics, "num_preemptions", 0) or 0)
+
+
+def _answer(llm: Any, name: str, ids: list[int], tokens: int, priority: int) -> Any:
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.CUMULATIVE)
+    return llm.generate(TokensPrompt(prompt_token_ids=ids), params, name, priority=priority)
