@@ -15,14 +15,8 @@ import psutil
 from bench.server import READY_S, ServerProcess
 from harvester.serve.processes import marked
 
-ROLES = {
-    "worker": lambda name: "VllmWorker" in name or "VLLM::Worker" in name,
-    "engine core": lambda name: "EngineCore" in name,
-    "replica": lambda name: "ServeReplica:chat" in name,
-    "ledger": lambda name: "LedgerHost" in name,
-    "jobs app": lambda name: "ServeReplica:jobs" in name,
-    "batches app": lambda name: "ServeReplica:batches" in name,
-}
+ROLES = {"replica": "ServeReplica:chat", "ledger": "LedgerHost", "jobs app": "ServeReplica:jobs", "batches app": "ServeReplica:batches"}
+PARENTS = {"engine core": "replica", "worker": "engine core"}
 
 
 class RealServer(ServerProcess):
@@ -30,14 +24,10 @@ class RealServer(ServerProcess):
         super().__init__(("-m", "harvester", "serve", "--json", "--config", str(config)), state)
 
     def find(self, role: str) -> list[psutil.Process]:
-        found = []
-        for process in marked(self.mark):
-            try:
-                if ROLES[role](" ".join(process.cmdline())):
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        """By name or, where the name may be that of any Python process, by what started it."""
+        if role in PARENTS:
+            return [child for parent in self.find(PARENTS[role]) for child in _children(parent) if "resource_tracker" not in _line(child)]
+        return [process for process in marked(self.mark) if ROLES[role] in _line(process)]
 
     def kill_one(self, role: str) -> None:
         """kill -9 one part, once it is there (it may be on its way back from an earlier kill)."""
@@ -75,6 +65,20 @@ class RealServer(ServerProcess):
                 return view
             time.sleep(0.2)
         raise AssertionError(f"job {job} stands still: {view}")
+
+
+def _line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children())
+    except psutil.Error:
+        return []
 
 
 def ids(state: Path, job: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,10 @@ from harvester.engine.openai import OfflineApi
 from harvester.engine.settings import KEY, Settings
 from harvester.engine.signal import ArrivalSignal
 from harvester.errors import EngineError, UsageError
+
+# Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
+# process would have its name.
+SET_BY_VLLM = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class EngineHost:
     async def start(cls, values: dict[str, Any], tiers: TierConfig | None = None) -> EngineHost:
         """Start the engine for vLLM arguments ``values`` and wait until it answers. Raises `EngineError` with vLLM's own reason."""
         args, engine_args = namespace(values)
+        os.environ.pop(SET_BY_VLLM, None)
         try:
             vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)

@@ -16,7 +16,6 @@ MARK = "HARVESTER_SERVER"
 HOUSEKEEPING = ("gcs_server", "dashboard", "log_monitor", "monitor.py", "agent", "Agent", "ServeController", "ProxyActor")
 HOUSEKEEPING_NICENESS = 10
 INGRESS = "HAProxyManager"  # its main thread only waits for signals; the other threads start HAProxy, which would inherit
-ENGINE_WORKER = "VLLM::Worker"
 
 
 def mark_of(state_dir: Path) -> str:
@@ -54,13 +53,13 @@ def lower_housekeeping(mark: str) -> None:
     """Keep Ray's housekeeping off the cores that a CPU engine is bound to, and behind everything else on the others."""
     if sys.platform != "linux":
         return
-    found = list(marked(mark))
-    allowed = set(psutil.Process().cpu_affinity())
-    for process in found:
-        if ENGINE_WORKER in _line(process):
-            allowed -= _bound(process)
-    for process in found:
-        line = _line(process)
+    lines = {process: _line(process) for process in marked(mark)}
+    own = set(psutil.Process().cpu_affinity())
+    allowed = set(own)
+    for process, line in lines.items():
+        if not any(word in line for word in HOUSEKEEPING):
+            allowed -= _bound(process, own)
+    for process, line in lines.items():
         if any(word in line for word in HOUSEKEEPING):
             _step_back(_threads(process), allowed, HOUSEKEEPING_NICENESS)
         elif INGRESS in line:
@@ -83,13 +82,13 @@ def _line(process: psutil.Process) -> str:
         return ""
 
 
-def _bound(process: psutil.Process) -> set[int]:
-    """The cores it may use; none where it may use all of this machine."""
+def _bound(process: psutil.Process, own: set[int]) -> set[int]:
+    """The cores it may use; none where it may use all that this process may."""
     try:
         cores = set(process.cpu_affinity())
     except psutil.Error:
         return set()
-    return cores if len(cores) < (psutil.cpu_count() or 1) else set()
+    return cores if cores < own else set()
 
 
 def _threads(process: psutil.Process) -> list[int]:

@@ -61,6 +61,17 @@ def test_housekeeping_takes_no_core_from_a_step(name: str, main: tuple[int, int]
         assert standing(another) == [(os.SCHED_OTHER, usual)] * 2
 
 
+def test_housekeeping_stays_off_the_cores_that_another_process_is_bound_to() -> None:
+    cores = psutil.Process().cpu_affinity()
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    with process_named("anything", "a1") as worker, process_named("ServeController", "a1") as ours:
+        worker.cpu_affinity(cores[:1])
+        lower_housekeeping("a1")
+        lower_housekeeping("a1")  # what it has bound itself is no reason
+        assert ours.cpu_affinity() == cores[1:]
+
+
 def test_where_the_class_may_not_be_set_the_niceness_still_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         raise PermissionError
