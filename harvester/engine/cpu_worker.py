@@ -1,8 +1,8 @@
 """vLLM's CPU worker, with seeded sampling that survives a chunked prefill.
 
 vLLM 0.32 takes back the random draw of an unfinished prompt chunk with ``set_offset(get_offset() - 4)``, which PyTorch's CPU generators
-do not have: the engine would die of one chat request with a ``seed`` and a long prompt. And without a compiler it warms nothing up, which is
-where a later pipeline stage makes room for what the stage before it sends: its first step would fail.
+do not have: the engine would die of one chat request with a ``seed`` and a long prompt. And without a compiler it warms nothing up, which
+is where a later pipeline stage makes room for what the stage before it sends: its first step would fail.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_long_prompts_in_chunks_with_a_prefix_in_common_read_their_own_kv_when_s
 
 
 def test_what_is_read_back_behind_a_prefix_that_was_never_written_is_thrown_away(drive: Callable[..., KvDrive]) -> None:
-    """A request that lost its KV is given the prefix that another one computes in the same step, and reads the rest: then that step ends."""
+    """A request that lost its KV is given a prefix that another one computes in the same step, and reads the rest; then that step ends."""
     one = drive(20)
     prefix = [7] * (4 * BLOCK)
     lost = one.add([*prefix, *range(5 * BLOCK)], 40, offline=True, job="first")
