@@ -55,11 +55,12 @@ SYSTEMS = {
     "plenty_on": System(ON, PLENTY_MIB),
 }
 QUICK = ("recompute", "incremental+partial")
+CHAT_KV_MIB = 96  # for about ten chats
 CHATS = {
     "chat_plenty": System({}, PLENTY_MIB),
-    "chat_recompute": System({}),
-    "chat_reactive": System(ON | {"start_free": 1e-9, "full_free": 0.0, "wait_blocks": 1_000_000}),
-    "chat_proactive": System(ON),
+    "chat_recompute": System({}, CHAT_KV_MIB),
+    "chat_reactive": System(ON | {"start_free": 1e-9, "full_free": 0.0, "wait_blocks": 1_000_000}, CHAT_KV_MIB),
+    "chat_proactive": System(ON, CHAT_KV_MIB),
 }
 WARM_S, CLOSED_S = 8.0, 15.0
 HIGH = 0.9  # of the rate that an engine with KV enough answers
