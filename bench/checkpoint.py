@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.counters import work_between
-from bench.kvload import Seen, chat, mixed
+from bench.kvload import Seen, chat, closed, mixed
 from bench.latency import percentiles
 from bench.models import bench_model
 from bench.realpath import on_cpu
 from bench.scenario import Options
 from bench.systems import CPU_ENGINE, counted
 from harvester.config import parse_config
+from harvester.errors import EngineError
 
 KV_MIB, PLENTY_MIB = 288, 2048
 SLOTS = 40  # more than there are requests: what is short is KV
@@ -64,6 +65,7 @@ CHATS = {
     "chat_proactive": System(ON, CHAT_KV_MIB),
 }
 WARM_S, CLOSED_S = 8.0, 15.0
+Load = Callable[[Any, Seen, float, int], Awaitable[None]]  # engine, what is seen, seconds, seed
 HIGH = 0.9  # of the rate that an engine with KV enough answers
 
 
@@ -75,13 +77,15 @@ def run(options: Options) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     tokens: dict[str, dict[str, list[int]]] = {}
     for name in chosen:
-        found[name], tokens[name] = _alone(name, SYSTEMS[name], model, seconds, options.seed, None)
+        found[name], tokens[name] = _alone(name, SYSTEMS[name], model, seconds, options.seed, mixed)
     chats: dict[str, dict[str, Any]] = {}
     answers: dict[str, dict[str, list[int]]] = {}
-    closed, _ = _alone("closed", CHATS["chat_plenty"], model, CLOSED_S, options.seed + 2, 0.0)
-    rate = HIGH * closed["answered"] / closed["seconds"]
+    most, _ = _alone("closed", CHATS["chat_plenty"], model, CLOSED_S, options.seed + 2, closed)
+    if not most["answered"]:
+        raise EngineError(f"no chat of {CLOSED_S:g} s was answered to its end; the machine is too slow for this scenario")
+    rate = HIGH * most["answered"] / CLOSED_S
     for name, system in CHATS.items():
-        chats[name], answers[name] = _alone(name, system, model, seconds, options.seed, rate)
+        chats[name], answers[name] = _alone(name, system, model, seconds, options.seed, partial(chat, rate=rate))
     return {
         "model": Path(model).name,
         "engine": ENGINE,
@@ -94,16 +98,14 @@ def run(options: Options) -> dict[str, Any]:
     }
 
 
-def _alone(
-    name: str, system: System, model: str, seconds: float, seed: int, rate: float | None
-) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """In a process of its own: an engine's metrics can be registered once in a process. ``rate`` as in `_engine`."""
+def _alone(name: str, system: System, model: str, seconds: float, seed: int, load: Load) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """In a process of its own: an engine's metrics can be registered once in a process."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder,
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone,
     ):
         found: tuple[dict[str, Any], dict[str, list[int]]]
-        found = alone.submit(_measure, system, model, seconds, seed, Path(folder), rate).result()
+        found = alone.submit(_measure, system, model, seconds, seed, Path(folder), load).result()
     print(f"{name}: {json.dumps(found[0])}", file=sys.stderr)
     return found
 
@@ -114,14 +116,12 @@ def _measure(*given: Any) -> tuple[dict[str, Any], dict[str, list[int]]]:
 
 
 async def _engine(
-    system: System, model: str, seconds: float, seed: int, folder: Path, rate: float | None
+    system: System, model: str, seconds: float, seed: int, folder: Path, load: Load
 ) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """``rate``: of chats alone, a second; 0: as many as can be answered; None: offline work and bursts."""
     from harvester.engine.arguments import engine_arguments
     from harvester.engine.board import Board, Count
     from harvester.engine.host import EngineHost
 
-    load = mixed if rate is None else partial(chat, rate=rate or None)
     counts, board = folder / "counts", Board.make()
     host = await EngineHost.start(_arguments(system, model, counts, board, engine_arguments))
     seen = Seen()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,13 +63,10 @@ async def mixed(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
     await asyncio.gather(*online)
 
 
-async def chat(llm: Any, seen: Seen, seconds: float, seed: int, rate: float | None = None) -> None:
-    """Chats alone: Poisson arrivals at ``rate`` a second for ``seconds``, all ends waited for; None: `CLOSED` at once, cut off then."""
+async def chat(llm: Any, seen: Seen, seconds: float, seed: int, rate: float) -> None:
+    """Chats alone: Poisson arrivals at ``rate`` a second for ``seconds``, all ends waited for."""
     rng = random.Random(seed)
-    given = [(_prompt(rng, rng.randint(*CHAT_TOKENS)), _output(rng)) for _ in range(int((rate or 50.0) * seconds) + 1)]
-    if rate is None:
-        await _closed(llm, seen, seconds, seed, given)
-        return
+    given = [_chat(rng) for _ in range(int(rate * seconds) + 1)]
     at_s, began_s, tasks = 0.0, time.monotonic(), []
     for number, (ids, output) in enumerate(given):
         at_s += rng.expovariate(rate)
@@ -78,18 +75,25 @@ async def chat(llm: Any, seen: Seen, seconds: float, seed: int, rate: float | No
     await asyncio.gather(*tasks)
 
 
-async def _closed(llm: Any, seen: Seen, seconds: float, seed: int, given: Sequence[tuple[list[int], int]]) -> None:
-    waiting = iter(enumerate(given))
+async def closed(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
+    """`CLOSED` chats at once, cut off after twice ``seconds``; latencies are kept of those that end in the second half."""
+    rng = random.Random(seed)
 
-    async def stream() -> None:
-        for number, (ids, output) in waiting:
-            await _online(llm, f"{seed}-{number}", ids, output, seen)
+    async def stream(number: int) -> None:
+        for turn in itertools.count():
+            await _online(llm, f"{seed}-{number}-{turn}", *_chat(rng), seen)
 
-    streams = [asyncio.create_task(stream()) for _ in range(CLOSED)]
+    streams = [asyncio.create_task(stream(number)) for number in range(CLOSED)]
+    await asyncio.sleep(seconds)
+    seen.latency_s.clear()
     await asyncio.sleep(seconds)
     for task in streams:
         task.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
+
+
+def _chat(rng: random.Random) -> tuple[list[int], int]:
+    return _prompt(rng, rng.randint(*CHAT_TOKENS)), _output(rng)
 
 
 def _prompt(rng: random.Random, tokens: int) -> list[int]:

@@ -86,9 +86,12 @@ def test_long_prompts_in_chunks_with_a_prefix_in_common_read_their_own_kv_when_s
     assert one.planner.pool.used == 0
 
 
-def test_what_is_read_back_behind_a_prefix_that_was_never_written_is_thrown_away(drive: Callable[..., KvDrive]) -> None:
+def test_what_is_read_back_behind_a_prefix_that_was_never_written_is_thrown_away(
+    drive: Callable[..., KvDrive], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request that lost its KV is given a prefix that another one computes in the same step, and reads the rest; then that step ends."""
     one = drive(20)
+    one.in_step(monkeypatch, 0.001)  # all of it is on the host before it is lost
     prefix = [7] * (4 * BLOCK)
     lost = one.add([*prefix, *range(5 * BLOCK)], 40, offline=True, job="first")
     request = one.live[lost]
@@ -99,8 +102,10 @@ def test_what_is_read_back_behind_a_prefix_that_was_never_written_is_thrown_away
     assert one.scheduler.kv_cache_manager.reset_prefix_cache()  # what is on the host stays
     one.add([*prefix, *range(1000, 1000 + BLOCK)], 4, offline=True, job="second")
     one.chances["end"] = 1.0
-    while request.status.name != "WAITING_FOR_REMOTE_KVS":
-        one.step()
+    for _ in range(10):
+        if request.status.name != "WAITING_FOR_REMOTE_KVS":
+            one.step()
+    assert request.status.name == "WAITING_FOR_REMOTE_KVS"
     assert request.num_computed_tokens == 0, "it was given a prefix that is not there"
     one.chances["end"] = 0.0
     one.settle()  # there is KV for one such request and a half: nothing is kept for one that begins anew
