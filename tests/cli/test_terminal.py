@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -139,7 +140,12 @@ def test_the_shell_completes(state, line, word, found):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_script_is_printed_for_each_shell(shell):
-    done = subprocess.run(
-        [*HARVESTER, "--show-completion", shell], capture_output=True, text=True, env=os.environ | {"SHELL": f"/bin/{shell}"}
-    )
-    assert "_HARVESTER_COMPLETE" in done.stdout
+    done = subprocess.run(HARVESTER, capture_output=True, text=True, env=os.environ | {"_HARVESTER_COMPLETE": f"source_{shell}"})
+    assert f"_HARVESTER_COMPLETE=complete_{shell}" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_completion_of_the_shell_it_is_asked_from_is_shown():
+    asked = f"{shlex.join([*HARVESTER, '--show-completion'])}; exit $?"  # a last command alone would take the shell's place
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True)
+    assert "_HARVESTER_COMPLETE=complete_bash" in done.stdout
