@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,20 @@ class Seen:
         """Latency a token, mean and percentiles (FastServe 6.1)."""
         values = [1e3 * seconds / tokens for seconds, tokens in self.latency_s]
         return {"mean": round(sum(values) / len(values), 2) if values else None, **percentiles(values)}
+
+
+def all_seen(rounds: Iterable[Seen]) -> Seen:
+    """What was seen in all rounds; names of requests are those of their round."""
+    whole = Seen()
+    for seen in rounds:
+        whole.ttft_s += seen.ttft_s
+        whole.gaps_s += seen.gaps_s
+        whole.latency_s += seen.latency_s
+        whole.tokens |= seen.tokens
+        whole.online_requests += seen.online_requests
+        whole.offline_tokens += seen.offline_tokens
+        whole.preemptions += seen.preemptions
+    return whole
 
 
 async def mixed(llm: Any, seen: Seen, seconds: float, seed: int) -> None:

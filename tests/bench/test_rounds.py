@@ -1,0 +1,68 @@
+"""Measuring in turns, and ratios with their spread."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench import checkpoint
+from bench.checkpoint import Round
+from bench.kvload import Seen, all_seen
+from bench.rounds import in_turns, pooled, ratio_of_percentiles, ratio_of_rounds
+from bench.scenario import Options
+from harvester.errors import UsageError
+
+
+def test_every_other_round_goes_in_the_opposite_order() -> None:
+    order: list[tuple[str, int]] = []
+    found = in_turns(["a", "b"], 3, lambda name, number: order.append((name, number)) or f"{name}{number}")  # type: ignore[func-returns-value]
+    assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+    assert found == {"a": ["a0", "a1", "a2"], "b": ["b0", "b1", "b2"]}
+
+
+def test_a_ratio_of_rounds_is_the_median_and_shows_each() -> None:
+    assert ratio_of_rounds([2.0, 9.0, 3.0], [1.0, 3.0, 3.0]) == {"ratio": 2.0, "rounds": [2.0, 3.0, 1.0]}
+
+
+def test_the_spread_of_two_alike_holds_one_and_that_of_different_ones_does_not() -> None:
+    rng = random.Random(1)
+    ones, others = ([[rng.lognormvariate(0.0, 0.1) for _ in range(200)] for _ in range(5)] for _ in range(2))
+    alike = ratio_of_percentiles(ones, others, 99, seed=2)
+    assert alike["from"] < 1 < alike["to"]
+    assert alike["to"] / alike["from"] < 1.4
+    twice = ratio_of_percentiles([[2 * value for value in values] for values in ones], others, 99, seed=2)
+    assert twice["ratio"] == pytest.approx(2 * alike["ratio"], rel=1e-3)
+    assert twice["from"] > 1.5
+
+
+def test_rounds_are_summed() -> None:
+    assert pooled([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 0.5}]) == {"a": 4.0, "b": 2.5}
+    whole = all_seen([Seen([0.1], [0.2], 1, 10, {"x": [1]}, [(1.0, 2)], 3), Seen([0.3], [], 2, 5, {"y": [2]}, [], 1)])
+    assert whole == Seen([0.1, 0.3], [0.2], 3, 15, {"x": [1], "y": [2]}, [(1.0, 2)], 4)
+
+
+def a_round(latency_s: float, recomputed: int = 0, ttft_s: float = 0.1) -> Round:
+    done = dict.fromkeys((*checkpoint.COUNTERS, "resume_s", "stored_bytes", "store_s", "loaded_bytes", "load_s"), 0.0)
+    return Round(10.0, Seen([ttft_s] * 50, [0.01] * 50, 50, 5000, {"1": [4, 5]}, [(latency_s, 10)]), 10_000, recomputed, done)
+
+
+def test_goals_are_judged_from_the_rounds() -> None:
+    found = {"recompute": [a_round(1.0, 1500)], "incremental+partial": [a_round(1.0, 50)]}
+    chats = {"chat_recompute": [a_round(3.0)], "chat_reactive": [a_round(1.5)], "chat_proactive": [a_round(1.0)]}
+    goals = checkpoint._goals(found, chats)
+    assert {name: goal["met"] for name, goal in goals.items()} == {
+        "recomputed_share_at_most_0.01": True,
+        "won_back_of_what_preemption_cost_at_least_0.98": False,
+        "blocked_by_swapping_below_0.02": True,
+        "latency_recompute_over_proactive_at_least_2.7": True,
+        "latency_reactive_over_proactive_at_least_1.7": False,
+    }
+    with_plenty = found | {"plenty_on": [a_round(1.0, ttft_s=0.11)], "plenty_off": [a_round(1.0)]}
+    assert checkpoint._goals(with_plenty, chats)["p99_ttft_plenty_on_over_plenty_off_at_most_1.02"]["met"] is False
+
+
+@pytest.mark.parametrize("given", [{"rounds": 0.0}, {"rounds": 1.5}, {"turns": 2.0}])
+def test_a_wrong_number_of_rounds_is_refused(given: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="--set"):
+        checkpoint._rounds(Options(set=given))
