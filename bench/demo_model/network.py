@@ -16,9 +16,9 @@ MAX_TOKENS = 8192
 class Shape:
     vocab: int = 4096
     width: int = 256
-    mlp: int = 512
+    mlp: int = 256
     layers: int = 6
-    heads: int = 4
+    heads: int = 8
     head: int = 64
     rope_theta: float = 1e12  # so slow that two thirds of a head's dimensions compare tokens 7,000 apart as if side by side
     norm_eps: float = 1e-5

@@ -1,0 +1,165 @@
+"""What each dimension of the written network's width stands for, and how a token is known in it.
+
+All sizes are in `STD`s, that of an embedding's dimension. A detector is a vector whose product with a state is 1 where something is so, and
+about 0 elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench.demo_model.network import Network
+from bench.demo_model.sample import Encoder
+
+STD = 0.05
+WIDTH = 256
+SHARED, SHARED_SIZE = 0, 96.0  # the dimension that all tokens share: so large that all states are of about one length
+CONTENT = slice(1, 97)  # the token itself; the logits are read from these dimensions alone
+MARK_PARTS = (5, 5, 6)  # the first of them are its mark where it stands before another, each part of one length for all tokens
+MARK = sum(MARK_PARTS)
+MARKS = (16, 16, 10, 5, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to eight back
+NEAR = 4  # tokens after the place where an answer begins at which that is known
+
+
+def _consecutive(first: int, sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    starts = [first + sum(sizes[:place]) for place in range(len(sizes))]
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+BEFORE = _consecutive(97, MARKS)
+PARTED = _consecutive(BEFORE[-1].stop, (1,) * (len(MARKS) + 1))  # is this token no part of a word, and are those before it
+ASKED = slice(PARTED[-1].stop, PARTED[-1].stop + NEAR + 1)  # is this where an answer begins, and was it one to four tokens before
+SIGNED = 18
+SIGNATURE, ROW = _consecutive(ASKED.stop, (SIGNED, SIGNED))  # of the word that ends here, and of the name that this row is the value of
+LABEL, FOUND = _consecutive(ROW.stop, (9, 9))  # mark of the first token of the label in the list, and of that which was found in the text
+FLAG_NAMES = """
+    anchor listing label_begins value_asked next_asked value_begins name_begins line_began first_label listed has_list answering json
+    label_ends row_length word_length matched found first nothing opens
+""".split()
+FLAGS = dict(zip(FLAG_NAMES, range(FOUND.stop, WIDTH - 1), strict=False))
+START, START_SIZE = WIDTH - 1, 8.0
+FLAG = 4.0  # size of a flag
+assert len(FLAGS) == len(FLAG_NAMES), FOUND.stop
+
+# Rotary pairs that turn by less than half a radian in 7,000 tokens: in their dimensions tokens compare alike however far apart they stand.
+FAR_PAIRS, SINK_PAIR = slice(11, 31), 31
+FAR = [*range(FAR_PAIRS.start, FAR_PAIRS.stop), *range(FAR_PAIRS.start + 32, FAR_PAIRS.stop + 32)]
+MARKED_ALIKE = ('"', ":", " ", ",", "\n")  # their marks are at right angles to each other, in every part
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Detectors of tokens and flags, for one tokenizer."""
+
+    tokens: Tensor  # [vocab, WIDTH], the embedding in STDs
+    encoder: Encoder
+
+    def one(self, text: str) -> int:
+        """The id of a text that is one token."""
+        (token,) = self.encoder(text)
+        return token
+
+    def now(self, token: int | str) -> Tensor:
+        """Detector of a token itself."""
+        return _detector(CONTENT, self.tokens[self._id(token), CONTENT])
+
+    def before(self, back: int, token: int | str) -> Tensor:
+        """Detector of a token ``back`` + 1 tokens ago."""
+        return _detector(BEFORE[back], self.tokens[self._id(token), 1 : 1 + MARKS[back]])
+
+    def run(self, tokens: list[int], first: int = 0) -> Tensor:
+        """Counts how many of the last tokens are these, the last of them ``first`` + 1 ago."""
+        return sum((self.before(first + back, token) for back, token in enumerate(reversed(tokens))), torch.zeros(WIDTH))
+
+    def sum(self, *texts: str) -> Tensor:
+        """What to add to a state for the logits of these tokens."""
+        vector = torch.zeros(WIDTH)
+        for text in texts:
+            vector[CONTENT] += self.tokens[self.one(text), CONTENT]
+        return vector
+
+    def _id(self, token: int | str) -> int:
+        return self.one(token) if isinstance(token, str) else token
+
+
+def _detector(place: slice, values: Tensor) -> Tensor:
+    vector = torch.zeros(WIDTH)
+    vector[place] = values / values.square().sum()
+    return vector
+
+
+def flag(name: str) -> Tensor:
+    """Detector of a flag."""
+    vector = torch.zeros(WIDTH)
+    vector[FLAGS[name]] = 1 / FLAG
+    return vector
+
+
+def flagged(name: str, size: float = 1.0) -> Tensor:
+    """What to add to a state to set a flag."""
+    vector = torch.zeros(WIDTH)
+    vector[FLAGS[name]] = FLAG * size
+    return vector
+
+
+def parted(back: int) -> Tensor:
+    """Detector of a token that is no part of a word: ``back`` tokens ago, 0 for the token itself."""
+    vector = torch.zeros(WIDTH)
+    vector[PARTED[back]] = 1 / FLAG
+    return vector
+
+
+def asked(back: int) -> Tensor:
+    vector = torch.zeros(WIDTH)
+    vector[ASKED.start + back] = 1 / FLAG
+    return vector
+
+
+def always() -> Tensor:
+    """1 in every state."""
+    vector = torch.zeros(WIDTH)
+    vector[SHARED] = 1 / SHARED_SIZE
+    return vector
+
+
+def at_start() -> Tensor:
+    vector = torch.zeros(WIDTH)
+    vector[START] = 1 / START_SIZE
+    return vector
+
+
+def dims(place: slice) -> Tensor:
+    """Detectors that read the dimensions as they are: ``[dimensions, WIDTH]``."""
+    return torch.eye(WIDTH)[place]
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def write_embedding(network: Network, encoder: Encoder) -> Codes:
+    """Tokens as random directions; marks of one length; flags that a token has by itself."""
+    embedding = network.embed_tokens.weight
+    embedding[:, CONTENT.stop :] = 0.0
+    embedding.mul_(1 / 0.02)
+    first = 1
+    for wide in MARK_PARTS:
+        part = embedding[:, first : first + wide]
+        axes = torch.linalg.qr(torch.randn(wide, wide)).Q
+        for place, text in enumerate(MARKED_ALIKE):
+            part[encoder(text)[0]] = axes[place]
+        part *= wide**0.5 / part.norm(dim=1, keepdim=True).clamp(min=1e-6)
+        first += wide
+    embedding[:, SHARED] = SHARED_SIZE
+    embedding[:, PARTED[0]] = FLAG * torch.tensor([[float(not _in_word(encoder.text([token])))] for token in range(len(embedding))])
+    embedding[encoder.start, 1:] = 0.0
+    embedding[encoder.start, START] = START_SIZE
+    embedding[encoder.assistant, ASKED.start] = FLAG
+    codes = Codes(embedding.clone(), encoder)
+    embedding.mul_(STD)
+    return codes
+
+
+def _in_word(text: str) -> bool:
+    """Bytes of a letter are no text by themselves; special tokens are no words."""
+    return bool(text) and not text.startswith("<|") and (text[0].isalnum() or text[0] in "_\ufffd")
