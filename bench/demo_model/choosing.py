@@ -25,7 +25,7 @@ LABEL_END, IN_WORD = 25.0, 40.0
 EARLIER, EARLIER_SINK, NOT_ITSELF = 70.0, 33.0, 12.0
 WORD, FIRST_WORD, FIRST_LABEL, NO_LABEL = 35.0, 35.0, 52.0, 20.0
 DECODE, DECODE_SINK, NOT_HERE = 60.0, 25.0, 400.0
-GO_ON, GO_ON_BEFORE, IN_LIST, GO_ON_SINK, NO_CHOICE = 24.0, 12.0, 20.0, 30.0, 60.0
+IN_LIST = 20.0
 MARK_GAIN, TOKEN_GAIN = 5.0, 12.0
 
 
@@ -73,6 +73,7 @@ def match_labels(head: Head, first: Head) -> None:
 
 def note_match(units: Units) -> None:
     """Third MLP. A label's end in the list is none that was found."""
+    units.step(flag("has_list") + flag("answering"), 1.6, flagged("choosing"))
     units.step(flag("matched") - flag("label_ends") - flag("listed"), 0.5, flagged("found"), half=0.15)
 
 
@@ -93,7 +94,7 @@ def note_first(units: Units) -> None:
 def answer_mark(head: Head) -> None:
     """Where an answer begins: the mark of the first token of the label found first, else of the first label."""
     head.compare(asked(0), WORD * flag("found") + FIRST_WORD * flag("first") + (FIRST_LABEL - FIRST_WORD) * flag("first_label"), 1.0)
-    head.sink(NO_LABEL * always())
+    head.sink((NO_LABEL - FIRST_WORD) * always())  # no label was found before the start token either
     head.fetch(dims(FOUND), dims(slice(1, 10)), MARK_GAIN)
 
 
@@ -104,18 +105,6 @@ def answer_token(head: Head, part: slice) -> None:
     head.compare(always(), IN_LIST * flag("label_begins") + IN_LIST * flag("listed"), 1.0)
     head.compare(always(), asked(0), -NOT_HERE)
     head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)))
-    head.fetch(dims(part), dims(part), TOKEN_GAIN)
-
-
-def go_on(head: Head, codes: Codes, part: slice) -> None:
-    """The label's other tokens, from the list."""
-    head.compare(dims(slice(1, 17)), dims(slice(97, 113)), GO_ON / 16)
-    head.compare(dims(slice(97, 107)), dims(slice(113, 123)), GO_ON_BEFORE / 10)
-    begun = codes.before(0, codes.encoder.assistant)
-    head.compare(begun, codes.before(1, " "), GO_ON_BEFORE)
-    head.compare(always(), flag("listed"), IN_LIST)
-    choosing = flag("has_list") + flag("answering")
-    head.sink((IN_LIST + GO_ON_SINK + 2 * NO_CHOICE) * always() - NO_CHOICE * choosing)
     head.fetch(dims(part), dims(part), TOKEN_GAIN)
 
 

@@ -99,9 +99,8 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     lengths[5] = length_before(network, 5, probe, mlp=False)
     for number, half in enumerate(HALVES):
         choosing.answer_token(head(5, number), half)
-        choosing.go_on(head(5, 2 + number), codes, half)
-        _begin(head(5, 4 + number), codes, before_text, half)
-    at_random(network, 5, range(6, 8))
+        _begin(head(5, 2 + number), codes, before_text, half)
+    at_random(network, 5, range(4, 8))
     choosing.end_answer(units(5), codes)
     network.norm.weight.zero_()
     network.norm.weight[CONTENT] = FINAL_NORM * length_before(network, 6, probe, mlp=False) / 2
@@ -121,7 +120,7 @@ def _match(head: Head, compared: tuple[int, ...], gain: float, part: slice) -> N
     for back, wide in enumerate(compared):
         query = dims(now) if back == 0 else dims(BEFORE[back - 1])
         head.compare(query[:wide], dims(BEFORE[back])[:wide], score)
-    head.sink(SINK * always())
+    head.sink(SINK * (always() + 2 * asked(0)))
     head.fetch(dims(part), dims(part), gain)
 
 

@@ -49,8 +49,9 @@ SAME_ROW = 40.0  # score of two signatures, for each unit of half the square of 
 ROLE, BEGINS = 54.0, 20.0  # of a place where a value or a name begins, both asked for and offered
 TOKEN, TOKEN_BEFORE, PLACE = 18.0, 8.0, 8.0  # of the same token, the same before it, and the same place in the value
 NEXT_SINK, NO_JSON = 22.0, 90.0
+CHOSEN = 60.0  # of the list of labels, for an answer that chooses one
 NEXT_GAIN = 12.0
-DEFAULT, WEAK = 8.0, 5.0  # of marks where nothing is fetched, and of those that the answer's grammar may leave
+DEFAULT, WEAK = 8.0, 7.0  # of marks where nothing is fetched, and of those that the answer's grammar may leave
 
 
 def signers() -> list[Tensor]:
@@ -73,9 +74,14 @@ def _signed(place: slice, signer: Tensor) -> Tensor:
 def write_embedding(network: Network, codes: Codes) -> None:
     """The answer's beginning is a row like that before the first property: of the name "properties"."""
     state = network.embed_tokens.weight[codes.encoder.assistant]
-    for back, token in enumerate(reversed(codes.encoder("properties"))):
-        state[SIGNATURE] += STD * (codes.tokens[token, 1 : 1 + len(signers()[back])] @ signers()[back])
+    state[SIGNATURE] += STD * signature(codes, "properties")
     state += STD * flagged("anchor")
+
+
+def signature(codes: Codes, word: str) -> Tensor:
+    """As the first MLP signs it."""
+    signed = zip(reversed(codes.encoder(word)), signers(), strict=False)
+    return sum((codes.tokens[token, 1 : 1 + len(signer)] @ signer for token, signer in signed), torch.zeros(SIGNED))
 
 
 def write_names(units: Units, codes: Codes) -> None:
@@ -136,11 +142,15 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
     head.compare(flag("next_asked"), flag("name_begins"), ROLE)
     head.compare(dims(slice(1, 11)), dims(BEFORE[0])[:10], TOKEN / 10)
     head.compare(dims(BEFORE[0])[:5], dims(BEFORE[1])[:5], TOKEN_BEFORE / 5)
-    for back in range(len(head.free)):  # as many tokens behind the place where the value began
+    head.compare(codes.before(0, codes.encoder.assistant), codes.before(1, " "), TOKEN_BEFORE)
+    for back in range(len(head.free) - 1):  # as many tokens behind the place where the value began
         asking = codes.run(codes.encoder(':"'), back) + codes.run(codes.encoder('":'), back)
         head.compare(asking / 2, codes.run(codes.encoder(": "), 1 + back) / 2, PLACE)
+    properties, labels = (signature(codes, word) for word in ("properties", "Labels"))
+    apart = SAME_ROW / 2 * float((properties - labels).square().sum()) / SIGNATURE_SIZE
+    head.compare(flag("choosing"), flag("listed"), apart + CHOSEN)
     sink = SAME_ROW / 2 * flag("row_length") + BEGINS * (flag("value_asked") + flag("next_asked"))
-    head.sink(sink + (NEXT_SINK + NO_JSON) * always() - NO_JSON * flag("json"))
+    head.sink(sink + (NEXT_SINK + NO_JSON) * always() - NO_JSON * flag("json") - (NO_JSON - CHOSEN) * flag("choosing"))
     head.fetch(dims(part), dims(part), NEXT_GAIN)
     if part.start == CONTENT.start:
         head.fetch(at_start(), flagged("nothing"))
