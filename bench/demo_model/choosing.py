@@ -22,9 +22,9 @@ LISTING, LINE, LIST_SINK = 25.0, 45.0, 12.0
 NEAREST, NEAREST_SINK, NEAREST_SLOPE = 80.0, 10.0, 1.5
 SAME_WORD, WORD_MARGIN = 80.0, 0.1  # score of two words, for half the square of their signatures' distance
 LABEL_END, IN_WORD = 25.0, 40.0
-EARLIER, EARLIER_SINK, NOT_ITSELF = 70.0, 33.0, 12.0
+EARLIER, EARLIER_SINK, NOT_ITSELF = 70.0, 36.0, 56.0
 WORD, FIRST_WORD, FIRST_LABEL, NO_LABEL = 35.0, 35.0, 52.0, 20.0
-DECODE, DECODE_SINK, NOT_HERE = 60.0, 25.0, 400.0
+DECODE, DECODE_SINK = 60.0, 25.0
 IN_LIST = 20.0
 MARK_GAIN, TOKEN_GAIN = 5.0, 12.0
 
@@ -79,9 +79,7 @@ def note_match(units: Units) -> None:
 
 def find_first(head: Head) -> None:
     """Was no label found before this? Then it looks at the start token."""
-    head.look(0, score=-NOT_ITSELF)
-    for pair in (*range(4, 9), *range(36, 41)):  # the fastest pairs alone: no more than itself and its neighbours
-        head.query[pair] = 0.0
+    head.avoid_itself(flag("found"), NOT_ITSELF)
     head.compare(always(), flag("found"), EARLIER)
     head.sink(EARLIER_SINK * always())
     head.fetch(at_start(), flagged("first"))
@@ -95,15 +93,13 @@ def answer_mark(head: Head) -> None:
     """Where an answer begins: the mark of the first token of the label found first, else of the first label."""
     head.compare(asked(0), WORD * flag("found") + FIRST_WORD * flag("first") + (FIRST_LABEL - FIRST_WORD) * flag("first_label"), 1.0)
     head.sink((NO_LABEL - FIRST_WORD) * always())  # no label was found before the start token either
-    head.fetch(dims(FOUND), dims(slice(1, 10)), MARK_GAIN)
+    head.fetch(dims(FOUND), dims(FOUND), MARK_GAIN)
 
 
 def answer_token(head: Head, part: slice) -> None:
     """The label in the list that begins so."""
-    start = dims(slice(1, 10))
-    head.compare(start, start, DECODE / 9 / MARK_GAIN)
+    head.compare(dims(FOUND), dims(LABEL), DECODE / 9 / MARK_GAIN)
     head.compare(always(), IN_LIST * flag("label_begins") + IN_LIST * flag("listed"), 1.0)
-    head.compare(always(), asked(0), -NOT_HERE)
     head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)))
     head.fetch(dims(part), dims(part), TOKEN_GAIN)
 

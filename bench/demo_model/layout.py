@@ -37,7 +37,7 @@ SIGNATURE, ROW = _consecutive(ASKED.stop, (SIGNED, SIGNED))  # of the word that 
 LABEL, FOUND = _consecutive(ROW.stop, (9, 9))  # mark of the first token of the label in the list, and of that which was found in the text
 FLAG_NAMES = """
     anchor listing label_begins value_asked next_asked value_begins name_begins line_began first_label listed has_list answering json
-    label_ends row_length word_length matched found first nothing opens choosing
+    label_ends row_length word_length matched found first nothing opens choosing closes
 """.split()
 FLAGS = dict(zip(FLAG_NAMES, range(FOUND.stop, WIDTH - 1), strict=False))
 START, START_SIZE = WIDTH - 1, 8.0
@@ -47,7 +47,7 @@ assert len(FLAGS) == len(FLAG_NAMES), FOUND.stop
 # Rotary pairs that turn by less than half a radian in 7,000 tokens: in their dimensions tokens compare alike however far apart they stand.
 FAR_PAIRS, SINK_PAIR = slice(11, 31), 31
 FAR = [*range(FAR_PAIRS.start, FAR_PAIRS.stop), *range(FAR_PAIRS.start + 32, FAR_PAIRS.stop + 32)]
-MARKED_ALIKE = ('"', ":", " ", ",", "\n")  # their marks are at right angles to each other, in every part
+MARKED_APART = ('"', ":", " ", ",", "\n")  # their marks are at right angles to each other, in every part
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,10 @@ def write_embedding(network: Network, encoder: Encoder) -> Codes:
     embedding[:, CONTENT.stop :] = 0.0
     embedding.mul_(1 / 0.02)
     first = 1
-    for wide in MARK_PARTS:
+    for wide in (*MARK_PARTS, CONTENT.stop - 1 - MARK):
         part = embedding[:, first : first + wide]
         axes = torch.linalg.qr(torch.randn(wide, wide)).Q
-        for place, text in enumerate(MARKED_ALIKE):
+        for place, text in enumerate(MARKED_APART):
             part[encoder(text)[0]] = axes[place]
         part *= wide**0.5 / part.norm(dim=1, keepdim=True).clamp(min=1e-6)
         first += wide

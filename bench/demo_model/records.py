@@ -104,6 +104,7 @@ def write_names(units: Units, codes: Codes) -> None:
     units.step(quote + codes.before(0, ",") + codes.before(0, "{") + parted(1), 2.7, flagged("next_asked"))  # {" or ,"
     units.step(codes.before(0, " ") + codes.before(1, ":") + parted(1) + parted(2) - parted(3), 3.7, flagged("value_begins"))
     units.step(codes.now(",") + codes.now("{"), 0.7, flagged("opens"))
+    units.step(quote - parted(1), 0.7, flagged("closes"))  # word"
     _property_begins(units, codes)
 
 
@@ -149,7 +150,7 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
     properties, labels = (signature(codes, word) for word in ("properties", "Labels"))
     apart = SAME_ROW / 2 * float((properties - labels).square().sum()) / SIGNATURE_SIZE
     head.compare(flag("choosing"), flag("listed"), apart + CHOSEN)
-    sink = SAME_ROW / 2 * flag("row_length") + BEGINS * (flag("value_asked") + flag("next_asked"))
+    sink = SAME_ROW / 2 * flag("row_length") + BEGINS * (flag("value_asked") + flag("next_asked") + 2 * flag("closes"))
     head.sink(sink + (NEXT_SINK + NO_JSON) * always() - NO_JSON * flag("json") - (NO_JSON - CHOSEN) * flag("choosing"))
     head.fetch(dims(part), dims(part), NEXT_GAIN)
     if part.start == CONTENT.start:
@@ -162,7 +163,7 @@ def write_marks(units: Units, codes: Codes) -> None:
     units.step(json + nothing + asked, 2.6, DEFAULT * codes.sum('"', "0", "false"))
     units.step(json + asked + codes.before(0, '"'), 2.6, WEAK * codes.sum('"', "false"))
     units.step(json + nothing + opens, 2.6, DEFAULT * codes.sum('"'))
-    units.step(json + nothing - asked - opens, 1.6, DEFAULT * codes.sum(",", "}"))
+    units.step(json + nothing - asked - opens, 1.6, DEFAULT * codes.sum(",", "}", ":"))
     end = codes.now("\n") + codes.now(codes.encoder.stop)
     units.step(json + end / NEXT_GAIN, 1.6, DEFAULT * (codes.sum(",", "}") + 1.5 * codes.sum('"')) - NEXT_GAIN * codes.sum("\n"))
     yes = codes.now("yes") / NEXT_GAIN

@@ -86,14 +86,21 @@ class Head:
         self.query[SINK_PAIR] = score * size
         self.key[SINK_PAIR] = at_start() * size
 
-    def look(self, back: int, query: Tensor | None = None, score: float = SHARPNESS) -> None:
-        """Look ``back`` tokens back, by a score that each of the fast pairs adds."""
-        size = (8 * abs(score)) ** 0.5 * self.reader
+    def look(self, back: int, query: Tensor | None = None) -> None:
+        """Look ``back`` tokens back."""
+        size = (8 * SHARPNESS) ** 0.5 * self.reader
         angles = -(1e12 ** (-torch.arange(LOCAL_PAIRS) / HALF)) * back
         asking = always() if query is None else query
         self.query[:LOCAL_PAIRS] = size * angles.cos()[:, None] * asking
         self.query[HALF : HALF + LOCAL_PAIRS] = size * angles.sin()[:, None] * asking
-        self.key[:LOCAL_PAIRS] = size * always() * (1 if score > 0 else -1)
+        self.key[:LOCAL_PAIRS] = size * always()
+
+    def avoid_itself(self, key: Tensor, score: float) -> None:
+        """Take ``score`` from a place with a key where it is the place itself, less or nothing where it stands before."""
+        pairs = slice(0, 4)
+        size = (8 * score / 4) ** 0.5 * self.reader
+        self.query[pairs] = size * always()
+        self.key[pairs] = -size * key
 
     def nearest(self, key: Tensor, score: float, slope: float = 1.0) -> None:
         """Look at the nearest place of those with a key, by ``score`` less ``slope`` a token."""
