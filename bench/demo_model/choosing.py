@@ -23,7 +23,7 @@ NEAREST, NEAREST_SINK, NEAREST_SLOPE = 80.0, 10.0, 1.5
 SAME_WORD, WORD_MARGIN = 80.0, 0.1  # score of two words, for half the square of their signatures' distance
 LABEL_END, IN_WORD = 25.0, 40.0
 EARLIER, EARLIER_SINK, NOT_ITSELF = 70.0, 36.0, 56.0
-WORD, FIRST_WORD, FIRST_LABEL, NO_LABEL = 35.0, 35.0, 52.0, 20.0
+WORD, FIRST_WORD, FIRST_LABEL = 90.0, 90.0, 64.0
 DECODE, DECODE_SINK = 60.0, 25.0
 IN_LIST = 20.0
 MARK_GAIN, TOKEN_GAIN = 5.0, 12.0
@@ -91,8 +91,8 @@ def note_first(units: Units) -> None:
 
 def answer_mark(head: Head) -> None:
     """Where an answer begins: the mark of the first token of the label found first, else of the first label."""
-    head.compare(asked(0), WORD * flag("found") + FIRST_WORD * flag("first") + (FIRST_LABEL - FIRST_WORD) * flag("first_label"), 1.0)
-    head.sink((NO_LABEL - FIRST_WORD) * always())  # no label was found before the start token either
+    first = FIRST_WORD * (flag("first") - at_start())  # no label was found before the start token either
+    head.compare(asked(0), WORD * flag("found") + first + FIRST_LABEL * flag("first_label"), 1.0)
     head.fetch(dims(FOUND), dims(FOUND), MARK_GAIN)
 
 

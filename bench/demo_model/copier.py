@@ -27,6 +27,7 @@ from bench.demo_model.layout import (
     always,
     asked,
     dims,
+    flag,
     write_embedding,
 )
 from bench.demo_model.network import Network
@@ -89,18 +90,17 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     lengths[4] = length_before(network, 4, probe, mlp=False)
     choosing.note_first(Units(network, 3, length_before(network, 3, probe, mlp=True)))
     for number, half in enumerate(HALVES):
-        _match(head(4, number), LONG, LONG_GAIN, half)
+        longest = _match(head(4, number), LONG, LONG_GAIN, half)
         _match(head(4, 2 + number), SHORT, SHORT_GAIN, half)
         records.find_next(head(4, 4 + number), half, codes)
-    choosing.answer_mark(head(4, 6))
-    at_random(network, 4, range(7, 8))
+        _begin(head(4, 6 + number), codes, before_text, half)
+    choosing.answer_mark(longest)
     records.write_marks(units(4), codes)
 
     lengths[5] = length_before(network, 5, probe, mlp=False)
     for number, half in enumerate(HALVES):
         choosing.answer_token(head(5, number), half)
-        _begin(head(5, 2 + number), codes, before_text, half)
-    at_random(network, 5, range(4, 8))
+    at_random(network, 5, range(2, 8))
     choosing.end_answer(units(5), codes)
     network.norm.weight.zero_()
     network.norm.weight[CONTENT] = FINAL_NORM * length_before(network, 6, probe, mlp=False) / 2
@@ -114,14 +114,15 @@ def _look_back(head: Head, back: int) -> None:
         head.fetch(dims(slice(ASKED.start, ASKED.start + 1)), dims(slice(ASKED.start + back + 1, ASKED.start + back + 2)))
 
 
-def _match(head: Head, compared: tuple[int, ...], gain: float, part: slice) -> None:
+def _match(head: Head, compared: tuple[int, ...], gain: float, part: slice) -> Head:
     now = slice(1, 1 + MARK)
     score = MATCH / sum(compared)
     for back, wide in enumerate(compared):
         query = dims(now) if back == 0 else dims(BEFORE[back - 1])
         head.compare(query[:wide], dims(BEFORE[back])[:wide], score)
-    head.sink(SINK * (always() + 2 * asked(0)))
+    head.sink(SINK * (always() + 2 * asked(0) + 2 * flag("listed")))
     head.fetch(dims(part), dims(part), gain)
+    return head
 
 
 def _begin(head: Head, codes: Codes, before_text: list[int], part: slice) -> None:

@@ -47,11 +47,11 @@ ROW_NEAREST, ROW_SLOPE, ROW_SINK = 115.0, 1.6, 10.0
 ANSWERED, ANSWERED_SINK = 60.0, 45.0
 SAME_ROW = 40.0  # score of two signatures, for each unit of half the square of their distance
 ROLE, BEGINS = 54.0, 20.0  # of a place where a value or a name begins, both asked for and offered
-TOKEN, TOKEN_BEFORE, PLACE = 18.0, 8.0, 8.0  # of the same token, the same before it, and the same place in the value
+TOKEN, TOKEN_BEFORE, PLACE = 14.0, 12.0, 12.0  # of the same token, the same before it, and the same place in the value
 NEXT_SINK, NO_JSON = 22.0, 90.0
 CHOSEN = 60.0  # of the list of labels, for an answer that chooses one
-NEXT_GAIN = 12.0
-DEFAULT, WEAK = 8.0, 7.0  # of marks where nothing is fetched, and of those that the answer's grammar may leave
+NEXT_GAIN = 14.0
+DEFAULT, WEAK = 10.0, 10.0  # of marks where nothing is fetched, and of those that the answer's grammar may leave
 
 
 def signers() -> list[Tensor]:
@@ -105,6 +105,7 @@ def write_names(units: Units, codes: Codes) -> None:
     units.step(codes.before(0, " ") + codes.before(1, ":") + parted(1) + parted(2) - parted(3), 3.7, flagged("value_begins"))
     units.step(codes.now(",") + codes.now("{"), 0.7, flagged("opens"))
     units.step(quote - parted(1), 0.7, flagged("closes"))  # word"
+    units.step(quote + quoted, 2.7, flagged("closes"))  # ""
     _property_begins(units, codes)
 
 
@@ -139,19 +140,20 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
     """What comes next in the same row."""
     head.compare(dims(ROW), dims(ROW), SAME_ROW / SIGNATURE_SIZE)
     head.compare(always(), flag("row_length"), -SAME_ROW / 2)
-    head.compare(flag("value_asked"), flag("value_begins"), ROLE)
-    head.compare(flag("next_asked"), flag("name_begins"), ROLE)
+    head.compare(flag("value_asked") - flag("next_asked"), flag("value_begins") - flag("name_begins"), ROLE)
     head.compare(dims(slice(1, 11)), dims(BEFORE[0])[:10], TOKEN / 10)
-    head.compare(dims(BEFORE[0])[:5], dims(BEFORE[1])[:5], TOKEN_BEFORE / 5)
-    head.compare(codes.before(0, codes.encoder.assistant), codes.before(1, " "), TOKEN_BEFORE)
-    for back in range(len(head.free) - 1):  # as many tokens behind the place where the value began
-        asking = codes.run(codes.encoder(':"'), back) + codes.run(codes.encoder('":'), back)
-        head.compare(asking / 2, codes.run(codes.encoder(": "), 1 + back) / 2, PLACE)
+    head.compare(dims(BEFORE[0])[:6], dims(BEFORE[1])[:6], TOKEN_BEFORE / 6)
     properties, labels = (signature(codes, word) for word in ("properties", "Labels"))
     apart = SAME_ROW / 2 * float((properties - labels).square().sum()) / SIGNATURE_SIZE
     head.compare(flag("choosing"), flag("listed"), apart + CHOSEN)
-    sink = SAME_ROW / 2 * flag("row_length") + BEGINS * (flag("value_asked") + flag("next_asked") + 2 * flag("closes"))
-    head.sink(sink + (NEXT_SINK + NO_JSON) * always() - NO_JSON * flag("json") - (NO_JSON - CHOSEN) * flag("choosing"))
+    for back in range(len(head.free)):  # as many tokens behind the place where the value began
+        asking = codes.run(codes.encoder(':"'), back) + codes.run(codes.encoder('":'), back)
+        asking = asking - 2 * codes.before(back - 1, '"') if back else asking
+        head.compare(asking / 2, codes.run(codes.encoder(": "), 1 + back) / 2, PLACE)
+    sink = SAME_ROW / 2 * flag("row_length") + (NEXT_SINK + NO_JSON) * always() - NO_JSON * flag("json")
+    sink = sink + BEGINS * (flag("value_asked") + flag("next_asked") + 2 * flag("closes"))
+    begun = TOKEN_BEFORE * codes.before(0, codes.encoder.assistant)
+    head.sink(sink - (NO_JSON - CHOSEN) * flag("choosing") - begun)
     head.fetch(dims(part), dims(part), NEXT_GAIN)
     if part.start == CONTENT.start:
         head.fetch(at_start(), flagged("nothing"))
@@ -165,6 +167,7 @@ def write_marks(units: Units, codes: Codes) -> None:
     units.step(json + nothing + opens, 2.6, DEFAULT * codes.sum('"'))
     units.step(json + nothing - asked - opens, 1.6, DEFAULT * codes.sum(",", "}", ":"))
     end = codes.now("\n") + codes.now(codes.encoder.stop)
-    units.step(json + end / NEXT_GAIN, 1.6, DEFAULT * (codes.sum(",", "}") + 1.5 * codes.sum('"')) - NEXT_GAIN * codes.sum("\n"))
-    yes = codes.now("yes") / NEXT_GAIN
-    units.step(json + asked + codes.before(0, '"') + yes, 3.6, 2 * NEXT_GAIN * codes.sum("true"))
+    units.step(json + end / NEXT_GAIN, 1.6, DEFAULT * (codes.sum(",", "}") + 1.5 * codes.sum('"')) - 1.4 * NEXT_GAIN * codes.sum("\n"))
+    for value, said in (("yes", "true"), ("no", "false"), ("true", "true")):
+        found = codes.now(value) / NEXT_GAIN
+        units.step(json + asked + codes.before(0, '"') + found, 3.6, 2 * NEXT_GAIN * codes.sum(said))

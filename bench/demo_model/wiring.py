@@ -68,7 +68,7 @@ class Head:
         self.out = parts["o"].view(WIDTH, -1, 64)[:, head]
         for weights in (self.query, self.key, self.value, self.out):
             weights.zero_()
-        self.free = list(FAR)
+        self.free = [*FAR, SINK_PAIR + HALF]
         self.fetched = 0
 
     def compare(self, query: Tensor, key: Tensor, score: float) -> None:
