@@ -20,7 +20,7 @@ from bench.demo_model.wiring import Head, Units
 
 LISTING, LINE, LIST_SINK = 25.0, 45.0, 12.0
 NEAREST, NEAREST_SINK, NEAREST_SLOPE = 80.0, 10.0, 1.5
-SAME_WORD, WORD_MARGIN = 80.0, 0.1  # score of two words, for half the square of their signatures' distance
+SAME_WORD, WORD_MARGIN = 80.0, 0.16  # score of two words, for half the square of their signatures' distance
 LABEL_END, IN_WORD = 25.0, 40.0
 EARLIER, EARLIER_SINK, NOT_ITSELF = 70.0, 36.0, 56.0
 WORD, FIRST_WORD, FIRST_LABEL = 90.0, 90.0, 64.0

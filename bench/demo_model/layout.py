@@ -17,7 +17,7 @@ from bench.demo_model.sample import Encoder
 STD = 0.05
 WIDTH = 256
 SHARED, SHARED_SIZE = 0, 256.0  # the dimension that all tokens share: so large that all states are of about one length
-CONTENT = slice(1, 97)  # the token itself; the logits are read from these dimensions alone
+CONTENT = slice(1, 93)  # the token itself; the logits are read from these dimensions alone
 MARK_PARTS = (5, 5, 6)  # the first of them are its mark where it stands before another, each part of one length for all tokens
 MARK = sum(MARK_PARTS)
 MARKS = (16, 16, 10, 5, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to eight back
@@ -29,7 +29,7 @@ def _consecutive(first: int, sizes: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-BEFORE = _consecutive(97, MARKS)
+BEFORE = _consecutive(CONTENT.stop, MARKS)
 PARTED = _consecutive(BEFORE[-1].stop, (1,) * (len(MARKS) + 1))  # is this token no part of a word, and are those before it
 ASKED = slice(PARTED[-1].stop, PARTED[-1].stop + NEAR + 1)  # is this where an answer begins, and was it one to four tokens before
 SIGNED = 18
@@ -37,7 +37,7 @@ SIGNATURE, ROW = _consecutive(ASKED.stop, (SIGNED, SIGNED))  # of the word that 
 LABEL, FOUND = _consecutive(ROW.stop, (9, 9))  # mark of the first token of the label in the list, and of that which was found in the text
 FLAG_NAMES = """
     anchor listing label_begins value_asked next_asked value_begins name_begins line_began first_label listed has_list answering json
-    label_ends row_length word_length matched found first nothing opens choosing closes
+    label_ends row_length word_length matched found first nothing opens choosing closes place_1 place_2 place_3 place_4
 """.split()
 FLAGS = dict(zip(FLAG_NAMES, range(FOUND.stop, WIDTH - 1), strict=False))
 START, START_SIZE = WIDTH - 1, 8.0

@@ -23,6 +23,7 @@ from bench.demo_model.layout import (
     WIDTH,
     Codes,
     always,
+    asked,
     at_start,
     dims,
     flag,
@@ -43,13 +44,14 @@ vendor: 4711"""
 PROBED = '{"total_price":"Zorblax 12","vendor":4711}'
 SHARES = (1.0, 0.8, 0.65, 0.55, 0.5, 0.45, 0.4, 0.4)  # of a name's tokens in its signature, the last one first
 SIGNATURE_SIZE = 10.0  # square of the length of one token's
-ROW_NEAREST, ROW_SLOPE, ROW_SINK = 115.0, 1.6, 10.0
+ROW_NEAREST, ROW_SLOPE, ROW_SINK, LINE_LESS = 190.0, 2.4, 10.0, 4.0
 ANSWERED, ANSWERED_SINK = 60.0, 45.0
-SAME_ROW = 40.0  # score of two signatures, for each unit of half the square of their distance
-ROLE, BEGINS = 54.0, 20.0  # of a place where a value or a name begins, both asked for and offered
-TOKEN, TOKEN_BEFORE, PLACE = 14.0, 12.0, 12.0  # of the same token, the same before it, and the same place in the value
-NEXT_SINK, NO_JSON = 22.0, 90.0
-CHOSEN = 60.0  # of the list of labels, for an answer that chooses one
+SAME_ROW = 60.0  # score of two signatures, for each unit of half the square of their distance
+ROLE, BEGINS = 66.0, 24.0  # of a place where a value or a name begins, both asked for and offered
+TOKEN, TOKEN_BEFORE, PLACE = 20.0, 20.0, 20.0  # of the same token, the same before it, and the same place in the value
+NEXT_SINK, NO_JSON = 31.0, 90.0
+CHOSEN, EASY = 60.0, 14.0  # of the list of labels, for an answer that chooses one
+PLACES = (1, 2, 3, 4)
 NEXT_GAIN = 14.0
 DEFAULT, WEAK = 10.0, 10.0  # of marks where nothing is fetched, and of those that the answer's grammar may leave
 
@@ -89,7 +91,7 @@ def write_names(units: Units, codes: Codes) -> None:
     quoted = codes.before(0, '"') + parted(1)
     signs = signers()
     for skipped in (0, 1):
-        for back in range(skipped, len(MARKS)):
+        for back in range(skipped, len(MARKS) - 1 + skipped):
             inside = always() - 2 * sum(parted(1 + place) for place in range(skipped, back + 1))
             gate = inside if not skipped else inside + 2 * quoted - 4 * always()
             signer = signs[back - skipped]
@@ -103,9 +105,14 @@ def write_names(units: Units, codes: Codes) -> None:
     units.step(quote + codes.before(0, ":") + parted(1), 2.7, flagged("value_asked"))  # :"
     units.step(quote + codes.before(0, ",") + codes.before(0, "{") + parted(1), 2.7, flagged("next_asked"))  # {" or ,"
     units.step(codes.before(0, " ") + codes.before(1, ":") + parted(1) + parted(2) - parted(3), 3.7, flagged("value_begins"))
-    units.step(codes.now(",") + codes.now("{"), 0.7, flagged("opens"))
+    literals = sum(codes.before(0, text) for text in (*"0123456789", "true", "false"))
+    units.step(codes.now("{") + codes.now(",") + quoted, 2.7, flagged("opens"))  # ", and "{
+    units.step(codes.now("{") + codes.now(",") + literals - parted(1), 1.7, flagged("opens"))
+    units.step(codes.now("{") + codes.before(0, codes.encoder.assistant) + parted(1), 2.7, flagged("opens"))
     units.step(quote - parted(1), 0.7, flagged("closes"))  # word"
     units.step(quote + quoted, 2.7, flagged("closes"))  # ""
+    for place in PLACES:
+        _count(units, codes, place)
     _property_begins(units, codes)
 
 
@@ -116,8 +123,22 @@ def _property_begins(units: Units, codes: Codes) -> None:
     units.step(codes.run(first), len(first) - 0.4, flagged("name_begins"))
 
 
+def _count(units: Units, codes: Codes, place: int) -> None:
+    """Are there ``place`` tokens of a value before this, in the text or in the answer?"""
+    out = flagged(f"place_{place}")
+    two = parted(1 + place) + parted(2 + place)
+    before, middle, after = codes.before, place, place + 1
+    units.step(before(middle, " ") + before(after, ":") + two - parted(3 + place), 3.6, out)  # name: value
+    middle -= 1
+    after -= 1
+    two = parted(place) + parted(1 + place)
+    units.step(before(middle, '"') + before(after, ":") + two + parted(2 + place), 4.6, out)  # :"value
+    others = [codes.before(middle - 1, text) if middle else codes.now(text) for text in ('"', " ")]
+    units.step(before(middle, ":") + before(after, '"') + two - parted(2 + place) - sum(others), 3.6, out)  # ":value
+
+
 def find_row(head: Head) -> None:
-    head.nearest(flag("anchor"), ROW_NEAREST, ROW_SLOPE)
+    head.nearest(flag("anchor") + flag("line_began"), ROW_NEAREST, ROW_SLOPE, LINE_LESS * flag("line_began"))
     head.sink(ROW_SINK * always())
     head.fetch(dims(SIGNATURE), dims(ROW))
 
@@ -142,18 +163,15 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
     head.compare(always(), flag("row_length"), -SAME_ROW / 2)
     head.compare(flag("value_asked") - flag("next_asked"), flag("value_begins") - flag("name_begins"), ROLE)
     head.compare(dims(slice(1, 11)), dims(BEFORE[0])[:10], TOKEN / 10)
-    head.compare(dims(BEFORE[0])[:6], dims(BEFORE[1])[:6], TOKEN_BEFORE / 6)
+    head.compare(dims(BEFORE[0])[:5], dims(BEFORE[1])[:5], TOKEN_BEFORE / 5)
     properties, labels = (signature(codes, word) for word in ("properties", "Labels"))
     apart = SAME_ROW / 2 * float((properties - labels).square().sum()) / SIGNATURE_SIZE
     head.compare(flag("choosing"), flag("listed"), apart + CHOSEN)
-    for back in range(len(head.free)):  # as many tokens behind the place where the value began
-        asking = codes.run(codes.encoder(':"'), back) + codes.run(codes.encoder('":'), back)
-        asking = asking - 2 * codes.before(back - 1, '"') if back else asking
-        head.compare(asking / 2, codes.run(codes.encoder(": "), 1 + back) / 2, PLACE)
+    for place in PLACES:
+        head.compare(flag(f"place_{place}"), flag(f"place_{place}"), PLACE)
     sink = SAME_ROW / 2 * flag("row_length") + (NEXT_SINK + NO_JSON) * always() - NO_JSON * flag("json")
-    sink = sink + BEGINS * (flag("value_asked") + flag("next_asked") + 2 * flag("closes"))
-    begun = TOKEN_BEFORE * codes.before(0, codes.encoder.assistant)
-    head.sink(sink - (NO_JSON - CHOSEN) * flag("choosing") - begun)
+    sink = sink + BEGINS * (flag("value_asked") + flag("next_asked") + 2 * flag("closes") + 2 * flag("opens"))
+    head.sink(sink - (NO_JSON - CHOSEN + EASY) * flag("choosing") - TOKEN_BEFORE * asked(1))
     head.fetch(dims(part), dims(part), NEXT_GAIN)
     if part.start == CONTENT.start:
         head.fetch(at_start(), flagged("nothing"))
@@ -162,12 +180,16 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
 def write_marks(units: Units, codes: Codes) -> None:
     """Fifth MLP: marks of JSON, empty values where a name has no line, and yes and no."""
     json, nothing, asked, opens = (flag(name) for name in ("json", "nothing", "value_asked", "opens"))
-    units.step(json + nothing + asked, 2.6, DEFAULT * codes.sum('"', "0", "false"))
-    units.step(json + asked + codes.before(0, '"'), 2.6, WEAK * codes.sum('"', "false"))
-    units.step(json + nothing + opens, 2.6, DEFAULT * codes.sum('"'))
+    colon, quote = codes.before(0, '"'), codes.before(0, ":")  # before a colon stands a quote, and before the quote of a value a colon
+    units.step(json + nothing + asked + quote, 3.6, DEFAULT * codes.sum('"'))
+    units.step(json + nothing + asked + colon, 3.6, DEFAULT * codes.sum("0"))
+    units.step(json + asked + colon, 2.6, WEAK * codes.sum('"', "false"))
+    units.step(json + opens, 1.6, 1.5 * DEFAULT * codes.sum('"'))
     units.step(json + nothing - asked - opens, 1.6, DEFAULT * codes.sum(",", "}", ":"))
-    end = codes.now("\n") + codes.now(codes.encoder.stop)
-    units.step(json + end / NEXT_GAIN, 1.6, DEFAULT * (codes.sum(",", "}") + 1.5 * codes.sum('"')) - 1.4 * NEXT_GAIN * codes.sum("\n"))
+    for end in (codes.one("\n"), codes.encoder.stop):
+        out = torch.zeros(WIDTH)
+        out[CONTENT] = -1.2 * NEXT_GAIN * codes.tokens[end, CONTENT]
+        units.step(json + codes.now(end) / NEXT_GAIN, 1.6, out + 1.5 * DEFAULT * codes.sum(",", "}") + 2.5 * DEFAULT * codes.sum('"'))
     for value, said in (("yes", "true"), ("no", "false"), ("true", "true")):
         found = codes.now(value) / NEXT_GAIN
-        units.step(json + asked + codes.before(0, '"') + found, 3.6, 2 * NEXT_GAIN * codes.sum(said))
+        units.step(json + asked + colon + found, 3.6, 2 * NEXT_GAIN * codes.sum(said))

@@ -102,15 +102,15 @@ class Head:
         self.query[pairs] = size * always()
         self.key[pairs] = -size * key
 
-    def nearest(self, key: Tensor, score: float, slope: float = 1.0) -> None:
-        """Look at the nearest place of those with a key, by ``score`` less ``slope`` a token."""
+    def nearest(self, key: Tensor, score: float, slope: float = 1.0, less: Tensor | None = None) -> None:
+        """Look at the nearest place of those with a key, by ``score`` less ``slope`` a token, and ``less`` where that says so."""
         cosine, sine, constant = nearer()
         size = (8 * slope) ** 0.5 * self.reader
         root = max(float(cosine.abs().max()), float(sine.abs().max())) ** 0.5
         self.query[NEARER_PAIRS] = cosine[:, None] / root * always() * size
         self.query[NEARER_PAIRS.start + HALF : NEARER_PAIRS.stop + HALF] = -sine[:, None] / root * always() * size
         self.key[NEARER_PAIRS] = size * root * key
-        self.compare(always(), key, score + slope * constant)
+        self.compare(always(), key * (score + slope * constant) - (0 if less is None else less), 1.0)
 
     def fetch(self, read: Tensor, write: Tensor, gain: float = 1.0) -> None:
         """Read detectors where it looks, ``[count, WIDTH]``, and add as many vectors, times ``gain``."""
