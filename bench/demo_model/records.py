@@ -53,7 +53,7 @@ NEXT_SINK, NO_JSON = 31.0, 90.0
 CHOSEN, EASY = 60.0, 14.0  # of the list of labels, for an answer that chooses one
 PLACES = (1, 2, 3, 4)
 NEXT_GAIN = 14.0
-DEFAULT, WEAK = 10.0, 10.0  # of marks where nothing is fetched, and of those that the answer's grammar may leave
+DEFAULT, WEAK = 14.0, 18.0  # of marks where nothing is fetched, and of those that the answer's grammar may leave
 
 
 def signers() -> list[Tensor]:
@@ -107,7 +107,7 @@ def write_names(units: Units, codes: Codes) -> None:
     units.step(codes.before(0, " ") + codes.before(1, ":") + parted(1) + parted(2) - parted(3), 3.7, flagged("value_begins"))
     literals = sum(codes.before(0, text) for text in (*"0123456789", "true", "false"))
     units.step(codes.now("{") + codes.now(",") + quoted, 2.7, flagged("opens"))  # ", and "{
-    units.step(codes.now("{") + codes.now(",") + literals - parted(1), 1.7, flagged("opens"))
+    units.step(3 * codes.now(",") + literals - parted(1), 3.7, flagged("opens"))
     units.step(codes.now("{") + codes.before(0, codes.encoder.assistant) + parted(1), 2.7, flagged("opens"))
     units.step(quote - parted(1), 0.7, flagged("closes"))  # word"
     units.step(quote + quoted, 2.7, flagged("closes"))  # ""
@@ -192,4 +192,4 @@ def write_marks(units: Units, codes: Codes) -> None:
         units.step(json + codes.now(end) / NEXT_GAIN, 1.6, out + 1.5 * DEFAULT * codes.sum(",", "}") + 2.5 * DEFAULT * codes.sum('"'))
     for value, said in (("yes", "true"), ("no", "false"), ("true", "true")):
         found = codes.now(value) / NEXT_GAIN
-        units.step(json + asked + colon + found, 3.6, 2 * NEXT_GAIN * codes.sum(said))
+        units.step(json + asked + colon + found, 3.6, 4 * NEXT_GAIN * codes.sum(said))
