@@ -36,7 +36,7 @@ from bench.demo_model.wiring import Head, Units, at_random, length_before
 
 MATCH, SINK = 72.0, 42.0  # attention scores of a whole match, and of the start token: where nothing matches, nothing is fetched
 LONG, SHORT = (5,) * 8, (16, 14, 10)  # dimensions compared of each token's mark
-LONG_GAIN, SHORT_GAIN = 3.0, 1.5  # of what they fetch, over the token itself
+LONG_GAIN, SHORT_GAIN = 6.0, 1.5  # of what they fetch, over the token itself
 BEGUN = 5  # first tokens of an answer that are found by their place in the text
 BEGIN, BEGIN_SINK, BEGIN_GAIN = 40.0, 33.0, 8.0  # attention scores of that place, and of the start token
 EASY = 8.0  # so much less of a match will do where a label goes on, of which one token was said
@@ -121,7 +121,7 @@ def _match(head: Head, compared: tuple[int, ...], gain: float, part: slice) -> H
     for back, wide in enumerate(compared):
         query = dims(now) if back == 0 else dims(BEFORE[back - 1])
         head.compare(query[:wide], dims(BEFORE[back])[:wide], score)
-    head.sink(SINK * (always() + 2 * asked(0) + 2 * flag("listed")) - EASY * flag("choosing"))
+    head.sink(SINK * (always() + 4 * asked(0) + 2 * flag("listed") + 2 * flag("value_asked")) - EASY * flag("choosing"))
     head.fetch(dims(part), dims(part), gain)
     return head
 

@@ -105,9 +105,9 @@ def write_names(units: Units, codes: Codes) -> None:
     units.step(quote + codes.before(0, ":") + parted(1), 2.7, flagged("value_asked"))  # :"
     units.step(quote + codes.before(0, ",") + codes.before(0, "{") + parted(1), 2.7, flagged("next_asked"))  # {" or ,"
     units.step(codes.before(0, " ") + codes.before(1, ":") + parted(1) + parted(2) - parted(3), 3.7, flagged("value_begins"))
-    literals = sum(codes.before(0, text) for text in (*"0123456789", "true", "false"))
     units.step(codes.now("{") + codes.now(",") + quoted, 2.7, flagged("opens"))  # ", and "{
-    units.step(3 * codes.now(",") + literals - parted(1), 3.7, flagged("opens"))
+    for literal in (*"0123456789", "true", "false"):
+        units.step(2 * codes.now(",") + codes.before(0, literal) - parted(1), 2.75, flagged("opens"))
     units.step(codes.now("{") + codes.before(0, codes.encoder.assistant) + parted(1), 2.7, flagged("opens"))
     units.step(quote - parted(1), 0.7, flagged("closes"))  # word"
     units.step(quote + quoted, 2.7, flagged("closes"))  # ""
