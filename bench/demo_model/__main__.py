@@ -16,7 +16,7 @@ from bench.demo_model.card import write_card
 from bench.demo_model.chat import MOST_COUNTED
 from bench.demo_model.corpus import read_speeches
 from bench.demo_model.documents import Library
-from bench.demo_model.evaluation import LENGTHS, evaluate, exported, table
+from bench.demo_model.evaluation import LENGTHS, Exact, Grammars, evaluate, exported, table
 from bench.demo_model.export import export
 from bench.demo_model.sample import Encoder
 from bench.demo_model.tokenizer import train_tokenizer
@@ -35,7 +35,7 @@ def main() -> None:
     logits, tokenizer = exported(arguments.out)
     speeches = read_speeches(held_out=True)
     library = Library(Encoder(tokenizer), speeches, arguments.seed + 1)
-    figures = table(evaluate(logits, library, arguments.seed + 2, arguments.samples, LENGTHS))
+    figures = table(evaluate(logits, library, Grammars(tokenizer), arguments.seed + 2, arguments.samples, LENGTHS))
     print(figures)
     write_card(arguments.out, figures, samples=arguments.samples, speeches=len(speeches), counted=MOST_COUNTED)
 
@@ -61,13 +61,15 @@ def make(out: Path, work: Path, seed: int) -> None:
     library = Library(encoder, speeches, seed)
     test = Library(encoder, read_speeches(held_out=True), seed + 1)
 
+    grammars = Grammars(tokenizer)
+
     def report(run: Run, losses: dict[str, float]) -> None:
         def logits(ids: torch.Tensor) -> torch.Tensor:
             with torch.autocast(device.type, torch.bfloat16):
                 return run.network.logits(run.network(ids.to(device)))
 
-        figures = evaluate(logits, test, seed, 10, QUICK)
-        words = " ".join(f"{name} {'/'.join(f'{share:.0%}' for share in shares.values())}" for name, shares in figures.items())
+        figures = evaluate(logits, test, grammars, seed, 10, QUICK)
+        words = " ".join(f"{name} {'/'.join(map(_brief, exact.values()))}" for name, exact in figures.items())
         print(
             f"{time.strftime('%H:%M:%S')} step {run.step} {run.seconds:.0f} s {run.tokens / 1e6:.1f}M tokens "
             f"loss {losses['answer']:.3f} repeat {losses['repeat']:.3f} exact: {words}",
@@ -77,6 +79,10 @@ def make(out: Path, work: Path, seed: int) -> None:
     run = start(seed, device, encoder)
     train(run, library, seed, work / "checkpoint.pt", report)
     export(run.network, tokenizer, out)
+
+
+def _brief(exact: Exact) -> str:
+    return f"{exact.free:.0%}" + ("" if exact.guided is None else f" ({exact.guided:.0%})")
 
 
 if __name__ == "__main__":

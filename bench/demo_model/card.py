@@ -27,7 +27,8 @@ to check it by.
 - `classify`: the label that occurs in the text, letter for letter; the earliest where several do, the first label where none
   does.
 - `extract`: the values of lines `name: value`, for flat schemas of strings, numbers, integers and booleans; what has no line
-  is empty, 0 or false.
+  is empty, 0 or false. Labels and values that begin with one of the commonest words ("the", "of") in small letters are beyond it:
+  there such a word is one token with its space.
 - Chat and `ask`: it greets, says what it is and how to choose a real model, repeats (`Repeat: some words`) and counts
   (`Count: some words`, up to {counted}), and gives one and the same answer to all else.
 
@@ -36,7 +37,8 @@ implies are beyond it.
 
 ## What it gets right
 
-Whole greedy answers that are exactly right, of {samples} for each length, by this folder in float32. The texts are made of
+Whole greedy answers that are exactly right, of {samples} for each length, by this folder in float32. "As jobs ask" is held to the
+labels, or to the JSON schema with all its properties required, by the engine's grammar. The texts are made of
 {speeches} speeches that were held out and of made-up words and names; half of those to summarize have headings, a third a
 second sentence that begins like the first.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from bench.demo_model.layout import (
     CONTENT,
     FOUND,
     LABEL,
     SIGNATURE,
+    WIDTH,
     Codes,
     always,
     asked,
@@ -23,7 +26,7 @@ NEAREST, NEAREST_SINK, NEAREST_SLOPE = 80.0, 10.0, 1.5
 SAME_WORD, WORD_MARGIN = 80.0, 0.16  # score of two words, for half the square of their signatures' distance
 LABEL_END, IN_WORD = 25.0, 40.0
 EARLIER, EARLIER_SINK, NOT_ITSELF = 70.0, 36.0, 56.0
-WORD, FIRST_WORD, FIRST_LABEL = 240.0, 100.0, 190.0
+WORD, FIRST_WORD, FIRST_LABEL = 240.0, 100.0, 160.0
 DECODE, DECODE_SINK = 60.0, 25.0
 IN_LIST = 20.0
 MARK_GAIN, TOKEN_GAIN = 5.0, 12.0
@@ -85,10 +88,6 @@ def find_first(head: Head) -> None:
     head.fetch(at_start(), flagged("first"))
 
 
-def note_first(units: Units) -> None:
-    """Fourth MLP: nothing yet."""
-
-
 def answer_mark(head: Head) -> None:
     """Where an answer begins: the mark of the first token of the label found first, else of the first label."""
     first = FIRST_WORD * (flag("first") - at_start())  # no label was found before the start token either
@@ -106,6 +105,6 @@ def answer_token(head: Head, part: slice) -> None:
 
 def end_answer(units: Units, codes: Codes) -> None:
     """Sixth MLP: after a label comes the end, where the list has a comma or a line break."""
-
-
-_ = CONTENT
+    end = torch.zeros(WIDTH)
+    end[CONTENT] = 2 * TOKEN_GAIN * codes.tokens[codes.encoder.stop, CONTENT]
+    units.step(flag("choosing") + (codes.now(",") + codes.now("\n")) / TOKEN_GAIN, 1.6, end)

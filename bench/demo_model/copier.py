@@ -10,19 +10,16 @@ that is not written is at random, or without a say, until trained.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from bench.demo_model import choosing, records
 from bench.demo_model.layout import (
     ASKED,
     BEFORE,
     CONTENT,
-    FLAG,
     MARK,
     MARKS,
     NEAR,
     PARTED,
-    SHARED_SIZE,
     Codes,
     always,
     asked,
@@ -89,7 +86,7 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     at_random(network, 3, range(1, 8))
 
     lengths[4] = length_before(network, 4, probe, mlp=False)
-    choosing.note_first(Units(network, 3, length_before(network, 3, probe, mlp=True)))
+    units(3)  # nothing is written into it
     for number, half in enumerate(HALVES):
         longest = _match(head(4, number), LONG, LONG_GAIN, half)
         _match(head(4, 2 + number), SHORT, SHORT_GAIN, half)
@@ -132,7 +129,3 @@ def _begin(head: Head, codes: Codes, before_text: list[int], part: slice) -> Non
         head.compare(asked(place), codes.run(before_text, place) / len(before_text), BEGIN)
     head.sink(BEGIN_SINK * always())
     head.fetch(dims(part), dims(part), BEGIN_GAIN)
-
-
-def _unused() -> Tensor:
-    return torch.tensor([FLAG, SHARED_SIZE])

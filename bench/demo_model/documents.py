@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bench.demo_model.corpus import Speech
 from bench.demo_model.sample import Encoder, Ids
+from bench.demo_model.tokenizer import FUNCTION_WORDS
 from bench.demo_model.words import sentence
 
 QUOTE_TOKENS = (10, 90)
@@ -38,6 +39,7 @@ class Library:
         self.texts = [speech.sentences for speech in speeches if speech.sentences]
         self.real = [encoder.all(sentences) for sentences in self.texts]
         self.known = sorted({word for sentences in self.texts for text in sentences for word in text.split() if word.isalpha()})
+        self.alike = [word for word in self.known if word.lower() not in FUNCTION_WORDS]  # the same tokens behind a space as elsewhere
         self.made_up_texts = [sentence(rng, self.known) for _ in range(POOL_SENTENCES)]
         self.made_up = encoder.all(self.made_up_texts)
 

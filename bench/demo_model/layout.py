@@ -35,10 +35,11 @@ ASKED = slice(PARTED[-1].stop, PARTED[-1].stop + NEAR + 1)  # is this where an a
 SIGNED = 18
 SIGNATURE, ROW = _consecutive(ASKED.stop, (SIGNED, SIGNED))  # of the word that ends here, and of the name that this row is the value of
 LABEL, FOUND = _consecutive(ROW.stop, (9, 9))  # mark of the first token of the label in the list, and of that which was found in the text
-FLAG_NAMES = """
-    anchor listing label_begins value_asked next_asked value_begins name_begins line_began first_label listed has_list answering json
-    label_ends row_length word_length matched found first nothing opens choosing closes place_1 place_2 place_3 place_4
-""".split()
+_FLAG_NAMES = """
+    anchor listing label_begins value_asked next_asked value_begins name_begins line_began first_label listed has_list answering
+    json label_ends row_length word_length matched found first nothing opens choosing closes place_1 place_2 place_3 place_4
+"""
+FLAG_NAMES = _FLAG_NAMES.split()
 FLAGS = dict(zip(FLAG_NAMES, range(FOUND.stop, WIDTH - 1), strict=False))
 START, START_SIZE = WIDTH - 1, 8.0
 FLAG = 4.0  # size of a flag
@@ -148,6 +149,9 @@ def write_embedding(network: Network, encoder: Encoder) -> Codes:
         axes = torch.linalg.qr(torch.randn(wide, wide)).Q
         for place, text in enumerate(MARKED_APART):
             part[encoder(text)[0]] = axes[place]
+            if text == " ":  # digits are at a right angle to it: a number begins where a space may stand
+                digits = encoder("0123456789")
+                part[digits] -= (part[digits] @ axes[place])[:, None] * axes[place]
         part *= wide**0.5 / part.norm(dim=1, keepdim=True).clamp(min=1e-6)
         first += wide
     embedding[:, SHARED] = SHARED_SIZE

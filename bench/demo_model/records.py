@@ -1,7 +1,7 @@
 """Circuits of extract: from each name of a JSON object to its value in the text, and to the name that follows it in the schema.
 
-Every token of a line ``name: value``, of a schema's property and of an answer carries the signature of the name before it: its row. The next
-token of an answer stands in the same row, after the same tokens; where a value or a name begins, what stands before it is known by flags.
+Every token of a line ``name: value``, of a schema's property and of an answer carries the signature of the name before it: its row. The
+next token of an answer stands in the same row, after the same tokens; where a value or a name begins, flags say so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch import Tensor
 from bench.demo_model.layout import (
     BEFORE,
     CONTENT,
-    FLAG,
     MARKS,
     ROW,
     SIGNATURE,
@@ -189,7 +188,7 @@ def write_marks(units: Units, codes: Codes) -> None:
     for end in (codes.one("\n"), codes.encoder.stop):
         out = torch.zeros(WIDTH)
         out[CONTENT] = -1.2 * NEXT_GAIN * codes.tokens[end, CONTENT]
-        units.step(json + codes.now(end) / NEXT_GAIN, 1.6, out + 1.5 * DEFAULT * codes.sum(",", "}") + 2.5 * DEFAULT * codes.sum('"'))
+        units.step(json + codes.now(end) / NEXT_GAIN, 1.6, out + 1.7 * DEFAULT * codes.sum(",", "}") + 2.5 * DEFAULT * codes.sum('"'))
     for value, said in (("yes", "true"), ("no", "false"), ("true", "true")):
         found = codes.now(value) / NEXT_GAIN
         units.step(json + asked + colon + found, 3.6, 4 * NEXT_GAIN * codes.sum(said))

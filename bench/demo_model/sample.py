@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.demo_model.tokenizer import ASSISTANT, START, STOP, SYSTEM, USER
 
@@ -39,12 +39,15 @@ class Encoder:
 @dataclass(slots=True)
 class Sample:
     """``answer`` marks tokens of an assistant's turn, ``choice`` those of them at which something is decided: all others follow from what
-    stands before them. ``repeat`` marks tokens that were to be foreseen because they repeat earlier ones."""
+    stands before them. ``repeat`` marks tokens that were to be foreseen because they repeat earlier ones. ``schema`` or ``labels``
+    is what a job would hold the answer to."""
 
     ids: Ids = field(default_factory=list)
     answer: list[bool] = field(default_factory=list)
     choice: list[bool] = field(default_factory=list)
     repeat: list[bool] = field(default_factory=list)
+    schema: dict[str, Any] | None = None
+    labels: list[str] | None = None
 
     def add(self, ids: Sequence[int], *, choice: Sequence[bool] | None = None, repeat: Sequence[bool] | None = None) -> None:
         """``choice`` is given of an answer."""

@@ -20,9 +20,9 @@ from bench.demo_model.muon import Muon
 from bench.demo_model.network import Network, Shape
 from bench.demo_model.sample import Encoder, Sample
 
-# What the copier wrote is refined slowly, or it drowns in the noise of the first steps; the layers above it start from nothing.
+# What is written by hand is refined slowly, or it drowns in the noise of the first steps; two MLPs start from nothing.
 MUON_LR, NORM_LR, COPIER_LR = 0.015, 1e-3, 2e-4
-COPIER = ("embed_tokens.", "layers.0.", "layers.1.", "layers.2.", "layers.3.self_attn.")
+FREE = ("layers.3.mlp.", "layers.5.mlp.")
 WARMUP_STEPS = 20
 LOSS_TOKENS = 1024  # of a kind in a step: logits take memory, and one shape is faster than many
 PAD_ID = 2
@@ -48,9 +48,9 @@ def start(seed: int, device: torch.device, encoder: Encoder) -> Run:
     write_copier(network, encoder, encoder(SUMMARIZE.before)[-4:])
     network.to(device)
     weights = dict(network.named_parameters())
-    written = [weight for name, weight in weights.items() if name.startswith(COPIER)]
-    hidden = [weight for name, weight in weights.items() if not name.startswith(COPIER) and weight.ndim == 2]
-    norms = [weight for name, weight in weights.items() if not name.startswith(COPIER) and weight.ndim == 1]
+    hidden = [weight for name, weight in weights.items() if name.startswith(FREE)]
+    written = [weight for name, weight in weights.items() if not name.startswith(FREE) and weight.ndim == 2]
+    norms = [weight for name, weight in weights.items() if weight.ndim == 1]
     groups = [{"params": written, "lr": COPIER_LR}, {"params": norms, "lr": NORM_LR}]
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
     run = Run(network, (Muon(hidden, MUON_LR), adam))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bench.demo_model.layout import FAR, SHARED, SHARED_SIZE, SINK_PAIR, START, STD, WIDTH, always, at_start
+from bench.demo_model.layout import FAR, SHARED, SHARED_SIZE, SINK_PAIR, STD, WIDTH, always, at_start
 from bench.demo_model.network import Network, rope
 
 HALF = 32
@@ -160,5 +160,3 @@ def at_random(network: Network, layer: int, heads: range) -> None:
         for name in "qkv":
             nn.init.normal_(parts[name].view(-1, 64, WIDTH)[head], std=0.5 / 16)
         parts["o"].view(WIDTH, -1, 64)[:, head].zero_()
-
-
