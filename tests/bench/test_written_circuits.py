@@ -1,0 +1,60 @@
+"""The weights that training starts from: what they answer untrained, held to the grammar as jobs hold answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.demo_model.copier import write_copier
+from bench.demo_model.copying import SUMMARIZE
+from bench.demo_model.corpus import read_speeches
+from bench.demo_model.documents import Library
+from bench.demo_model.evaluation import Grammars, Logits, evaluate, table
+from bench.demo_model.network import Network, Shape
+from bench.demo_model.sample import Encoder, add_turn, open_chat
+from bench.demo_model.tokenizer import train_tokenizer
+from harvester.engine.embedded.answers import lead
+
+SAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def written() -> tuple[Logits, Library, Grammars]:
+    torch.manual_seed(1)
+    tokenizer = train_tokenizer(speech.text for speech in read_speeches(held_out=False))
+    encoder = Encoder(tokenizer)
+    network = Network(Shape())
+    write_copier(network, encoder, encoder(SUMMARIZE.before)[-4:])
+    return (lambda ids: network.logits(network(ids))), Library(encoder, read_speeches(held_out=True), 2), Grammars(tokenizer)
+
+
+@pytest.mark.parametrize(("lesson", "tokens"), [("extract", 300), ("extract", 600), ("classify", 200), ("classify", 500)])
+def test_untrained_it_answers_as_jobs_ask(written: tuple[Logits, Library, Grammars], lesson: str, tokens: int) -> None:
+    logits, library, grammars = written
+    figures = evaluate(logits, library, grammars, 5, SAMPLES, {lesson: (tokens,)})
+    guided = figures[lesson][tokens].guided
+    assert guided is not None
+    assert guided >= 0.85
+    assert f"| {lesson}, as jobs ask | {guided:.1%} at {tokens} |" in table(figures)
+
+
+def test_untrained_it_copies_a_lead_up_to_its_end(written: tuple[Logits, Library, Grammars]) -> None:
+    logits, library, _ = written
+    text = "A NEW WORLD\nBrave zworp friends met Dr. Quist at noon. Then all of them went home, and nobody came back."
+    sample = open_chat(library.encoder, SUMMARIZE.system)
+    add_turn(sample, library.encoder, library.encoder(SUMMARIZE.before + text), library.encoder(lead(text)))
+    ids = torch.tensor([sample.ids])
+    places = torch.tensor(sample.answer).nonzero()[:-1, 0]
+    with torch.inference_mode():
+        said = logits(ids)[0, places - 1].argmax(-1)
+    assert library.encoder.text(said.tolist()) == lead(text)
+
+
+def test_its_weights_fit_float16_and_its_file_twelve_million_bytes(written: tuple[Logits, Library, Grammars]) -> None:
+    network = Network(Shape())
+    torch.manual_seed(1)
+    encoder = written[1].encoder
+    write_copier(network, encoder, encoder(SUMMARIZE.before)[-4:])
+    weights = network.tensors().values()
+    assert all(bool(weight.half().isfinite().all()) for weight in weights)
+    assert 2 * sum(weight.numel() for weight in weights) <= 12_000_000
