@@ -23,9 +23,9 @@ from bench.demo_model.wiring import Head, Units
 
 LISTING, LINE, LIST_SINK = 25.0, 45.0, 12.0
 NEAREST, NEAREST_SINK, NEAREST_SLOPE = 80.0, 10.0, 1.5
-SAME_WORD, WORD_MARGIN = 80.0, 0.16  # score of two words, for half the square of their signatures' distance
+SAME_WORD, WORD_MARGIN = 120.0, 0.11  # score of two words, for half the square of their signatures' distance
 LABEL_END, IN_WORD = 25.0, 40.0
-EARLIER, EARLIER_SINK, NOT_ITSELF = 70.0, 36.0, 56.0
+EARLIER, EARLIER_SINK, NOT_ITSELF = 80.0, 36.0, 56.0
 WORD, FIRST_WORD, FIRST_LABEL = 240.0, 100.0, 160.0
 DECODE, DECODE_SINK = 60.0, 25.0
 IN_LIST = 20.0
@@ -58,7 +58,7 @@ def find_list(listed: Head, has_list: Head, begins: Head) -> None:
 
 def end_labels(units: Units, codes: Codes) -> None:
     """Second MLP."""
-    units.step(flag("listed") + codes.now(",") + codes.now("\n"), 1.7, flagged("label_ends"))
+    units.step(flag("listed") + codes.now(",") + codes.now("\n") - parted(1), 1.7, flagged("label_ends"))
 
 
 def match_labels(head: Head, first: Head) -> None:
@@ -92,6 +92,7 @@ def answer_mark(head: Head) -> None:
     """Where an answer begins: the mark of the first token of the label found first, else of the first label."""
     first = FIRST_WORD * (flag("first") - at_start())  # no label was found before the start token either
     head.compare(asked(0), WORD * flag("found") + first + FIRST_LABEL * flag("first_label"), 1.0)
+    head.favour(asked(0), flag("found"), -1.0)
     head.fetch(dims(FOUND), dims(FOUND), MARK_GAIN)
 
 
@@ -107,4 +108,4 @@ def end_answer(units: Units, codes: Codes) -> None:
     """Sixth MLP: after a label comes the end, where the list has a comma or a line break."""
     end = torch.zeros(WIDTH)
     end[CONTENT] = 2 * TOKEN_GAIN * codes.tokens[codes.encoder.stop, CONTENT]
-    units.step(flag("choosing") + (codes.now(",") + codes.now("\n")) / TOKEN_GAIN, 1.6, end)
+    units.step(flag("choosing") + (codes.now(",") + codes.now("\n")) / TOKEN_GAIN, 1.4, 1.5 * end)

@@ -37,7 +37,7 @@ LONG_GAIN, SHORT_GAIN = 6.0, 1.5  # of what they fetch, over the token itself
 BEGUN = 5  # first tokens of an answer that are found by their place in the text
 BEGIN, BEGIN_SINK, BEGIN_GAIN = 40.0, 33.0, 8.0  # attention scores of that place, and of the start token
 EASY = 8.0  # so much less of a match will do where a label goes on, of which one token was said
-FINAL_NORM = 2.0
+FINAL_NORM = 0.5
 HALVES = tuple(slice(CONTENT.start + first, CONTENT.start + first + 46) for first in (0, 46))  # a head can fetch 64 dimensions
 
 

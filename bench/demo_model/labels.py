@@ -8,6 +8,7 @@ from bench.demo_model import words
 from bench.demo_model.documents import Library, joined, sentences
 from bench.demo_model.prompts import task_prompt
 from bench.demo_model.sample import Sample, add_turn, open_chat
+from bench.demo_model.tokenizer import FUNCTION_WORDS
 from harvester.engine.embedded.answers import label
 
 
@@ -36,7 +37,7 @@ def _labels(library: Library, rng: random.Random) -> list[str]:
         text = rng.choice(library.alike) if known else words.word(rng)
         text = text if rng.random() < 0.1 else text.lower()
         text = f"{text} {rng.choice(library.known).lower()}" if rng.random() < 0.08 else text
-        if text not in made and len(text) > 1:
+        if text not in made and len(text) > 1 and text.lower() not in FUNCTION_WORDS:
             made.append(text)
     return made
 

@@ -104,13 +104,18 @@ class Head:
 
     def nearest(self, key: Tensor, score: float, slope: float = 1.0, less: Tensor | None = None) -> None:
         """Look at the nearest place of those with a key, by ``score`` less ``slope`` a token, and ``less`` where that says so."""
-        cosine, sine, constant = nearer()
-        size = (8 * slope) ** 0.5 * self.reader
-        root = max(float(cosine.abs().max()), float(sine.abs().max())) ** 0.5
-        self.query[NEARER_PAIRS] = cosine[:, None] / root * always() * size
-        self.query[NEARER_PAIRS.start + HALF : NEARER_PAIRS.stop + HALF] = -sine[:, None] / root * always() * size
-        self.key[NEARER_PAIRS] = size * root * key
+        constant = self.favour(always(), key, slope)
         self.compare(always(), key * (score + slope * constant) - (0 if less is None else less), 1.0)
+
+    def favour(self, query: Tensor, key: Tensor, slope: float) -> float:
+        """Take from the score of a place with a key as it is farther, or add to it where ``slope`` is negative."""
+        cosine, sine, constant = nearer()
+        root = max(float(cosine.abs().max()), float(sine.abs().max())) ** 0.5
+        size = (8 * abs(slope)) ** 0.5 * self.reader
+        self.query[NEARER_PAIRS] = cosine[:, None] / root * query * size
+        self.query[NEARER_PAIRS.start + HALF : NEARER_PAIRS.stop + HALF] = -sine[:, None] / root * query * size
+        self.key[NEARER_PAIRS] = (1 if slope > 0 else -1) * size * root * key
+        return constant
 
     def fetch(self, read: Tensor, write: Tensor, gain: float = 1.0) -> None:
         """Read detectors where it looks, ``[count, WIDTH]``, and add as many vectors, times ``gain``."""
