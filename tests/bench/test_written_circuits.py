@@ -15,7 +15,7 @@ from bench.demo_model.sample import Encoder, add_turn, open_chat
 from bench.demo_model.tokenizer import train_tokenizer
 from harvester.engine.embedded.answers import lead
 
-SAMPLES = 12
+SAMPLES = 40
 
 
 @pytest.fixture(scope="module")
