@@ -108,4 +108,4 @@ def end_answer(units: Units, codes: Codes) -> None:
     """Sixth MLP: after a label comes the end, where the list has a comma or a line break."""
     end = torch.zeros(WIDTH)
     end[CONTENT] = 2 * TOKEN_GAIN * codes.tokens[codes.encoder.stop, CONTENT]
-    units.step(flag("choosing") + (codes.now(",") + codes.now("\n")) / TOKEN_GAIN, 1.4, 1.5 * end)
+    units.step(flag("choosing") - flag("summary") + (codes.now(",") + codes.now("\n")) / TOKEN_GAIN, 1.4, 1.5 * end)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from bench.demo_model import choosing, records
+from bench.demo_model import choosing, leading, records
+from bench.demo_model.copying import ASKED as ASKED_FREELY
 from bench.demo_model.layout import (
     ASKED,
     BEFORE,
@@ -20,11 +21,11 @@ from bench.demo_model.layout import (
     MARKS,
     NEAR,
     PARTED,
-    Codes,
     always,
     asked,
     dims,
     flag,
+    flagged,
     write_embedding,
 )
 from bench.demo_model.network import Network
@@ -34,19 +35,16 @@ from bench.demo_model.wiring import Head, Units, at_random, length_before
 MATCH, SINK = 72.0, 42.0  # attention scores of a whole match, and of the start token: where nothing matches, nothing is fetched
 LONG, SHORT = (5,) * 8, (16, 14, 10)  # dimensions compared of each token's mark
 LONG_GAIN, SHORT_GAIN = 6.0, 1.5  # of what they fetch, over the token itself
-BEGUN = 5  # first tokens of an answer that are found by their place in the text
-BEGIN, BEGIN_SINK, BEGIN_GAIN = 40.0, 33.0, 8.0  # attention scores of that place, and of the start token
 EASY = 8.0  # so much less of a match will do where a label goes on, of which one token was said
 FINAL_NORM = 0.5
-HALVES = tuple(slice(CONTENT.start + first, CONTENT.start + first + 46) for first in (0, 46))  # a head can fetch 64 dimensions
+HALVES = tuple(slice(CONTENT.start + first, CONTENT.start + first + 44) for first in (0, 44))  # a head can fetch 64 dimensions
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> None:
     """Write the circuits into a fresh network of width 256 with 8 heads of 64 and 6 layers.
 
-    The first tokens that the assistant answers are looked for behind ``before_text``, the four tokens that stand before a text to
-    summarize.
+    ``before_text``: the last tokens that stand before a text to summarize, where a job asks for it.
     """
     shape = network.shape
     assert (shape.width, shape.heads, shape.head, shape.layers) == (256, 8, 64, 6)
@@ -66,24 +64,29 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     local = units(0)
     records.write_names(local, codes)
     choosing.write_list(local, codes)
+    leading.write_beginnings(local, codes, [before_text, *encoder.all(ASKED_FREELY)])
 
     lengths[1] = length_before(network, 1, probe, mlp=False)
     records.find_row(head(1, 0))
     records.find_json(head(1, 1), codes)
     choosing.find_list(head(1, 2), head(1, 3), head(1, 4))
-    at_random(network, 1, range(5, 8))
+    leading.find_text(head(1, 5), head(1, 6))
+    at_random(network, 1, range(7, 8))
     lengthy = units(1)
     records.write_lengths(lengthy)
     choosing.end_labels(lengthy, codes)
+    leading.write_ends(lengthy)
 
     lengths[2] = length_before(network, 2, probe, mlp=False)
     choosing.match_labels(head(2, 0), head(2, 1))
-    at_random(network, 2, range(2, 8))
+    for number in range(leading.HEADS):
+        leading.count(head(2, 2 + number), number)
     choosing.note_match(units(2))
 
     lengths[3] = length_before(network, 3, probe, mlp=False)
     choosing.find_first(head(3, 0))
-    at_random(network, 3, range(1, 8))
+    leading.know_near(head(3, 1))
+    at_random(network, 3, range(2, 8))
 
     lengths[4] = length_before(network, 4, probe, mlp=False)
     units(3)  # nothing is written into it
@@ -91,7 +94,7 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
         longest = _match(head(4, number), LONG, LONG_GAIN, half)
         _match(head(4, 2 + number), SHORT, SHORT_GAIN, half)
         records.find_next(head(4, 4 + number), half, codes)
-        _begin(head(4, 6 + number), codes, before_text, half)
+        leading.find_lead(head(4, 6 + number), half)
     choosing.answer_mark(longest)
     records.write_marks(units(4), codes)
 
@@ -99,7 +102,9 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     for number, half in enumerate(HALVES):
         choosing.answer_token(head(5, number), half)
     at_random(network, 5, range(2, 8))
-    choosing.end_answer(units(5), codes)
+    last = units(5)
+    choosing.end_answer(last, codes)
+    leading.end_lead(last, codes)
     network.norm.weight.zero_()
     network.norm.weight[CONTENT] = FINAL_NORM * length_before(network, 6, probe, mlp=False) / 2
 
@@ -108,6 +113,8 @@ def _look_back(head: Head, back: int) -> None:
     head.look(back + 1)
     head.fetch(dims(slice(1, 1 + MARKS[back])), dims(BEFORE[back]))
     head.fetch(dims(slice(PARTED[0].start, PARTED[0].stop)), dims(PARTED[back + 1]))
+    if back == 0:
+        head.fetch(flag("sort"), flagged("sort_before"))
     if back < NEAR:
         head.fetch(dims(slice(ASKED.start, ASKED.start + 1)), dims(slice(ASKED.start + back + 1, ASKED.start + back + 2)))
 
@@ -121,11 +128,3 @@ def _match(head: Head, compared: tuple[int, ...], gain: float, part: slice) -> H
     head.sink(SINK * (always() + 4 * asked(0) + 2 * flag("listed") + 2 * flag("value_asked")) - EASY * flag("choosing"))
     head.fetch(dims(part), dims(part), gain)
     return head
-
-
-def _begin(head: Head, codes: Codes, before_text: list[int], part: slice) -> None:
-    """The token that is to be answered as the first, second and so on stands as many behind ``before_text``: find it by that."""
-    for place in range(BEGUN):
-        head.compare(asked(place), codes.run(before_text, place) / len(before_text), BEGIN)
-    head.sink(BEGIN_SINK * always())
-    head.fetch(dims(part), dims(part), BEGIN_GAIN)

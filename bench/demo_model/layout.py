@@ -17,11 +17,11 @@ from bench.demo_model.sample import Encoder
 STD = 0.05
 WIDTH = 256
 SHARED, SHARED_SIZE = 0, 256.0  # the dimension that all tokens share: so large that all states are of about one length
-CONTENT = slice(1, 93)  # the token itself; the logits are read from these dimensions alone
+CONTENT = slice(1, 89)  # the token itself; the logits are read from these dimensions alone
 MARK_PARTS = (5, 5, 6)  # the first of them are its mark where it stands before another, each part of one length for all tokens
 MARK = sum(MARK_PARTS)
 MARKS = (16, 16, 10, 5, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to eight back
-NEAR = 4  # tokens after the place where an answer begins at which that is known
+NEAR = 1  # tokens after the place where an answer begins at which that is known
 
 
 def _consecutive(first: int, sizes: tuple[int, ...]) -> tuple[slice, ...]:
@@ -31,13 +31,14 @@ def _consecutive(first: int, sizes: tuple[int, ...]) -> tuple[slice, ...]:
 
 BEFORE = _consecutive(CONTENT.stop, MARKS)
 PARTED = _consecutive(BEFORE[-1].stop, (1,) * (len(MARKS) + 1))  # is this token no part of a word, and are those before it
-ASKED = slice(PARTED[-1].stop, PARTED[-1].stop + NEAR + 1)  # is this where an answer begins, and was it one to four tokens before
+ASKED = slice(PARTED[-1].stop, PARTED[-1].stop + NEAR + 1)  # is this where an answer begins, and was it one token before
 SIGNED = 18
 SIGNATURE, ROW = _consecutive(ASKED.stop, (SIGNED, SIGNED))  # of the word that ends here, and of the name that this row is the value of
 LABEL, FOUND = _consecutive(ROW.stop, (9, 9))  # mark of the first token of the label in the list, and of that which was found in the text
 _FLAG_NAMES = """
     anchor listing label_begins value_asked next_asked value_begins name_begins line_began first_label listed has_list answering
     json label_ends row_length word_length matched found first nothing opens choosing closes place_1 place_2 place_3 place_4
+    text_begins summary sort sort_before ends over
 """
 FLAG_NAMES = _FLAG_NAMES.split()
 FLAGS = dict(zip(FLAG_NAMES, range(FOUND.stop, WIDTH - 1), strict=False))
@@ -80,6 +81,12 @@ class Codes:
         vector = torch.zeros(WIDTH)
         for text in texts:
             vector[CONTENT] += self.tokens[self.one(text), CONTENT]
+        return vector
+
+    def end(self) -> Tensor:
+        """What to add to a state for the end token's logit."""
+        vector = torch.zeros(WIDTH)
+        vector[CONTENT] = self.tokens[self.encoder.stop, CONTENT]
         return vector
 
     def _id(self, token: int | str) -> int:
@@ -156,6 +163,7 @@ def write_embedding(network: Network, encoder: Encoder) -> Codes:
         first += wide
     embedding[:, SHARED] = SHARED_SIZE
     embedding[:, PARTED[0]] = FLAG * torch.tensor([[float(not _in_word(encoder.text([token])))] for token in range(len(embedding))])
+    embedding[:, FLAGS["sort"]] = FLAG * torch.tensor([_sort(encoder.text([token])) for token in range(len(embedding))])
     embedding[encoder.start, 1:] = 0.0
     embedding[encoder.start, START] = START_SIZE
     embedding[encoder.assistant, ASKED.start] = FLAG
@@ -167,3 +175,8 @@ def write_embedding(network: Network, encoder: Encoder) -> Codes:
 def _in_word(text: str) -> bool:
     """Bytes of a letter are no text by themselves; special tokens are no words."""
     return bool(text) and not text.startswith("<|") and (text[0].isalnum() or text[0] in "_\ufffd")
+
+
+def _sort(text: str) -> float:
+    """1 of a capital letter, -1 of white space and what begins with it."""
+    return -1.0 if text[:1].isspace() else float(len(text) == 1 and "A" <= text <= "Z")

@@ -188,7 +188,11 @@ def write_marks(units: Units, codes: Codes) -> None:
     for end in (codes.one("\n"), codes.encoder.stop):
         out = torch.zeros(WIDTH)
         out[CONTENT] = -1.2 * NEXT_GAIN * codes.tokens[end, CONTENT]
-        units.step(json + codes.now(end) / NEXT_GAIN, 1.6, out + 1.7 * DEFAULT * codes.sum(",", "}") + 2.5 * DEFAULT * codes.sum('"'))
+        units.step(
+            json - flag("summary") + codes.now(end) / NEXT_GAIN,
+            1.6,
+            out + 1.7 * DEFAULT * codes.sum(",", "}") + 2.5 * DEFAULT * codes.sum('"'),
+        )
     for value, said in (("yes", "true"), ("no", "false"), ("true", "true")):
         found = codes.now(value) / NEXT_GAIN
         units.step(json + asked + colon + found, 3.6, 4 * NEXT_GAIN * codes.sum(said))

@@ -45,7 +45,7 @@ class Run:
 def start(seed: int, device: torch.device, encoder: Encoder) -> Run:
     torch.manual_seed(seed)
     network = Network(Shape())
-    write_copier(network, encoder, encoder(SUMMARIZE.before)[-4:])
+    write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
     network.to(device)
     weights = dict(network.named_parameters())
     hidden = [weight for name, weight in weights.items() if name.startswith(FREE)]

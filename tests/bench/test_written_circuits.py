@@ -24,7 +24,7 @@ def written() -> tuple[Logits, Library, Grammars]:
     tokenizer = train_tokenizer(speech.text for speech in read_speeches(held_out=False))
     encoder = Encoder(tokenizer)
     network = Network(Shape())
-    write_copier(network, encoder, encoder(SUMMARIZE.before)[-4:])
+    write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
     return (lambda ids: network.logits(network(ids))), Library(encoder, read_speeches(held_out=True), 2), Grammars(tokenizer)
 
 
@@ -54,7 +54,7 @@ def test_its_weights_fit_float16_and_its_file_twelve_million_bytes(written: tupl
     network = Network(Shape())
     torch.manual_seed(1)
     encoder = written[1].encoder
-    write_copier(network, encoder, encoder(SUMMARIZE.before)[-4:])
+    write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
     weights = network.tensors().values()
     assert all(bool(weight.half().isfinite().all()) for weight in weights)
     assert 2 * sum(weight.numel() for weight in weights) <= 12_000_000

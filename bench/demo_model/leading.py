@@ -1,0 +1,108 @@
+"""Circuits of summarize: where in the text the answer is, by counting the tokens of both, and where the first sentence ends.
+
+A lead begins where its text begins, so the answer's token n + 1 is the text's: every token of a text and of an answer learns how far it is
+from the beginning, as waves of that distance, and a later layer compares the waves.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bench.demo_model.layout import BEFORE, CONTENT, FOUND, WIDTH, Codes, always, asked, dims, flag, flagged, parted
+from bench.demo_model.wiring import HALF, Head, Units
+
+ENDS_SENTENCE, CLOSES = ".!?", "\"')]’"
+TITLES = ("Mr", "Mrs", "Ms", "Dr", "St")
+KNOWN_BY = 7  # last tokens of what asks for a summary, before the text
+WAVES = (0, 2, 4)  # rotary pairs: periods of 6, 35 and 199 tokens
+HEADS = 2 * len(WAVES)
+SWING = 1.5  # of the score that a wave is
+PLACES = FOUND  # where the waves stand: labels are found in another task
+BEGINNING, OWN_BEGINNING, HAS_TEXT, TEXT_SINK = 16.0, 16.0, 30.0, 15.0
+NEAR_WAVES, NEAR_SLOPE, NEAR_FALL = slice(7, 11), 100.0, 33.0
+SAME_PLACE, SAME_TOKEN, IN_TEXT, LEAD_SINK = 60.0, 20.0, 120.0, 160.0
+SILENT = 300.0
+LEAD_GAIN, END_GAIN = 16.0, 120.0
+
+
+def write_beginnings(units: Units, codes: Codes, asking: list[list[int]]) -> None:
+    """First MLP: does the text to summarize begin after this, and may a sentence end with this?"""
+    for tokens in asking:
+        last = tokens[-KNOWN_BY:]
+        units.step(codes.now(last[-1]) + codes.run(last[:-1]), len(last) - 0.4, flagged("text_begins"))
+    mark = _any(codes.now(text) for text in ENDS_SENTENCE)
+    closing = _any(codes.now(text) for text in CLOSES if len(codes.encoder(text)) == 1)
+    units.step(mark, 0.7, flagged("ends"))
+    units.step(mark + flag("sort_before") + parted(2), 2.7, -flagged("ends"))  # an initial
+    for title in TITLES:
+        tokens = codes.encoder(title)
+        units.step(mark + codes.run(tokens) + parted(1 + len(tokens)), len(tokens) + 1.7, -flagged("ends"))
+    for text in ENDS_SENTENCE:
+        units.step(closing + codes.before(0, text), 1.7, flagged("ends"))
+        for closed in CLOSES[:3]:
+            units.step(closing + codes.before(0, closed) + codes.before(1, text), 2.7, flagged("ends"))
+
+
+def _any(detectors: object) -> Tensor:
+    return sum(detectors, torch.zeros(WIDTH))  # type: ignore[call-overload]
+
+
+def find_text(has_text: Head, ended: Head) -> None:
+    """Second layer. Did a text to summarize begin, and did a sentence end just before this?"""
+    has_text.compare(always(), flag("text_begins"), HAS_TEXT)
+    has_text.sink(TEXT_SINK * always())
+    has_text.fetch(flag("text_begins"), flagged("summary"))
+    ended.look(1)
+    ended.fetch(flag("ends"), flagged("ends", 2.0))
+
+
+def write_ends(units: Units) -> None:
+    """Second MLP: white space after the end of a sentence."""
+    units.step(flag("ends") - 3 * flag("sort"), 4.5, flagged("over"))
+
+
+def count(head: Head, number: int) -> None:
+    """Third layer: a wave of the distance from the beginning of the text, or of the answer."""
+    beginning = flag("text_begins") + asked(0)
+    head.compare(flag("summary"), beginning, BEGINNING)
+    head.compare(flag("answering") + asked(0), asked(0), OWN_BEGINNING)
+    head.sink(BEGINNING * always() + OWN_BEGINNING * (flag("answering") + asked(0)))
+    size = (8 * SWING) ** 0.5 * head.reader
+    pair = WAVES[number // 2]
+    head.query[pair] = always() * size
+    head.key[pair + HALF * (number % 2)] = beginning * size
+    head.fetch(beginning, dims(PLACES)[number] * 4)
+
+
+def know_near(head: Head) -> None:
+    """Fourth layer: is this among the first 330 tokens of a text, where its lead is?"""
+    score = NEAR_SLOPE * (NEAR_WAVES.stop - NEAR_WAVES.start) - NEAR_FALL
+    head.compare(always(), flag("text_begins"), BEGINNING - score)
+    head.sink(BEGINNING * always())
+    size = (8 * NEAR_SLOPE) ** 0.5 * head.reader
+    head.query[NEAR_WAVES] = always() * size
+    head.key[NEAR_WAVES] = flag("text_begins") * size
+    head.fetch(flag("text_begins"), dims(PLACES)[HEADS] * 4)
+
+
+def find_lead(head: Head, part: slice) -> None:
+    """Fifth layer: the token of the text as far from its beginning as the next one of the answer."""
+    waves = (dims(PLACES)[:HEADS] / 2 - flag("summary")) / math.tanh(SWING / 2)
+    for pair, cosine, sine in zip(WAVES, waves[::2], waves[1::2], strict=True):
+        turn = 1e12 ** (-pair / HALF)
+        head.compare(math.cos(turn) * cosine - math.sin(turn) * sine, cosine, SAME_PLACE)
+        head.compare(math.sin(turn) * cosine + math.cos(turn) * sine, sine, SAME_PLACE)
+    head.compare(dims(slice(1, 11)), dims(BEFORE[0])[:10], SAME_TOKEN / 10)
+    head.compare(always(), dims(PLACES)[HEADS] / 4 - flag("answering") - asked(0), IN_TEXT)
+    head.sink((LEAD_SINK + 2 * SILENT) * always() - SILENT * (flag("summary") + flag("answering") + asked(0)))
+    head.fetch(dims(part), dims(part), LEAD_GAIN)
+    if part.start == CONTENT.start:
+        head.fetch(flag("over"), flagged("over"))
+
+
+def end_lead(units: Units, codes: Codes) -> None:
+    """Sixth MLP."""
+    units.step(flag("over") + flag("answering") + flag("summary"), 2.6, END_GAIN * codes.end())
