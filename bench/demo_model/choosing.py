@@ -100,7 +100,7 @@ def answer_token(head: Head, part: slice) -> None:
     """The label in the list that begins so."""
     head.compare(dims(FOUND), dims(LABEL), DECODE / 9 / MARK_GAIN)
     head.compare(always(), IN_LIST * flag("label_begins") + IN_LIST * flag("listed"), 1.0)
-    head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)))
+    head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)) + 600.0 * flag("summary"))
     head.fetch(dims(part), dims(part), TOKEN_GAIN)
 
 

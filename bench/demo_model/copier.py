@@ -79,14 +79,16 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
 
     lengths[2] = length_before(network, 2, probe, mlp=False)
     choosing.match_labels(head(2, 0), head(2, 1))
-    for number in range(leading.HEADS):
+    for number in range(6):
         leading.count(head(2, 2 + number), number)
     choosing.note_match(units(2))
 
     lengths[3] = length_before(network, 3, probe, mlp=False)
     choosing.find_first(head(3, 0))
     leading.know_near(head(3, 1))
-    at_random(network, 3, range(2, 8))
+    for number in range(6, leading.HEADS):
+        leading.count(head(3, number), number)
+    at_random(network, 3, range(2, 6))
 
     lengths[4] = length_before(network, 4, probe, mlp=False)
     units(3)  # nothing is written into it

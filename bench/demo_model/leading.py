@@ -17,13 +17,13 @@ from bench.demo_model.wiring import HALF, Head, Units
 ENDS_SENTENCE, CLOSES = ".!?", "\"')]’"
 TITLES = ("Mr", "Mrs", "Ms", "Dr", "St")
 KNOWN_BY = 7  # last tokens of what asks for a summary, before the text
-WAVES = (0, 2, 4)  # rotary pairs: periods of 6, 35 and 199 tokens
+WAVES = (0, 1, 2, 3)  # rotary pairs, of periods of 6 to 84 tokens: together they come again after more than 330
 HEADS = 2 * len(WAVES)
 SWING = 1.5  # of the score that a wave is
 PLACES = FOUND  # where the waves stand: labels are found in another task
 BEGINNING, OWN_BEGINNING, HAS_TEXT, TEXT_SINK = 16.0, 16.0, 30.0, 15.0
 NEAR_WAVES, NEAR_SLOPE, NEAR_FALL = slice(7, 11), 100.0, 33.0
-SAME_PLACE, SAME_TOKEN, IN_TEXT, LEAD_SINK = 60.0, 20.0, 120.0, 160.0
+SAME_PLACE, SAME_TOKEN, IN_TEXT, LEAD_SINK = 70.0, 20.0, 160.0, 200.0
 SILENT = 300.0
 LEAD_GAIN, END_GAIN = 16.0, 120.0
 
@@ -37,9 +37,10 @@ def write_beginnings(units: Units, codes: Codes, asking: list[list[int]]) -> Non
     closing = _any(codes.now(text) for text in CLOSES if len(codes.encoder(text)) == 1)
     units.step(mark, 0.7, flagged("ends"))
     units.step(mark + flag("sort_before") + parted(2), 2.7, -flagged("ends"))  # an initial
+    units.step(mark + codes.before(0, " I"), 1.85, -flagged("ends"))
     for title in TITLES:
         tokens = codes.encoder(title)
-        units.step(mark + codes.run(tokens) + parted(1 + len(tokens)), len(tokens) + 1.7, -flagged("ends"))
+        units.step(mark + codes.run(tokens) + parted(1 + len(tokens)), len(tokens) + 1.85, -flagged("ends"))
     for text in ENDS_SENTENCE:
         units.step(closing + codes.before(0, text), 1.7, flagged("ends"))
         for closed in CLOSES[:3]:
@@ -65,7 +66,7 @@ def write_ends(units: Units) -> None:
 
 
 def count(head: Head, number: int) -> None:
-    """Third layer: a wave of the distance from the beginning of the text, or of the answer."""
+    """Third and fourth layers: a wave of the distance from the beginning of the text, or of the answer."""
     beginning = flag("text_begins") + asked(0)
     head.compare(flag("summary"), beginning, BEGINNING)
     head.compare(flag("answering") + asked(0), asked(0), OWN_BEGINNING)
@@ -79,6 +80,7 @@ def count(head: Head, number: int) -> None:
 
 def know_near(head: Head) -> None:
     """Fourth layer: is this among the first 330 tokens of a text, where its lead is?"""
+    head.free = head.free[8:]  # the slowest pairs: these scores are large
     score = NEAR_SLOPE * (NEAR_WAVES.stop - NEAR_WAVES.start) - NEAR_FALL
     head.compare(always(), flag("text_begins"), BEGINNING - score)
     head.sink(BEGINNING * always())
@@ -90,6 +92,7 @@ def know_near(head: Head) -> None:
 
 def find_lead(head: Head, part: slice) -> None:
     """Fifth layer: the token of the text as far from its beginning as the next one of the answer."""
+    head.free = head.free[10:]
     waves = (dims(PLACES)[:HEADS] / 2 - flag("summary")) / math.tanh(SWING / 2)
     for pair, cosine, sine in zip(WAVES, waves[::2], waves[1::2], strict=True):
         turn = 1e12 ** (-pair / HALF)
