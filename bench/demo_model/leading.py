@@ -23,7 +23,7 @@ SWING = 1.5  # of the score that a wave is
 PLACES = FOUND  # where the waves stand: labels are found in another task
 BEGINNING, OWN_BEGINNING, HAS_TEXT, TEXT_SINK = 16.0, 16.0, 30.0, 15.0
 NEAR_WAVES, NEAR_SLOPE, NEAR_FALL = slice(7, 11), 100.0, 33.0
-SAME_PLACE, SAME_TOKEN, IN_TEXT, LEAD_SINK = 70.0, 20.0, 160.0, 200.0
+SAME_PLACE, SAME_TOKEN, IN_TEXT, LEAD_SINK = 70.0, 20.0, 320.0, 360.0
 SILENT = 300.0
 LEAD_GAIN, END_GAIN = 16.0, 120.0
 
@@ -67,6 +67,7 @@ def write_ends(units: Units) -> None:
 
 def count(head: Head, number: int) -> None:
     """Third and fourth layers: a wave of the distance from the beginning of the text, or of the answer."""
+    head.free = head.free[10:]  # the slowest pairs: a wave is to be the same at any distance
     beginning = flag("text_begins") + asked(0)
     head.compare(flag("summary"), beginning, BEGINNING)
     head.compare(flag("answering") + asked(0), asked(0), OWN_BEGINNING)
@@ -80,7 +81,7 @@ def count(head: Head, number: int) -> None:
 
 def know_near(head: Head) -> None:
     """Fourth layer: is this among the first 330 tokens of a text, where its lead is?"""
-    head.free = head.free[8:]  # the slowest pairs: these scores are large
+    head.free = head.free[8:]  # these scores are large
     score = NEAR_SLOPE * (NEAR_WAVES.stop - NEAR_WAVES.start) - NEAR_FALL
     head.compare(always(), flag("text_begins"), BEGINNING - score)
     head.sink(BEGINNING * always())

@@ -12,7 +12,7 @@ from bench.demo_model.documents import Library
 from bench.demo_model.evaluation import Grammars, Logits, evaluate, table
 from bench.demo_model.network import Network, Shape
 from bench.demo_model.sample import Encoder, add_turn, open_chat
-from bench.demo_model.tokenizer import train_tokenizer
+from bench.demo_model.tokenizer import STOP, train_tokenizer
 from harvester.engine.embedded.answers import lead
 
 SAMPLES = 40
@@ -38,16 +38,23 @@ def test_untrained_it_answers_as_jobs_ask(written: tuple[Logits, Library, Gramma
     assert f"| {lesson}, as jobs ask | {guided:.1%} at {tokens} |" in table(figures)
 
 
-def test_untrained_it_copies_a_lead_up_to_its_end(written: tuple[Logits, Library, Grammars]) -> None:
+@pytest.mark.parametrize("tokens", [128, 512])
+def test_untrained_it_answers_with_the_lead_and_ends(written: tuple[Logits, Library, Grammars], tokens: int) -> None:
+    logits, library, grammars = written
+    assert evaluate(logits, library, grammars, 5, SAMPLES, {"lead": (tokens,)})["lead"][tokens].free >= 0.9
+
+
+@pytest.mark.parametrize("after", [" Then all of them went home, and nobody came back.", "\nMore.", ""])
+def test_untrained_it_copies_a_lead_and_its_end(written: tuple[Logits, Library, Grammars], after: str) -> None:
     logits, library, _ = written
-    text = "A NEW WORLD\nBrave zworp friends met Dr. Quist at noon. Then all of them went home, and nobody came back."
+    text = 'A NEW WORLD\nBrave zworp friends met Dr. Quist and Harry S. Truman at noon, and said: "Good friends!"' + after
     sample = open_chat(library.encoder, SUMMARIZE.system)
     add_turn(sample, library.encoder, library.encoder(SUMMARIZE.before + text), library.encoder(lead(text)))
     ids = torch.tensor([sample.ids])
-    places = torch.tensor(sample.answer).nonzero()[:-1, 0]
+    places = torch.tensor(sample.answer).nonzero()[:, 0]
     with torch.inference_mode():
         said = logits(ids)[0, places - 1].argmax(-1)
-    assert library.encoder.text(said.tolist()) == lead(text)
+    assert library.encoder.text(said.tolist()) == lead(text) + STOP
 
 
 def test_its_weights_fit_float16_and_its_file_twelve_million_bytes(written: tuple[Logits, Library, Grammars]) -> None:
