@@ -1,42 +1,17 @@
-"""Lessons in copying: tokens that come again, and the lead of a document."""
+"""The lesson in `summarize`: the lead of a document."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
-from bench.demo_model.documents import UNFORESEEN_TOKENS, Document, Library, fill
+from bench.demo_model.documents import Document, Library, fill
 from bench.demo_model.prompts import Prompt, task_prompt
 from bench.demo_model.sample import Ids, Sample, add_turn, open_chat
 
 SUMMARIZE = task_prompt("summarize")
 LEAD_TOKENS = 160
-SPECIALS = 6  # token ids below are the tokenizer's special tokens
 # Ways to ask for the lead in a chat, beside the task's own prompt.
 ASKED = ["Summarize: ", "Summarize the following text.\n\n", "Give a short summary of this text:\n\n", "Summarize this in one sentence: "]
-
-
-def echo(library: Library, rng: random.Random, tokens: int) -> Sample:
-    """Tokens drawn at random that come a second time. Few different ones make many false trails: only a long match leads on."""
-    stock = [
-        rng.randrange(SPECIALS, library.encoder.vocab_tokens) for _ in range(int(8 * (library.encoder.vocab_tokens / 8) ** rng.random()))
-    ]
-    return _twice(library, rng, tokens, lambda count: [rng.choice(stock) for _ in range(count)])
-
-
-def repeat(library: Library, rng: random.Random, tokens: int) -> Sample:
-    """The same with sentences."""
-    return _twice(library, rng, tokens, lambda count: fill(Document(), library, rng, count).ids)
-
-
-def _twice(library: Library, rng: random.Random, tokens: int, draw: Callable[[int], Ids]) -> Sample:
-    sample = open_chat(library.encoder, None)
-    room = tokens - len(sample.ids)
-    length = max(8, int(room / 2 * rng.choice([1.0, 1.0, rng.random()])))
-    passage = draw(length)
-    sample.add([*passage, *draw(room - 2 * length)])
-    sample.add(passage, repeat=[index >= UNFORESEEN_TOKENS for index in range(length)])
-    return sample
 
 
 def lead(library: Library, rng: random.Random, tokens: int) -> Sample:

@@ -1,4 +1,4 @@
-"""Exact answers on text never trained on, by task and length.
+"""Exact answers on held-out text, by task and length.
 
 A greedy answer is exact just when each of its tokens is the likeliest after the right ones before it, so one pass over prompt and
 right answer tells what generation would do. So it is with the grammar that a job holds an answer to, which leaves fewer tokens to choose
@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bench.demo_model.batches import LESSONS
+from bench.demo_model.chat import chat
+from bench.demo_model.copying import lead
 from bench.demo_model.documents import Library
+from bench.demo_model.fields import extract
+from bench.demo_model.labels import classify
 from bench.demo_model.sample import Sample
 from bench.demo_model.tokenizer import STOP
 
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 Logits = Callable[[Tensor], Tensor]  # ids [1, tokens] -> logits [1, tokens, vocab]
 
+Lesson = Callable[[Library, random.Random, int], Sample]
+
+LESSONS: dict[str, Lesson] = {"lead": lead, "classify": classify, "extract": extract, "chat": chat}
 LENGTHS: dict[str, tuple[int, ...]] = {
     "lead": (128, 256, 512, 1024, 2000, 4000, 6000),
     "classify": (200, 500, 1000, 2000),

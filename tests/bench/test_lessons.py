@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-
 from bench.demo_model.batches import LESSONS, LONGEST, ROOM, STAGES, Stage, make_batch, stage_at
+
 from bench.demo_model.chat import KNOWN, exchange
 from bench.demo_model.copying import ASKED, SUMMARIZE
 from bench.demo_model.corpus import read_speeches
