@@ -92,14 +92,15 @@ def evaluate(
     for name, by_length in lengths.items():
         figures[name] = {}
         for tokens in by_length:
-            each = [_exact(logits, library, grammars, name, tokens, f"{seed}/{n}") for n in range(samples)]
+            drawn = (LESSONS[name](library, random.Random(f"{name}/{tokens}/{seed}/{n}"), tokens) for n in range(samples))
+            each = [exact(logits, grammars, sample) for sample in drawn]
             guided = [right for _, right in each if right is not None]
             figures[name][tokens] = Exact(sum(free for free, _ in each) / samples, sum(guided) / samples if guided else None)
     return figures
 
 
-def _exact(logits: Logits, library: Library, grammars: Grammars, name: str, tokens: int, seed: str) -> tuple[bool, bool | None]:
-    sample = LESSONS[name](library, random.Random(f"{name}/{tokens}/{seed}"), tokens)
+def exact(logits: Logits, grammars: Grammars, sample: Sample) -> tuple[bool, bool | None]:
+    """Whether the answers in ``sample`` are said, freely and by a grammar, None without one."""
     ids = torch.tensor([sample.ids])
     places = torch.tensor(sample.answer).nonzero()[:, 0]
     with torch.inference_mode():
