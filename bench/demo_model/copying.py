@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from bench.demo_model.documents import Document, Library, fill
+from bench.demo_model.documents import Library, fill
 from bench.demo_model.prompts import Prompt, task_prompt
 from bench.demo_model.sample import Ids, Sample, add_turn, open_chat
 
@@ -25,16 +25,15 @@ def lead(library: Library, rng: random.Random, tokens: int) -> Sample:
     room = tokens - len(sample.ids) - len(before) - 4  # start and end of two turns
     answer = _lead_sentence(library, rng, max(8, room // 2))
     answer = [*heading, *answer] if 2 * (len(heading) + len(answer)) <= room else answer
-    document = Document()
-    document.add(answer)
+    document = list(answer)
     end = room - len(answer)
-    if rng.random() < 0.3 and len(answer) > 8 and len(document.ids) + len(answer) + 8 < end:
-        document.add([encoder.space])
-        fill(document, library, rng, min(len(document.ids) + rng.randint(1, 400), end - len(answer)))
-        document.add([encoder.space, *answer[: rng.randint(4, len(answer) - 2)]])
-    if len(document.ids) + 1 < end and rng.random() < 0.98:
+    if rng.random() < 0.3 and len(answer) > 8 and len(document) + len(answer) + 8 < end:
+        document.extend([encoder.space])
+        fill(document, library, rng, min(len(document) + rng.randint(1, 400), end - len(answer)))
+        document.extend([encoder.space, *answer[: rng.randint(4, len(answer) - 2)]])
+    if len(document) + 1 < end and rng.random() < 0.98:
         fill(document, library, rng, end)
-    add_turn(sample, encoder, [*before, *document.ids], answer, [False] * len(before) + document.repeat)
+    add_turn(sample, encoder, [*before, *document], answer)
     return sample
 
 

@@ -39,16 +39,8 @@ def extract(library: Library, rng: random.Random, tokens: int) -> Sample:
         text = _letter(lines, library, rng, int((room - need - 10) * rng.random() ** 0.5))
     reply = encoder(fields(text, schema))
     sample.schema = schema
-    add_turn(sample, encoder, [*before, *encoder(text)], reply, choice=_choices([encoder.text([token]) for token in reply]))
+    add_turn(sample, encoder, [*before, *encoder(text)], reply)
     return sample
-
-
-def _choices(tokens: list[str]) -> list[bool]:
-    """Of the tokens of a JSON object: which property comes next, how its value begins, and whether another follows."""
-    found = []
-    for token, before, earlier in zip(tokens, ["", *tokens], ["", "", *tokens], strict=False):
-        found.append(token in ",}" or before == ":" or (before == '"' and earlier in ("{", ",", ":")))
-    return found
 
 
 def _record(library: Library, rng: random.Random, count: int) -> tuple[dict[str, Any], list[str]]:
