@@ -8,11 +8,11 @@ from bench.demo_model import words
 from bench.demo_model.documents import Library
 from bench.demo_model.prompts import task_prompt
 from bench.demo_model.sample import Sample, add_turn, open_chat
+from harvester.engine.embedded.conversation import MOST_COUNTED as MOST_COUNTED
 from harvester.engine.embedded.conversation import (
     COUNT,
     GREETING,
     HOW_TO_CHOOSE,
-    MOST_COUNTED,
     PRESIDENTIAL,
     REPEAT,
     THANKS,

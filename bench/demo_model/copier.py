@@ -49,7 +49,7 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     """
     shape = network.shape
     assert (shape.width, shape.heads, shape.head, shape.layers) == (256, 8, 64, 6)
-    codes = write_embedding(network, encoder)
+    codes = write_embedding(network, encoder, talking.key_forms())
     records.write_embedding(network, codes)
     probe = [encoder.start, encoder.user, *encoder(records.PROBE), encoder.stop, encoder.assistant, *encoder(records.PROBED)]
 
@@ -138,6 +138,7 @@ def _match(head: Head, compared: tuple[int, ...], gain: float, part: slice) -> H
     for back, wide in enumerate(compared):
         query = dims(now) if back == 0 else dims(BEFORE[back - 1])
         head.compare(query[:wide], dims(BEFORE[back])[:wide], score)
+    head.compare(always(), talking.spoken(), -MATCH)
     head.sink(SINK * (always() + 4 * asked(0) + 2 * flag("listed") + 2 * flag("value_asked")) - EASY * flag("choosing") + talking.quiet())
     head.fetch(dims(part), dims(part), gain)
     return head

@@ -6,6 +6,7 @@ about 0 elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ CONTENT = slice(1, 79)  # the token itself; the logits are read from these dimen
 MARK_PARTS = (5, 5, 6)  # the first of them are its mark where it stands before another, each part of one length for all tokens
 MARK = sum(MARK_PARTS)
 MARKS = (16, 16, 10, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to seven back
+DRAWN = 400  # marks from which one that is like no other is chosen
 NEAR = 1  # tokens after the place where an answer begins at which that is known
 
 
@@ -148,8 +150,11 @@ def dims(place: slice) -> Tensor:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def write_embedding(network: Network, encoder: Encoder) -> Codes:
-    """Tokens as random directions; marks of one length; flags that a token has by itself."""
+def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] = ()) -> Codes:
+    """Tokens as random directions; marks of one length; flags that a token has by itself.
+
+    The marks of what ``distinct`` texts end with are like no other.
+    """
     embedding = network.embed_tokens.weight
     embedding[:, CONTENT.stop :] = 0.0
     embedding.mul_(1 / 0.02)
@@ -167,6 +172,8 @@ def write_embedding(network: Network, encoder: Encoder) -> Codes:
             one -= (one @ other) / (other @ other) * other
         part *= wide**0.5 / part.norm(dim=1, keepdim=True).clamp(min=1e-6)
         first += wide
+    for text in distinct:
+        _mark_apart(embedding, encoder(text)[-1])
     embedding[:, SHARED] = SHARED_SIZE
     embedding[:, PARTED[0]] = FLAG * torch.tensor([[float(not _in_word(encoder.text([token])))] for token in range(len(embedding))])
     embedding[:, FLAGS["sort"]] = FLAG * torch.tensor([_sort(encoder.text([token])) for token in range(len(embedding))])
@@ -177,6 +184,15 @@ def write_embedding(network: Network, encoder: Encoder) -> Codes:
     codes = Codes(embedding.clone(), encoder)
     embedding.mul_(STD)
     return codes
+
+
+def _mark_apart(embedding: Tensor, token: int) -> None:
+    """Choose a token's mark among many so that the likest other one is as unlike as can be."""
+    drawn = torch.randn(DRAWN, MARK)
+    for part in drawn.split(MARK_PARTS, dim=1):
+        part *= part.shape[1] ** 0.5 / part.norm(dim=1, keepdim=True)
+    others = embedding[torch.arange(len(embedding)) != token, 1 : 1 + MARK]
+    embedding[token, 1 : 1 + MARK] = drawn[(drawn @ others.T).amax(1).argmin()]
 
 
 def _in_word(text: str) -> bool:

@@ -163,7 +163,7 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
     head.compare(flag("value_asked") - flag("next_asked"), flag("value_begins") - flag("name_begins"), ROLE)
     head.compare(dims(slice(1, 11)), dims(BEFORE[0])[:10], TOKEN / 10)
     head.compare(dims(BEFORE[0])[:5], dims(BEFORE[1])[:5], TOKEN_BEFORE / 5)
-    head.compare(always(), flag("answering"), -ANSWER_LESS)
+    head.compare(always(), -ANSWER_LESS * (flag("answering") + spoken()), 1.0)
     properties, labels = (signature(codes, word) for word in ("properties", "Labels"))
     apart = SAME_ROW / 2 * float((properties - labels).square().sum()) / SIGNATURE_SIZE
     head.compare(flag("choosing"), flag("listed"), apart + CHOSEN)

@@ -19,7 +19,8 @@ from bench.demo_model.wiring import Head, Units
 from harvester.engine.embedded.conversation import CANNOT, COUNT, KEYS, MOST_COUNTED, REPEAT, forms
 
 TURNS, TURNS_BARE = 30.0, 6.0  # score of a beginning; turns that the start token weighs as much as
-IS_MARK, LATER, MARKED, TASK = 4000.0, 3000.0, 40.0, 9000.0
+IS_MARK, LATER, MARKED, TASK = 600.0, 5000.0, 40.0, 9000.0
+NEARER = 3.0  # points of score a token, between keys
 TASKS = ("summary", "has_list", "schema", "counting", "repeating")
 TOPICS = dict(zip((*KEYS, CANNOT), (*(f"topic_{number + 1}" for number in range(len(KEYS))), "turn"), strict=True))
 SCHEMA = " JSON schema:"
@@ -63,7 +64,7 @@ def in_turn(head: Head, mark: Tensor, nearer: bool = False) -> None:
     found = flag("turn") + mark - always() + at_start()
     head.compare(always(), IS_MARK * found + LATER * flag("turns") + MARKED * mark, 1.0)
     if nearer:
-        head.favour(always(), flag("turn") + mark, 1.0)
+        head.favour(always(), flag("turn") + mark, NEARER)
 
 
 def same_turn(head: Head, score: float) -> None:
@@ -77,6 +78,10 @@ def this_turn(head: Head, marks: dict[str, str]) -> None:
     in_turn(head, _any(marks))
     for mark, name in marks.items():
         head.fetch(flag(mark), flagged(name))
+
+
+def key_forms() -> list[str]:
+    return [form for keys in KEYS.values() for key in keys for form in forms(key)]
 
 
 def write_keys(units: Units, codes: Codes) -> None:

@@ -16,7 +16,7 @@ THANKS = "You are welcome."
 # Words that ask for an answer: whole words, the first letter small or capital. A phrase with a space in front is known within a line alone.
 KEYS: dict[str, tuple[str, ...]] = {
     GREETING: ("hello", "hi", "hey", "greetings", "good morning", "good day", "good evening"),
-    WHAT_I_AM: ("are you", " are you", "yourself", "what is this", "model is this", "is harvester", "language model"),
+    WHAT_I_AM: ("are you", " are you", "yourself", "what is this", " what is this", "model is this", " is harvester", "language model"),
     WHAT_I_DO: ("help", " you do", " you know", "good for", "ask you"),
     HOW_TO_CHOOSE: ("choose", "real model", "better model", "another model", " the model", " should I use"),
     PRESIDENTIAL: ("president", "presidential", "again", "once more"),
