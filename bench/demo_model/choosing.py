@@ -19,6 +19,7 @@ from bench.demo_model.layout import (
     flagged,
     parted,
 )
+from bench.demo_model.talking import quiet, spoken
 from bench.demo_model.wiring import Head, Units
 
 LISTING, LINE, LIST_SINK = 25.0, 45.0, 12.0
@@ -43,14 +44,11 @@ def write_list(units: Units, codes: Codes) -> None:
     units.step(codes.before(0, "\n") + parted(1), 1.8, flagged("line_began"))
 
 
-def find_list(listed: Head, has_list: Head, begins: Head) -> None:
-    """Is this within the list of labels, was there one, and how does the label begin that this is part of?"""
+def find_list(listed: Head, begins: Head) -> None:
+    """Is this within the list of labels, and how does the label begin that this is part of?"""
     listed.compare(always(), LISTING * flag("listing") + LINE * flag("line_began"), 1.0)
     listed.sink(LIST_SINK * always())
     listed.fetch(flag("listing"), flagged("listed"))
-    has_list.compare(always(), flag("listing"), LISTING)
-    has_list.sink(LIST_SINK * always())
-    has_list.fetch(flag("listing"), flagged("has_list"))
     begins.nearest(flag("label_begins"), NEAREST, NEAREST_SLOPE)
     begins.sink(NEAREST_SINK * always())
     begins.fetch(dims(slice(1, 10)), dims(LABEL))
@@ -100,7 +98,7 @@ def answer_token(head: Head, part: slice) -> None:
     """The label in the list that begins so."""
     head.compare(dims(FOUND), dims(LABEL), DECODE / 9 / MARK_GAIN)
     head.compare(always(), IN_LIST * flag("label_begins") + IN_LIST * flag("listed"), 1.0)
-    head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)) + 600.0 * flag("summary"))
+    head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)) + 600.0 * flag("summary") + quiet())
     head.fetch(dims(part), dims(part), TOKEN_GAIN)
 
 
@@ -108,4 +106,4 @@ def end_answer(units: Units, codes: Codes) -> None:
     """Sixth MLP: after a label comes the end, where the list has a comma or a line break."""
     end = torch.zeros(WIDTH)
     end[CONTENT] = 2 * TOKEN_GAIN * codes.tokens[codes.encoder.stop, CONTENT]
-    units.step(flag("choosing") - flag("summary") + (codes.now(",") + codes.now("\n")) / TOKEN_GAIN, 1.4, 1.5 * end)
+    units.step(flag("choosing") - flag("summary") - 3 * spoken() + (codes.now(",") + codes.now("\n")) / TOKEN_GAIN, 1.4, 1.5 * end)

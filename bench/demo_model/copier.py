@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.demo_model import choosing, leading, records
+from bench.demo_model import choosing, leading, records, talking
 from bench.demo_model.copying import ASKED as ASKED_FREELY
 from bench.demo_model.layout import (
     ASKED,
@@ -33,11 +33,12 @@ from bench.demo_model.sample import Encoder
 from bench.demo_model.wiring import Head, Units, at_random, length_before
 
 MATCH, SINK = 72.0, 42.0  # attention scores of a whole match, and of the start token: where nothing matches, nothing is fetched
-LONG, SHORT = (5,) * 8, (16, 14, 10)  # dimensions compared of each token's mark
+LONG, SHORT = (5,) * len(MARKS), (16, 14, 10)  # dimensions compared of each token's mark
 LONG_GAIN, SHORT_GAIN = 6.0, 1.5  # of what they fetch, over the token itself
 EASY = 8.0  # so much less of a match will do where a label goes on, of which one token was said
 FINAL_NORM = 0.5
-HALVES = tuple(slice(CONTENT.start + first, CONTENT.start + first + 44) for first in (0, 44))  # a head can fetch 64 dimensions
+HALF = (CONTENT.stop - CONTENT.start) // 2
+HALVES = tuple(slice(CONTENT.start + first, CONTENT.start + first + HALF) for first in (0, HALF))  # a head can fetch 64 dimensions
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -48,7 +49,7 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     """
     shape = network.shape
     assert (shape.width, shape.heads, shape.head, shape.layers) == (256, 8, 64, 6)
-    codes = write_embedding(network, encoder)
+    codes = write_embedding(network, encoder, talking.key_forms())
     records.write_embedding(network, codes)
     probe = [encoder.start, encoder.user, *encoder(records.PROBE), encoder.stop, encoder.assistant, *encoder(records.PROBED)]
 
@@ -61,21 +62,26 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     lengths = {0: length_before(network, 0, probe, mlp=False)}
     for back in range(len(MARKS)):
         _look_back(head(0, back), back)
+    talking.number_turns(head(0, len(MARKS)))
     local = units(0)
     records.write_names(local, codes)
     choosing.write_list(local, codes)
-    leading.write_beginnings(local, codes, [before_text, *encoder.all(ASKED_FREELY)])
+    leading.write_beginnings(local, codes, [before_text, *encoder.all(ASKED_FREELY), *talking.to_repeat(encoder)])
+    talking.write_requests(local, codes)
 
     lengths[1] = length_before(network, 1, probe, mlp=False)
     records.find_row(head(1, 0))
     records.find_json(head(1, 1), codes)
-    choosing.find_list(head(1, 2), head(1, 3), head(1, 4))
-    leading.find_text(head(1, 5), head(1, 6))
-    at_random(network, 1, range(7, 8))
+    choosing.find_list(head(1, 2), head(1, 4))
+    talking.this_turn(head(1, 3), {"listing": "has_list"})
+    talking.this_turn(head(1, 5), {"text_begins": "summary"})
+    leading.find_end(head(1, 6))
+    talking.this_turn(head(1, 7), {name: name for name in ("schema", "counting", "repeating")})
     lengthy = units(1)
     records.write_lengths(lengthy)
     choosing.end_labels(lengthy, codes)
     leading.write_ends(lengthy)
+    talking.write_keys(lengthy, codes)
 
     lengths[2] = length_before(network, 2, probe, mlp=False)
     choosing.match_labels(head(2, 0), head(2, 1))
@@ -88,10 +94,15 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     leading.know_near(head(3, 1))
     for number in range(6, leading.HEADS):
         leading.count(head(3, number), number)
-    at_random(network, 3, range(2, 6))
+    talking.find_topic(head(3, 2))
+    talking.count_words(head(3, 3))
+    at_random(network, 3, range(4, 6))
+
+    said = units(3)
+    talking.write_count(said, codes)
+    talking.write_answers(said, codes)
 
     lengths[4] = length_before(network, 4, probe, mlp=False)
-    units(3)  # nothing is written into it
     for number, half in enumerate(HALVES):
         longest = _match(head(4, number), LONG, LONG_GAIN, half)
         _match(head(4, 2 + number), SHORT, SHORT_GAIN, half)
@@ -127,6 +138,7 @@ def _match(head: Head, compared: tuple[int, ...], gain: float, part: slice) -> H
     for back, wide in enumerate(compared):
         query = dims(now) if back == 0 else dims(BEFORE[back - 1])
         head.compare(query[:wide], dims(BEFORE[back])[:wide], score)
-    head.sink(SINK * (always() + 4 * asked(0) + 2 * flag("listed") + 2 * flag("value_asked")) - EASY * flag("choosing"))
+    head.compare(always(), talking.spoken(), -MATCH)
+    head.sink(SINK * (always() + 4 * asked(0) + 2 * flag("listed") + 2 * flag("value_asked")) - EASY * flag("choosing") + talking.quiet())
     head.fetch(dims(part), dims(part), gain)
     return head

@@ -6,6 +6,7 @@ about 0 elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +18,11 @@ from bench.demo_model.sample import Encoder
 STD = 0.05
 WIDTH = 256
 SHARED, SHARED_SIZE = 0, 256.0  # the dimension that all tokens share: so large that all states are of about one length
-CONTENT = slice(1, 89)  # the token itself; the logits are read from these dimensions alone
+CONTENT = slice(1, 79)  # the token itself; the logits are read from these dimensions alone
 MARK_PARTS = (5, 5, 6)  # the first of them are its mark where it stands before another, each part of one length for all tokens
 MARK = sum(MARK_PARTS)
-MARKS = (16, 16, 10, 5, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to eight back
+MARKS = (16, 16, 10, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to seven back
+DRAWN = 400  # marks from which one that is like no other is chosen
 NEAR = 1  # tokens after the place where an answer begins at which that is known
 
 
@@ -39,6 +41,8 @@ _FLAG_NAMES = """
     anchor listing label_begins value_asked next_asked value_begins name_begins line_began first_label listed has_list answering
     json label_ends row_length word_length matched found first nothing opens choosing closes place_1 place_2 place_3 place_4
     text_begins summary sort sort_before ends over
+    turn turns schema counting repeating level begins_early early
+    topic_1 topic_2 topic_3 topic_4 topic_5 topic_6
 """
 FLAG_NAMES = _FLAG_NAMES.split()
 FLAGS = dict(zip(FLAG_NAMES, range(FOUND.stop, WIDTH - 1), strict=False))
@@ -49,6 +53,7 @@ assert len(FLAGS) == len(FLAG_NAMES), FOUND.stop
 # Rotary pairs that turn by less than half a radian in 7,000 tokens: in their dimensions tokens compare alike however far apart they stand.
 FAR_PAIRS, SINK_PAIR = slice(11, 31), 31
 FAR = [*range(FAR_PAIRS.start, FAR_PAIRS.stop), *range(FAR_PAIRS.start + 32, FAR_PAIRS.stop + 32)]
+SAID_FOR = ((" ", "true"), (" ", "false"), ("true", "yes"), ("false", "no"))
 MARKED_APART = ('"', ":", " ", ",", "\n")  # their marks are at right angles to each other, in every part
 
 
@@ -145,8 +150,11 @@ def dims(place: slice) -> Tensor:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def write_embedding(network: Network, encoder: Encoder) -> Codes:
-    """Tokens as random directions; marks of one length; flags that a token has by itself."""
+def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] = ()) -> Codes:
+    """Tokens as random directions; marks of one length; flags that a token has by itself.
+
+    The marks of what ``distinct`` texts end with are like no other.
+    """
     embedding = network.embed_tokens.weight
     embedding[:, CONTENT.stop :] = 0.0
     embedding.mul_(1 / 0.02)
@@ -159,17 +167,32 @@ def write_embedding(network: Network, encoder: Encoder) -> Codes:
             if text == " ":  # digits are at a right angle to it: a number begins where a space may stand
                 digits = encoder("0123456789")
                 part[digits] -= (part[digits] @ axes[place])[:, None] * axes[place]
+        for text, said in SAID_FOR:  # what is said for a word in a text is not taken for it
+            one, other = part[encoder(said)[0]], part[encoder(text)[0]]
+            one -= (one @ other) / (other @ other) * other
         part *= wide**0.5 / part.norm(dim=1, keepdim=True).clamp(min=1e-6)
         first += wide
+    for text in distinct:
+        _mark_apart(embedding, encoder(text)[-1])
     embedding[:, SHARED] = SHARED_SIZE
     embedding[:, PARTED[0]] = FLAG * torch.tensor([[float(not _in_word(encoder.text([token])))] for token in range(len(embedding))])
     embedding[:, FLAGS["sort"]] = FLAG * torch.tensor([_sort(encoder.text([token])) for token in range(len(embedding))])
+    embedding[encoder.user, FLAGS["turn"]] = FLAG
     embedding[encoder.start, 1:] = 0.0
     embedding[encoder.start, START] = START_SIZE
     embedding[encoder.assistant, ASKED.start] = FLAG
     codes = Codes(embedding.clone(), encoder)
     embedding.mul_(STD)
     return codes
+
+
+def _mark_apart(embedding: Tensor, token: int) -> None:
+    """Choose a token's mark among many so that the likest other one is as unlike as can be."""
+    drawn = torch.randn(DRAWN, MARK)
+    for part in drawn.split(MARK_PARTS, dim=1):
+        part *= part.shape[1] ** 0.5 / part.norm(dim=1, keepdim=True)
+    others = embedding[torch.arange(len(embedding)) != token, 1 : 1 + MARK]
+    embedding[token, 1 : 1 + MARK] = drawn[(drawn @ others.T).amax(1).argmin()]
 
 
 def _in_word(text: str) -> bool:

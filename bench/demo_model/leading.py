@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bench.demo_model.layout import BEFORE, CONTENT, FOUND, WIDTH, Codes, always, asked, dims, flag, flagged, parted
+from bench.demo_model.talking import quiet, same_turn
 from bench.demo_model.wiring import HALF, Head, Units
 
 ENDS_SENTENCE, CLOSES = ".!?", "\"')]’"
@@ -21,10 +22,10 @@ WAVES = (0, 1, 2, 3)  # rotary pairs, of periods of 6 to 84 tokens: together the
 HEADS = 2 * len(WAVES)
 SWING = 1.5  # of the score that a wave is
 PLACES = FOUND  # where the waves stand: labels are found in another task
-BEGINNING, OWN_BEGINNING, HAS_TEXT, TEXT_SINK = 16.0, 16.0, 30.0, 15.0
+BEGINNING, OWN_BEGINNING = 16.0, 16.0
 NEAR_WAVES, NEAR_SLOPE, NEAR_FALL = slice(7, 11), 100.0, 33.0
 SAME_PLACE, SAME_TOKEN, IN_TEXT, LEAD_SINK = 70.0, 20.0, 320.0, 360.0
-SILENT = 300.0
+SILENT, SAME_TURN = 300.0, 300.0
 LEAD_GAIN, END_GAIN = 16.0, 120.0
 
 
@@ -42,20 +43,17 @@ def write_beginnings(units: Units, codes: Codes, asking: list[list[int]]) -> Non
         tokens = codes.encoder(title)
         units.step(mark + codes.run(tokens) + parted(1 + len(tokens)), len(tokens) + 1.85, -flagged("ends"))
     for text in ENDS_SENTENCE:
-        units.step(closing + codes.before(0, text), 1.7, flagged("ends"))
+        units.step(closing + codes.before(0, text) + parted(1), 2.7, flagged("ends"))
         for closed in CLOSES[:3]:
-            units.step(closing + codes.before(0, closed) + codes.before(1, text), 2.7, flagged("ends"))
+            units.step(closing + codes.before(0, closed) + codes.before(1, text) + parted(1) + parted(2), 4.7, flagged("ends"))
 
 
 def _any(detectors: object) -> Tensor:
     return sum(detectors, torch.zeros(WIDTH))  # type: ignore[call-overload]
 
 
-def find_text(has_text: Head, ended: Head) -> None:
-    """Second layer. Did a text to summarize begin, and did a sentence end just before this?"""
-    has_text.compare(always(), flag("text_begins"), HAS_TEXT)
-    has_text.sink(TEXT_SINK * always())
-    has_text.fetch(flag("text_begins"), flagged("summary"))
+def find_end(ended: Head) -> None:
+    """Second layer: did a sentence end just before this?"""
     ended.look(1)
     ended.fetch(flag("ends"), flagged("ends", 2.0))
 
@@ -72,6 +70,7 @@ def count(head: Head, number: int) -> None:
     head.compare(flag("summary"), beginning, BEGINNING)
     head.compare(flag("answering") + asked(0), asked(0), OWN_BEGINNING)
     head.sink(BEGINNING * always() + OWN_BEGINNING * (flag("answering") + asked(0)))
+    same_turn(head, SAME_TURN)
     size = (8 * SWING) ** 0.5 * head.reader
     pair = WAVES[number // 2]
     head.query[pair] = always() * size
@@ -85,6 +84,7 @@ def know_near(head: Head) -> None:
     score = NEAR_SLOPE * (NEAR_WAVES.stop - NEAR_WAVES.start) - NEAR_FALL
     head.compare(always(), flag("text_begins"), BEGINNING - score)
     head.sink(BEGINNING * always())
+    same_turn(head, SAME_TURN)
     size = (8 * NEAR_SLOPE) ** 0.5 * head.reader
     head.query[NEAR_WAVES] = always() * size
     head.key[NEAR_WAVES] = flag("text_begins") * size
@@ -101,7 +101,8 @@ def find_lead(head: Head, part: slice) -> None:
         head.compare(math.sin(turn) * cosine + math.cos(turn) * sine, sine, SAME_PLACE)
     head.compare(dims(slice(1, 11)), dims(BEFORE[0])[:10], SAME_TOKEN / 10)
     head.compare(always(), dims(PLACES)[HEADS] / 4 - flag("answering") - asked(0), IN_TEXT)
-    head.sink((LEAD_SINK + 2 * SILENT) * always() - SILENT * (flag("summary") + flag("answering") + asked(0)))
+    same_turn(head, SAME_TURN)
+    head.sink((LEAD_SINK + 2 * SILENT) * always() - SILENT * (flag("summary") + flag("answering") + asked(0)) + quiet())
     head.fetch(dims(part), dims(part), LEAD_GAIN)
     if part.start == CONTENT.start:
         head.fetch(flag("over"), flagged("over"))
@@ -109,4 +110,4 @@ def find_lead(head: Head, part: slice) -> None:
 
 def end_lead(units: Units, codes: Codes) -> None:
     """Sixth MLP."""
-    units.step(flag("over") + flag("answering") + flag("summary"), 2.6, END_GAIN * codes.end())
+    units.step(flag("over") + flag("answering") + flag("summary") - flag("repeating"), 2.6, END_GAIN * codes.end())

@@ -16,7 +16,7 @@ MAX_TOKENS = 8192
 class Shape:
     vocab: int = 4096
     width: int = 256
-    mlp: int = 256
+    mlp: int = 320
     layers: int = 6
     heads: int = 8
     head: int = 64

@@ -30,6 +30,7 @@ from bench.demo_model.layout import (
     parted,
 )
 from bench.demo_model.network import Network
+from bench.demo_model.talking import in_turn, quiet, spoken
 from bench.demo_model.wiring import Head, Units
 
 # A prompt and its answer: the length of the states in them is what the weights are fitted to.
@@ -41,14 +42,14 @@ We have heard from the people of this country.
 total_price: Zorblax 12
 vendor: 4711"""
 PROBED = '{"total_price":"Zorblax 12","vendor":4711}'
-SHARES = (1.0, 0.8, 0.65, 0.55, 0.5, 0.45, 0.4, 0.4)  # of a name's tokens in its signature, the last one first
+SHARES = (1.0, 0.8, 0.65, 0.55, 0.5, 0.45, 0.4)  # of a name's tokens in its signature, the last one first
 SIGNATURE_SIZE = 10.0  # square of the length of one token's
 ROW_NEAREST, ROW_SLOPE, ROW_SINK, LINE_LESS = 190.0, 2.4, 10.0, 4.0
-ANSWERED, ANSWERED_SINK = 60.0, 45.0
 SAME_ROW = 60.0  # score of two signatures, for each unit of half the square of their distance
 ROLE, BEGINS = 66.0, 24.0  # of a place where a value or a name begins, both asked for and offered
 TOKEN, TOKEN_BEFORE, PLACE = 20.0, 20.0, 20.0  # of the same token, the same before it, and the same place in the value
 NEXT_SINK, NO_JSON = 31.0, 90.0
+ANSWER_LESS = 60.0  # of an answer: it is filled in from the text
 CHOSEN, EASY = 60.0, 14.0  # of the list of labels, for an answer that chooses one
 PLACES = (1, 2, 3, 4)
 NEXT_GAIN = 14.0
@@ -144,10 +145,9 @@ def find_row(head: Head) -> None:
 
 def find_json(head: Head, codes: Codes) -> None:
     """Is this part of an answer, and of one that began with a brace?"""
-    head.compare(always(), codes.before(0, codes.encoder.assistant) + parted(1) - always() + at_start(), ANSWERED)
-    head.sink(ANSWERED_SINK * always())
+    in_turn(head, asked(1))
     head.fetch(codes.now("{"), flagged("json"))
-    head.fetch(always() - at_start(), flagged("answering"))
+    head.fetch(asked(1), flagged("answering"))
 
 
 def write_lengths(units: Units) -> None:
@@ -163,6 +163,7 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
     head.compare(flag("value_asked") - flag("next_asked"), flag("value_begins") - flag("name_begins"), ROLE)
     head.compare(dims(slice(1, 11)), dims(BEFORE[0])[:10], TOKEN / 10)
     head.compare(dims(BEFORE[0])[:5], dims(BEFORE[1])[:5], TOKEN_BEFORE / 5)
+    head.compare(always(), -ANSWER_LESS * (flag("answering") + spoken()), 1.0)
     properties, labels = (signature(codes, word) for word in ("properties", "Labels"))
     apart = SAME_ROW / 2 * float((properties - labels).square().sum()) / SIGNATURE_SIZE
     head.compare(flag("choosing"), flag("listed"), apart + CHOSEN)
@@ -170,7 +171,7 @@ def find_next(head: Head, part: slice, codes: Codes) -> None:
         head.compare(flag(f"place_{place}"), flag(f"place_{place}"), PLACE)
     sink = SAME_ROW / 2 * flag("row_length") + (NEXT_SINK + NO_JSON) * always() - NO_JSON * flag("json")
     sink = sink + BEGINS * (flag("value_asked") + flag("next_asked") + 2 * flag("closes") + 2 * flag("opens"))
-    head.sink(sink - (NO_JSON - CHOSEN + EASY) * flag("choosing") - TOKEN_BEFORE * asked(1))
+    head.sink(sink - (NO_JSON - CHOSEN + EASY) * flag("choosing") - TOKEN_BEFORE * asked(1) + quiet())
     head.fetch(dims(part), dims(part), NEXT_GAIN)
     if part.start == CONTENT.start:
         head.fetch(at_start(), flagged("nothing"))
@@ -187,11 +188,11 @@ def write_marks(units: Units, codes: Codes) -> None:
     units.step(json + nothing - asked - opens, 1.6, DEFAULT * codes.sum(",", "}", ":"))
     for end in (codes.one("\n"), codes.encoder.stop):
         out = torch.zeros(WIDTH)
-        out[CONTENT] = -1.2 * NEXT_GAIN * codes.tokens[end, CONTENT]
+        out[CONTENT] = -2.4 * NEXT_GAIN * codes.tokens[end, CONTENT]
         units.step(
-            json - flag("summary") + codes.now(end) / NEXT_GAIN,
+            json - flag("summary") - spoken() + codes.now(end) / NEXT_GAIN,
             1.6,
-            out + 1.7 * DEFAULT * codes.sum(",", "}") + 2.5 * DEFAULT * codes.sum('"'),
+            out + 2.5 * DEFAULT * codes.sum(",", "}") + 3.5 * DEFAULT * codes.sum('"'),
         )
     for value, said in (("yes", "true"), ("no", "false"), ("true", "true")):
         found = codes.now(value) / NEXT_GAIN

@@ -146,6 +146,10 @@ class Units:
         for edge, sign in ((threshold - half, 1.0), (threshold + half, -1.0)):
             self._add(STEP * (detector - edge * always()), always(), sign * out / (2 * half * STEP))
 
+    def ramp(self, detector: Tensor, threshold: float, full: float, out: Tensor) -> None:
+        """Add nothing where the detector is below the threshold, ``out`` where it is ``full``, and in proportion."""
+        self._add(STEP * (detector - threshold * always()), always(), out / (STEP * (full - threshold)))
+
     def gated(self, gate: Tensor, read: Tensor, out: Tensor) -> None:
         """Add ``out`` times what is read where the gate is 1, nothing where it is -1 or less."""
         for one, other in zip(read.view(-1, WIDTH), out.view(-1, WIDTH), strict=True):
