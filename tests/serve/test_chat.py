@@ -12,6 +12,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from harvester.engine.embedded.conversation import GREETING, HOW_TO_CHOOSE, reply
 from tests.real_server import RealServer
 
 pytestmark = pytest.mark.serve
@@ -43,6 +44,22 @@ def test_streamed_and_whole_answers_are_the_same(client: OpenAI, model: str) -> 
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 12
     assert text == whole.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [("Good morning!", GREETING), ("How do I choose a real model?", HOW_TO_CHOOSE), ("Repeat: zworp und Quist", "zworp und Quist")],
+)
+def test_the_embedded_model_answers_by_its_rules(client: OpenAI, model: str, asked: str, answer: str) -> None:
+    assert reply(asked) == answer
+    said = client.chat.completions.create(model=model, messages=[{"role": "user", "content": asked}], temperature=0)
+    assert (said.choices[0].message.content, said.choices[0].finish_reason) == (answer, "stop")
+
+
+def test_the_last_of_several_turns_is_answered(client: OpenAI, model: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": GREETING}, {"role": "user", "content": "Count: one two three"}]
+    said = client.chat.completions.create(model=model, messages=messages, temperature=0)  # type: ignore[arg-type]
+    assert said.choices[0].message.content == "3"
 
 
 def test_completions_give_logprobs(client: OpenAI, model: str) -> None:
