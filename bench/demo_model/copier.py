@@ -30,7 +30,7 @@ from bench.demo_model.layout import (
 )
 from bench.demo_model.network import Network
 from bench.demo_model.sample import Encoder
-from bench.demo_model.wiring import Head, Units, at_random, length_before
+from bench.demo_model.wiring import Head, Units, clear, length_before
 
 MATCH, SINK = 72.0, 42.0  # attention scores of a whole match, and of the start token: where nothing matches, nothing is fetched
 LONG, SHORT = (5,) * len(MARKS), (16, 14, 10)  # dimensions compared of each token's mark
@@ -49,6 +49,7 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     """
     shape = network.shape
     assert (shape.width, shape.heads, shape.head, shape.layers) == (256, 8, 64, 6)
+    clear(network)
     codes = write_embedding(network, encoder, talking.key_forms())
     records.write_embedding(network, codes)
     probe = [encoder.start, encoder.user, *encoder(records.PROBE), encoder.stop, encoder.assistant, *encoder(records.PROBED)]
@@ -96,7 +97,6 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
         leading.count(head(3, number), number)
     talking.find_topic(head(3, 2))
     talking.count_words(head(3, 3))
-    at_random(network, 3, range(4, 6))
 
     said = units(3)
     talking.write_count(said, codes)
@@ -114,7 +114,6 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     lengths[5] = length_before(network, 5, probe, mlp=False)
     for number, half in enumerate(HALVES):
         choosing.answer_token(head(5, number), half)
-    at_random(network, 5, range(2, 8))
     last = units(5)
     choosing.end_answer(last, codes)
     leading.end_lead(last, codes)

@@ -6,7 +6,7 @@ about 0 elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bench.demo_model.network import Network
 from bench.demo_model.sample import Encoder
+from bench.demo_model.tokenizer import ASSISTANT
 
 STD = 0.05
 WIDTH = 256
@@ -22,6 +23,7 @@ CONTENT = slice(1, 79)  # the token itself; the logits are read from these dimen
 MARK_PARTS = (5, 5, 6)  # the first of them are its mark where it stands before another, each part of one length for all tokens
 MARK = sum(MARK_PARTS)
 MARKS = (16, 16, 10, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to seven back
+SEED = 1  # of the tokens' directions
 DRAWN = 400  # marks from which one that is like no other is chosen
 NEAR = 1  # tokens after the place where an answer begins at which that is known
 
@@ -53,7 +55,7 @@ assert len(FLAGS) == len(FLAG_NAMES), FOUND.stop
 # Rotary pairs that turn by less than half a radian in 7,000 tokens: in their dimensions tokens compare alike however far apart they stand.
 FAR_PAIRS, SINK_PAIR = slice(11, 31), 31
 FAR = [*range(FAR_PAIRS.start, FAR_PAIRS.stop), *range(FAR_PAIRS.start + 32, FAR_PAIRS.stop + 32)]
-SAID_FOR = ((" ", "true"), (" ", "false"), ("true", "yes"), ("false", "no"))
+SAID_FOR = ((" ", ASSISTANT), (" ", "true"), (" ", "false"), ("true", "yes"), ("false", "no"))
 MARKED_APART = ('"', ":", " ", ",", "\n")  # their marks are at right angles to each other, in every part
 
 
@@ -72,6 +74,12 @@ class Codes:
     def now(self, token: int | str) -> Tensor:
         """Detector of a token itself."""
         return _detector(CONTENT, self.tokens[self._id(token), CONTENT])
+
+    def any(self, texts: Sequence[str]) -> Tensor:
+        """Detector of each of some tokens."""
+        vector = torch.zeros(WIDTH)
+        vector[CONTENT] = torch.linalg.pinv(self.tokens[[self.one(text) for text in texts], CONTENT]).sum(1)
+        return vector
 
     def before(self, back: int, token: int | str) -> Tensor:
         """Detector of a token ``back`` + 1 tokens ago."""
@@ -156,12 +164,13 @@ def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] 
     The marks of what ``distinct`` texts end with are like no other.
     """
     embedding = network.embed_tokens.weight
+    chooser = torch.Generator().manual_seed(SEED)
+    embedding.normal_(generator=chooser)
     embedding[:, CONTENT.stop :] = 0.0
-    embedding.mul_(1 / 0.02)
     first = 1
     for wide in (*MARK_PARTS, CONTENT.stop - 1 - MARK):
         part = embedding[:, first : first + wide]
-        axes = torch.linalg.qr(torch.randn(wide, wide)).Q
+        axes = torch.linalg.qr(torch.randn(wide, wide, generator=chooser)).Q
         for place, text in enumerate(MARKED_APART):
             part[encoder(text)[0]] = axes[place]
             if text == " ":  # digits are at a right angle to it: a number begins where a space may stand
@@ -173,7 +182,7 @@ def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] 
         part *= wide**0.5 / part.norm(dim=1, keepdim=True).clamp(min=1e-6)
         first += wide
     for text in distinct:
-        _mark_apart(embedding, encoder(text)[-1])
+        _mark_apart(embedding, encoder(text)[-1], chooser)
     embedding[:, SHARED] = SHARED_SIZE
     embedding[:, PARTED[0]] = FLAG * torch.tensor([[float(not _in_word(encoder.text([token])))] for token in range(len(embedding))])
     embedding[:, FLAGS["sort"]] = FLAG * torch.tensor([_sort(encoder.text([token])) for token in range(len(embedding))])
@@ -186,9 +195,9 @@ def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] 
     return codes
 
 
-def _mark_apart(embedding: Tensor, token: int) -> None:
+def _mark_apart(embedding: Tensor, token: int, chooser: torch.Generator) -> None:
     """Choose a token's mark among many so that the likest other one is as unlike as can be."""
-    drawn = torch.randn(DRAWN, MARK)
+    drawn = torch.randn(DRAWN, MARK, generator=chooser)
     for part in drawn.split(MARK_PARTS, dim=1):
         part *= part.shape[1] ** 0.5 / part.norm(dim=1, keepdim=True)
     others = embedding[torch.arange(len(embedding)) != token, 1 : 1 + MARK]

@@ -34,8 +34,8 @@ def write_beginnings(units: Units, codes: Codes, asking: list[list[int]]) -> Non
     for tokens in asking:
         last = tokens[-KNOWN_BY:]
         units.step(codes.now(last[-1]) + codes.run(last[:-1]), len(last) - 0.4, flagged("text_begins"))
-    mark = _any(codes.now(text) for text in ENDS_SENTENCE)
-    closing = _any(codes.now(text) for text in CLOSES if len(codes.encoder(text)) == 1)
+    mark = codes.any([text for text in ENDS_SENTENCE])
+    closing = codes.any([text for text in CLOSES if len(codes.encoder(text)) == 1])
     units.step(mark, 0.7, flagged("ends"))
     units.step(mark + flag("sort_before") + parted(2), 2.7, -flagged("ends"))  # an initial
     units.step(mark + codes.before(0, " I"), 1.85, -flagged("ends"))
@@ -46,10 +46,6 @@ def write_beginnings(units: Units, codes: Codes, asking: list[list[int]]) -> Non
         units.step(closing + codes.before(0, text) + parted(1), 2.7, flagged("ends"))
         for closed in CLOSES[:3]:
             units.step(closing + codes.before(0, closed) + codes.before(1, text) + parted(1) + parted(2), 4.7, flagged("ends"))
-
-
-def _any(detectors: object) -> Tensor:
-    return sum(detectors, torch.zeros(WIDTH))  # type: ignore[call-overload]
 
 
 def find_end(ended: Head) -> None:

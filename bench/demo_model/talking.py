@@ -92,7 +92,7 @@ def write_keys(units: Units, codes: Codes) -> None:
             found, count = parted(0) + codes.run(tokens), 1 + len(tokens)
             if not form.startswith(" "):
                 found, count = found + parted(1 + len(tokens)), count + 1
-            units.step(found - 3 * flag("answering") - 3 * asked(1), count - 0.3, flagged(TOPICS[answer]))
+            units.step(found - 3 * (flag("answering") + asked(1) + _any(TASKS)), count - 0.3, flagged(TOPICS[answer]))
 
 
 def find_topic(head: Head) -> None:

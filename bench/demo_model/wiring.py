@@ -162,10 +162,10 @@ class Units:
             self._add(-one, -one, out)
 
 
-def at_random(network: Network, layer: int, heads: range) -> None:
-    """Heads left free: at random, and without a say until trained."""
-    parts = {name: network.layers[layer].self_attn[f"{name}_proj"].weight for name in "qkvo"}
-    for head in heads:
-        for name in "qkv":
-            nn.init.normal_(parts[name].view(-1, 64, WIDTH)[head], std=0.5 / 16)
-        parts["o"].view(WIDTH, -1, 64)[:, head].zero_()
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def clear(network: Network) -> None:
+    """Take all weights but the embedding out of a network: what is written nowhere has no say."""
+    for layer in network.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for linear in part.values():
+                linear.weight.zero_()
