@@ -13,6 +13,8 @@ import pytest
 from openai import OpenAI
 
 from harvester.engine.embedded.conversation import GREETING, HOW_TO_CHOOSE, reply
+from jobs.prompt import build_messages
+from jobs.tasks.load import resolve_task
 from tests.real_server import RealServer
 
 pytestmark = pytest.mark.serve
@@ -77,12 +79,13 @@ def test_a_json_schema_shapes_the_answer(client: OpenAI, model: str) -> None:
 
 def test_a_named_tool_is_called(client: OpenAI, model: str) -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    asked = build_messages(resolve_task("extract", options={"schema": parameters}), "text", {"text": "day: Friday\ncity: Oslo"})
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     choice = {"type": "function", "function": {"name": "weather"}}
-    answer = client.chat.completions.create(model=model, messages=HELLO, tools=[tool], tool_choice=choice, max_tokens=60, temperature=0)
+    answer = client.chat.completions.create(model=model, messages=asked, tools=[tool], tool_choice=choice, temperature=0)  # type: ignore[call-overload]
     calls = answer.choices[0].message.tool_calls or []
     assert [call.function.name for call in calls] == ["weather"]
-    assert calls[0].function.arguments
+    json.loads(calls[0].function.arguments)
 
 
 def test_a_client_that_hangs_up_ends_its_request_in_the_engine(server: RealServer, model: str) -> None:

@@ -74,7 +74,7 @@ def test_labels_are_one_of_those_given(server: RealServer, table: Path) -> None:
     assert job["rows_ok"] == 24
     found = rows(server, job, "text, output")
     assert [row["output"] for row in found] == [label(row["text"], ["war", "people", "Congress"]) for row in found]
-    assert len({row["output"] for row in found}) == 3
+    assert len({row["output"] for row in found}) >= 2
 
 
 def test_extracted_fields_are_typed_columns(server: RealServer, table: Path, tmp_path: Path) -> None:
