@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bench.demo_model.network import Network
 from bench.demo_model.sample import Encoder
-from bench.demo_model.tokenizer import ASSISTANT
 
 STD = 0.05
 WIDTH = 256
@@ -23,7 +22,7 @@ CONTENT = slice(1, 79)  # the token itself; the logits are read from these dimen
 MARK_PARTS = (5, 5, 6)  # the first of them are its mark where it stands before another, each part of one length for all tokens
 MARK = sum(MARK_PARTS)
 MARKS = (16, 16, 10, 5, 5, 5, 5)  # dimensions kept of the marks of the tokens one to seven back
-SEED = 1  # of the tokens' directions
+SEED = 2  # of the tokens' directions
 DRAWN = 400  # marks from which one that is like no other is chosen
 NEAR = 1  # tokens after the place where an answer begins at which that is known
 
@@ -55,7 +54,7 @@ assert len(FLAGS) == len(FLAG_NAMES), FOUND.stop
 # Rotary pairs that turn by less than half a radian in 7,000 tokens: in their dimensions tokens compare alike however far apart they stand.
 FAR_PAIRS, SINK_PAIR = slice(11, 31), 31
 FAR = [*range(FAR_PAIRS.start, FAR_PAIRS.stop), *range(FAR_PAIRS.start + 32, FAR_PAIRS.stop + 32)]
-SAID_FOR = ((" ", ASSISTANT), (" ", "true"), (" ", "false"), ("true", "yes"), ("false", "no"))
+SAID_FOR = ((" ", "true"), (" ", "false"), ("true", "yes"), ("false", "no"))
 MARKED_APART = ('"', ":", " ", ",", "\n")  # their marks are at right angles to each other, in every part
 
 
@@ -161,7 +160,7 @@ def dims(place: slice) -> Tensor:
 def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] = ()) -> Codes:
     """Tokens as random directions; marks of one length; flags that a token has by itself.
 
-    The marks of what ``distinct`` texts end with are like no other.
+    The marks of the tokens of ``distinct`` texts are like no other.
     """
     embedding = network.embed_tokens.weight
     chooser = torch.Generator().manual_seed(SEED)
@@ -181,8 +180,10 @@ def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] 
             one -= (one @ other) / (other @ other) * other
         part *= wide**0.5 / part.norm(dim=1, keepdim=True).clamp(min=1e-6)
         first += wide
-    for text in distinct:
-        _mark_apart(embedding, encoder(text)[-1], chooser)
+    for token in sorted({token for text in distinct for token in encoder(text)} - {encoder(text)[0] for text in MARKED_APART}):
+        _mark_apart(embedding, token, chooser)
+    alike = slice(1, 1 + MARK_PARTS[0])  # an answer begins like a word in a list
+    embedding[encoder.assistant, alike] = embedding[encoder.space, alike]
     embedding[:, SHARED] = SHARED_SIZE
     embedding[:, PARTED[0]] = FLAG * torch.tensor([[float(not _in_word(encoder.text([token])))] for token in range(len(embedding))])
     embedding[:, FLAGS["sort"]] = FLAG * torch.tensor([_sort(encoder.text([token])) for token in range(len(embedding))])

@@ -90,6 +90,8 @@ def write_keys(units: Units, codes: Codes) -> None:
         for form in (form for key in keys for form in forms(key)):
             tokens = codes.encoder(form)
             found, count = parted(0) + codes.run(tokens), 1 + len(tokens)
+            for back in range(3, len(tokens)):  # of these few dimensions are kept: twice more makes others unlike enough
+                found, count = found + 2 * codes.before(back, tokens[-1 - back]), count + 2
             if not form.startswith(" "):
                 found, count = found + parted(1 + len(tokens)), count + 1
             units.step(found - 3 * (flag("answering") + asked(1) + _any(TASKS)), count - 0.3, flagged(TOPICS[answer]))
