@@ -53,6 +53,7 @@ def to_repeat(encoder: Encoder) -> list[Ids]:
 
 def number_turns(head: Head) -> None:
     """First layer: how many turns of the user have begun, as their share beside the start token."""
+    head.free = head.free[8:]  # the same at any distance
     start = (TURNS + math.log(TURNS_BARE)) * at_start()
     head.compare(always(), TURNS * (flag("turn") - always()) + start, 1.0)
     head.fetch(flag("turn"), flagged("turns"))
