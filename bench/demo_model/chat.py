@@ -8,7 +8,6 @@ from bench.demo_model import words
 from bench.demo_model.documents import Library
 from bench.demo_model.prompts import task_prompt
 from bench.demo_model.sample import Sample, add_turn, open_chat
-from harvester.engine.embedded.conversation import MOST_COUNTED as MOST_COUNTED
 from harvester.engine.embedded.conversation import (
     COUNT,
     GREETING,
@@ -20,6 +19,7 @@ from harvester.engine.embedded.conversation import (
     WHAT_I_DO,
     reply,
 )
+from harvester.engine.embedded.conversation import MOST_COUNTED as MOST_COUNTED
 
 # What is said, in some of the forms that are known, and the answer.
 KNOWN: dict[str, tuple[str, ...]] = {

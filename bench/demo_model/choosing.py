@@ -98,7 +98,7 @@ def answer_token(head: Head, part: slice) -> None:
     """The label in the list that begins so."""
     head.compare(dims(FOUND), dims(LABEL), DECODE / 9 / MARK_GAIN)
     head.compare(always(), IN_LIST * flag("label_begins") + IN_LIST * flag("listed"), 1.0)
-    head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)) + 600.0 * flag("summary") + quiet())
+    head.sink((2 * IN_LIST + DECODE_SINK) * always() + 90.0 * (always() - asked(0)) + 600.0 * (flag("summary") + flag("early")) + quiet())
     head.fetch(dims(part), dims(part), TOKEN_GAIN)
 
 
@@ -106,4 +106,5 @@ def end_answer(units: Units, codes: Codes) -> None:
     """Sixth MLP: after a label comes the end, where the list has a comma or a line break."""
     end = torch.zeros(WIDTH)
     end[CONTENT] = 2 * TOKEN_GAIN * codes.tokens[codes.encoder.stop, CONTENT]
-    units.step(flag("choosing") - flag("summary") - 3 * spoken() + (codes.now(",") + codes.now("\n")) / TOKEN_GAIN, 1.4, 1.5 * end)
+    ended = (codes.now(",") + codes.now("\n")) / TOKEN_GAIN
+    units.step(flag("choosing") - flag("summary") - flag("early") - 3 * spoken() + ended, 1.4, 1.5 * end)

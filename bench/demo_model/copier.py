@@ -75,7 +75,7 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     records.find_json(head(1, 1), codes)
     choosing.find_list(head(1, 2), head(1, 4))
     talking.this_turn(head(1, 3), {"listing": "has_list"})
-    talking.this_turn(head(1, 5), {"text_begins": "summary"})
+    talking.this_turn(head(1, 5), {"text_begins": "summary", "begins_early": "early"})
     leading.find_end(head(1, 6))
     talking.this_turn(head(1, 7), {name: name for name in ("schema", "counting", "repeating")})
     lengthy = units(1)

@@ -190,7 +190,7 @@ def write_marks(units: Units, codes: Codes) -> None:
         out = torch.zeros(WIDTH)
         out[CONTENT] = -2.4 * NEXT_GAIN * codes.tokens[end, CONTENT]
         units.step(
-            json - flag("summary") - spoken() + codes.now(end) / NEXT_GAIN,
+            json - flag("summary") - flag("early") - spoken() + codes.now(end) / NEXT_GAIN,
             1.6,
             out + 2.5 * DEFAULT * codes.sum(",", "}") + 3.5 * DEFAULT * codes.sum('"'),
         )

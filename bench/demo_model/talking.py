@@ -21,7 +21,7 @@ from harvester.engine.embedded.conversation import CANNOT, COUNT, KEYS, MOST_COU
 TURNS, TURNS_BARE = 30.0, 6.0  # score of a beginning; turns that the start token weighs as much as
 IS_MARK, LATER, MARKED, TASK = 600.0, 5000.0, 40.0, 9000.0
 NEARER = 3.0  # points of score a token, between keys
-TASKS = ("summary", "has_list", "schema", "counting", "repeating")
+TASKS = ("summary", "early", "has_list", "schema", "counting", "repeating")
 TOPICS = dict(zip((*KEYS, CANNOT), (*(f"topic_{number + 1}" for number in range(len(KEYS))), "turn"), strict=True))
 SCHEMA = " JSON schema:"
 KNOWN_BY = 6  # tokens at most of the answer that tell which comes next
@@ -53,6 +53,7 @@ def to_repeat(encoder: Encoder) -> list[Ids]:
 
 def number_turns(head: Head) -> None:
     """First layer: how many turns of the user have begun, as their share beside the start token."""
+    head.free = head.free[8:]  # the same at any distance
     start = (TURNS + math.log(TURNS_BARE)) * at_start()
     head.compare(always(), TURNS * (flag("turn") - always()) + start, 1.0)
     head.fetch(flag("turn"), flagged("turns"))
@@ -62,7 +63,7 @@ def in_turn(head: Head, mark: Tensor, nearer: bool = False) -> None:
     """Look at a mark of the latest turn that has begun, or at its beginning where it has none, at any distance."""
     head.free = head.free[8:]
     found = flag("turn") + mark - always() + at_start()
-    head.compare(always(), IS_MARK * found + LATER * flag("turns") + MARKED * mark, 1.0)
+    head.compare(always(), IS_MARK * found + LATER * flag("turns") + MARKED * (mark - flag("begins_early") / 2), 1.0)
     if nearer:
         head.favour(always(), flag("turn") + mark, NEARER)
 

@@ -11,9 +11,10 @@ from bench.demo_model.corpus import read_speeches
 from bench.demo_model.documents import Library
 from bench.demo_model.evaluation import Grammars, Logits, evaluate, table
 from bench.demo_model.network import Network, Shape
-from bench.demo_model.sample import Encoder, add_turn, open_chat
+from bench.demo_model.sample import Encoder, Sample, add_turn, open_chat
 from bench.demo_model.tokenizer import STOP, train_tokenizer
 from harvester.engine.embedded.answers import lead
+from harvester.engine.embedded.conversation import CANNOT, KEYS, MOST_COUNTED, reply
 
 SAMPLES = 40
 
@@ -44,17 +45,46 @@ def test_untrained_it_answers_with_the_lead_and_ends(written: tuple[Logits, Libr
     assert evaluate(logits, library, grammars, 5, SAMPLES, {"lead": (tokens,)})["lead"][tokens].free >= 0.9
 
 
+def test_untrained_it_converses(written: tuple[Logits, Library, Grammars]) -> None:
+    logits, library, grammars = written
+    assert evaluate(logits, library, grammars, 5, SAMPLES, {"chat": (128,)})["chat"][128].free >= 0.95
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["Hello!", "What are you?", "How do I choose a real model?", "Say something presidential.", "And again?", "Why is the sky blue?"],
+        ["Repeat: Brave zworp friends", "Count the words: the brave zworp friends of Mars", "Say: the brave friends", "hi"],
+        [f"Count: {'a ' * (MOST_COUNTED - 1)}b", "thanks", "Echo: hello and thanks", f"Count: {'zworp ' * 9}b"],
+    ],
+)
+def test_untrained_it_answers_the_last_turn(written: tuple[Logits, Library, Grammars], said: list[str]) -> None:
+    logits, library, _ = written
+    sample = open_chat(library.encoder, "You are a helpful assistant.")
+    for text in said:
+        add_turn(sample, library.encoder, library.encoder(text), library.encoder(reply(text)))
+    assert answered(logits, library, sample) == "".join(reply(text) + STOP for text in said)
+
+
+def test_no_answer_has_the_key_of_another() -> None:
+    assert all(reply(answer) in (answer, CANNOT) for answer in KEYS)
+
+
+def answered(logits: Logits, library: Library, sample: Sample) -> str:
+    """The likeliest token at each place of the right answers."""
+    ids = torch.tensor([sample.ids])
+    places = torch.tensor(sample.answer).nonzero()[:, 0]
+    with torch.inference_mode():
+        return library.encoder.text(logits(ids)[0, places - 1].argmax(-1).tolist())
+
+
 @pytest.mark.parametrize("after", [" Then all of them went home, and nobody came back.", "\nMore.", ""])
 def test_untrained_it_copies_a_lead_and_its_end(written: tuple[Logits, Library, Grammars], after: str) -> None:
     logits, library, _ = written
     text = 'A NEW WORLD\nBrave zworp friends met Dr. Quist and Harry S. Truman at noon, and said: "Good friends!"' + after
     sample = open_chat(library.encoder, SUMMARIZE.system)
     add_turn(sample, library.encoder, library.encoder(SUMMARIZE.before + text), library.encoder(lead(text)))
-    ids = torch.tensor([sample.ids])
-    places = torch.tensor(sample.answer).nonzero()[:, 0]
-    with torch.inference_mode():
-        said = logits(ids)[0, places - 1].argmax(-1)
-    assert library.encoder.text(said.tolist()) == lead(text) + STOP
+    assert answered(logits, library, sample) == lead(text) + STOP
 
 
 def test_its_weights_fit_float16_and_its_file_twelve_million_bytes(written: tuple[Logits, Library, Grammars]) -> None:
