@@ -91,7 +91,7 @@ def write_keys(units: Units, codes: Codes) -> None:
         for form in (form for key in keys for form in forms(key)):
             tokens = codes.encoder(form)
             found, count = parted(0) + codes.run(tokens), 1 + len(tokens)
-            for back in range(3, len(tokens)):  # of these few dimensions are kept: twice more makes others unlike enough
+            for back in range(2, len(tokens)):  # of these few dimensions are kept: twice more makes others unlike enough
                 found, count = found + 2 * codes.before(back, tokens[-1 - back]), count + 2
             if not form.startswith(" "):
                 found, count = found + parted(1 + len(tokens)), count + 1
