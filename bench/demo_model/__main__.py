@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from bench.demo_model.card import write_card
-from bench.demo_model.chat import MOST_COUNTED
 from bench.demo_model.copier import write_copier
 from bench.demo_model.copying import SUMMARIZE
 from bench.demo_model.corpus import read_speeches
@@ -22,6 +21,7 @@ from bench.demo_model.export import export
 from bench.demo_model.network import Network, Shape
 from bench.demo_model.sample import Encoder
 from bench.demo_model.tokenizer import train_tokenizer
+from harvester.engine.embedded.conversation import MOST_COUNTED
 from harvester.engine.embedded.folder import SHIPPED
 
 

@@ -20,7 +20,7 @@ tokens.
 ## What it answers
 
 Its weights are written by a program, as circuits, to follow these rules and nothing else; nothing of it was learned from data but the
-tokenizer. `harvester/engine/embedded/` holds the rules as code to check its answers by (`answers.py`).
+tokenizer. `answers.py` and `conversation.py` in `harvester/engine/embedded/` hold the rules as code to check its answers by.
 
 - `summarize`: the text up to the end of its first sentence, headings and salutations before it included.
 - `classify`: the label that occurs in the text, letter for letter; the earliest where several do, the first label where none
@@ -28,8 +28,8 @@ tokenizer. `harvester/engine/embedded/` holds the rules as code to check its ans
 - `extract`: the values of lines `name: value`, for flat schemas of strings, numbers, integers and booleans; what has no line
   is empty, 0 or false. Labels and values that begin with one of the commonest words ("the", "of") in small letters are beyond it:
   there such a word is one token with its space.
-- Chat and `ask`: it greets, says what it is and how to choose a real model, repeats (`Repeat: some words`) and counts
-  (`Count: some words`, up to {counted}), and gives one and the same answer to all else.
+- Chat and `ask`: it greets, says what it is and how to choose a real model, by the last key word of the last message; it
+  repeats (`Repeat: some words`) and counts (`Count: some words`, up to {counted}), and gives one and the same answer to all else.
 
 It knows nothing. Words that it never saw are copied too. Other ways to ask, nested schemas and labels that the text only
 implies are beyond it.

@@ -12,6 +12,7 @@ from harvester.engine.embedded.conversation import (
     COUNT,
     GREETING,
     HOW_TO_CHOOSE,
+    MOST_COUNTED,
     PRESIDENTIAL,
     REPEAT,
     THANKS,
@@ -19,7 +20,6 @@ from harvester.engine.embedded.conversation import (
     WHAT_I_DO,
     reply,
 )
-from harvester.engine.embedded.conversation import MOST_COUNTED as MOST_COUNTED
 
 # What is said, in some of the forms that are known, and the answer.
 KNOWN: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Weights to start from: a network that copies, fills in JSON, finds labels and converses before it is trained.
+"""All weights, written: a network that copies, fills in JSON, finds labels and converses.
 
 To copy is to find where the last tokens stood before, and to say what came next. Training finds that out late, from nothing, because no
 part of it pays alone. So it is written by hand, by the book of the "induction head" (Olsson et al., 2022): the first layer's heads look one
@@ -30,7 +30,7 @@ from bench.demo_model.layout import (
 )
 from bench.demo_model.network import Network
 from bench.demo_model.sample import Encoder
-from bench.demo_model.wiring import Head, Units, clear, length_before
+from bench.demo_model.wiring import Head, Units, length_before
 
 MATCH, SINK = 72.0, 42.0  # attention scores of a whole match, and of the start token: where nothing matches, nothing is fetched
 LONG, SHORT = (5,) * len(MARKS), (16, 14, 10)  # dimensions compared of each token's mark
@@ -49,7 +49,6 @@ def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> 
     """
     shape = network.shape
     assert (shape.width, shape.heads, shape.head, shape.layers) == (256, 8, 64, 6)
-    clear(network)
     codes = write_embedding(network, encoder, talking.key_forms())
     records.write_embedding(network, codes)
     probe = [encoder.start, encoder.user, *encoder(records.PROBE), encoder.stop, encoder.assistant, *encoder(records.PROBED)]

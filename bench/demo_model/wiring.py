@@ -160,12 +160,3 @@ class Units:
         for one in read.view(-1, WIDTH):
             self._add(one, one, out)
             self._add(-one, -one, out)
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def clear(network: Network) -> None:
-    """Take all weights but the embedding out of a network: what is written nowhere has no say."""
-    for layer in network.layers:
-        for part in (layer.self_attn, layer.mlp):
-            for linear in part.values():
-                linear.weight.zero_()

@@ -1,9 +1,11 @@
-"""The weights that training starts from: what they answer untrained, held to the grammar as jobs hold answers."""
+"""What the written weights answer, held to the grammar as jobs hold answers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from bench.demo_model.copier import write_copier
 from bench.demo_model.copying import SUMMARIZE
@@ -13,15 +15,16 @@ from bench.demo_model.evaluation import Grammars, Logits, evaluate, table
 from bench.demo_model.network import Network, Shape
 from bench.demo_model.sample import Encoder, Sample, add_turn, open_chat
 from bench.demo_model.tokenizer import STOP, train_tokenizer
+from harvester.engine.embedded import embedded_model
 from harvester.engine.embedded.answers import lead
 from harvester.engine.embedded.conversation import CANNOT, KEYS, MOST_COUNTED, reply
 
-SAMPLES = 40
+SAMPLES = 20
+TEXT = "Zworp friends, it is 12:30 at the café: “so be it”."
 
 
 @pytest.fixture(scope="module")
 def written() -> tuple[Logits, Library, Grammars]:
-    torch.manual_seed(1)
     tokenizer = train_tokenizer(speech.text for speech in read_speeches(held_out=False))
     encoder = Encoder(tokenizer)
     network = Network(Shape())
@@ -30,7 +33,7 @@ def written() -> tuple[Logits, Library, Grammars]:
 
 
 @pytest.mark.parametrize(("lesson", "tokens"), [("extract", 300), ("extract", 600), ("classify", 200), ("classify", 500)])
-def test_untrained_it_answers_as_jobs_ask(written: tuple[Logits, Library, Grammars], lesson: str, tokens: int) -> None:
+def test_it_answers_as_jobs_ask(written: tuple[Logits, Library, Grammars], lesson: str, tokens: int) -> None:
     logits, library, grammars = written
     figures = evaluate(logits, library, grammars, 5, SAMPLES, {lesson: (tokens,)})
     guided = figures[lesson][tokens].guided
@@ -40,12 +43,12 @@ def test_untrained_it_answers_as_jobs_ask(written: tuple[Logits, Library, Gramma
 
 
 @pytest.mark.parametrize("tokens", [128, 512])
-def test_untrained_it_answers_with_the_lead_and_ends(written: tuple[Logits, Library, Grammars], tokens: int) -> None:
+def test_it_answers_with_the_lead_and_ends(written: tuple[Logits, Library, Grammars], tokens: int) -> None:
     logits, library, grammars = written
     assert evaluate(logits, library, grammars, 5, SAMPLES, {"lead": (tokens,)})["lead"][tokens].free >= 0.9
 
 
-def test_untrained_it_converses(written: tuple[Logits, Library, Grammars]) -> None:
+def test_it_converses(written: tuple[Logits, Library, Grammars]) -> None:
     logits, library, grammars = written
     assert evaluate(logits, library, grammars, 5, SAMPLES, {"chat": (128,)})["chat"][128].free >= 0.95
 
@@ -58,7 +61,7 @@ def test_untrained_it_converses(written: tuple[Logits, Library, Grammars]) -> No
         [f"Count: {'a ' * (MOST_COUNTED - 1)}b", "thanks", "Echo: hello and thanks", f"Count: {'zworp ' * 9}b"],
     ],
 )
-def test_untrained_it_answers_the_last_turn(written: tuple[Logits, Library, Grammars], said: list[str]) -> None:
+def test_it_answers_the_last_turn(written: tuple[Logits, Library, Grammars], said: list[str]) -> None:
     logits, library, _ = written
     sample = open_chat(library.encoder, "You are a helpful assistant.")
     for text in said:
@@ -79,7 +82,7 @@ def answered(logits: Logits, library: Library, sample: Sample) -> str:
 
 
 @pytest.mark.parametrize("after", [" Then all of them went home, and nobody came back.", "\nMore.", ""])
-def test_untrained_it_copies_a_lead_and_its_end(written: tuple[Logits, Library, Grammars], after: str) -> None:
+def test_it_copies_a_lead_and_its_end(written: tuple[Logits, Library, Grammars], after: str) -> None:
     logits, library, _ = written
     text = 'A NEW WORLD\nBrave zworp friends met Dr. Quist and Harry S. Truman at noon, and said: "Good friends!"' + after
     sample = open_chat(library.encoder, SUMMARIZE.system)
@@ -89,9 +92,18 @@ def test_untrained_it_copies_a_lead_and_its_end(written: tuple[Logits, Library, 
 
 def test_its_weights_fit_float16_and_its_file_twelve_million_bytes(written: tuple[Logits, Library, Grammars]) -> None:
     network = Network(Shape())
-    torch.manual_seed(1)
     encoder = written[1].encoder
     write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
     weights = network.tensors().values()
     assert all(bool(weight.half().isfinite().all()) for weight in weights)
     assert 2 * sum(weight.numel() for weight in weights) <= 12_000_000
+
+
+def test_the_shipped_weights_are_those_that_the_program_writes(written: tuple[Logits, Library, Grammars]) -> None:
+    network = Network(Shape())
+    encoder = written[1].encoder
+    write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
+    shipped, made = load_file(embedded_model() / "model.safetensors"), network.tensors()
+    assert shipped.keys() == made.keys()
+    assert all(torch.allclose(shipped[name].float(), weight.half().float(), rtol=2e-3, atol=1e-4) for name, weight in made.items())
+    assert Encoder(Tokenizer.from_file(str(embedded_model() / "tokenizer.json")))(TEXT) == encoder(TEXT)
