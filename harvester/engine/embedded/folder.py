@@ -8,7 +8,7 @@ from harvester.errors import ConfigError
 
 EMBEDDED_NAME = "harvester-toy"
 EMBEDDED_NOTE = (
-    "The embedded model is a toy that shows the machinery: it gives back first sentences, labels and fields, and knows nothing. "
+    "The embedded model is a toy: it gives back first sentences, labels and fields, and knows nothing. "
     "For a real one: harvester serve --model Qwen/Qwen3-8B"
 )
 
