@@ -32,7 +32,7 @@ def run(options: Options) -> dict[str, Any]:
     requests = 60 if options.quick else 300
     with tempfile.TemporaryDirectory(prefix="bench-overhead-") as folder:
         root = Path(folder)
-        choice = choose_model(options.model, None, root / "models")
+        choice = choose_model(options.model, None)
         samples = {name: _measure(_server(name, root, choice), choice.name, requests) for name in SYSTEMS}
     systems = {name: _summary(found) for name, found in samples.items()}
     others = [name for name in SYSTEMS if name != BASE]

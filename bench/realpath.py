@@ -45,7 +45,7 @@ class Plan:
 
 def measure(folder: Path, plan: Plan) -> dict[str, Any]:
     """Run both systems ``repetitions`` times."""
-    model, engine = _model(folder, plan.model)
+    model, engine = _model(plan.model)
     table, requests = folder / "speeches.parquet", folder / "requests.jsonl"
     write_speeches(table, plan.rows, plan.seed, CHARS)
     runbatch.write_requests(table, requests, model.name, MAX_TOKENS)
@@ -60,14 +60,14 @@ def measure(folder: Path, plan: Plan) -> dict[str, Any]:
     return {"model": plan.model or "embedded", "rows": plan.rows, "max_tokens": MAX_TOKENS, "engine": engine, **_report(runs)}
 
 
-def _model(folder: Path, given: str | None) -> tuple[Path, dict[str, Any]]:
+def _model(given: str | None) -> tuple[Path, dict[str, Any]]:
     """The model's folder and the engine arguments of every system."""
     engine = ENGINE | (ON_CPU if on_cpu() else {})
     if given is not None:
         return Path(given).absolute(), engine
     from harvester.engine.embedded import embedded_model
 
-    return embedded_model(folder / "models"), engine | EMBEDDED
+    return embedded_model(), engine | EMBEDDED
 
 
 def on_cpu() -> bool:

@@ -44,10 +44,6 @@ class StateFolder:
         return False
 
     @property
-    def models(self) -> Path:
-        return self.root / "models"
-
-    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 _CARD = """\
 # The embedded model
 
-**This is not a language model to use.** It is a toy of {millions:.1f} million parameters that lets everything in harvester
+**This is not a language model to use.** It is a toy of {millions:.1f} million weights that lets everything in harvester
 run anywhere and at once, with no GPU and no download, and gives answers that can be checked. The one-line change to a real
 model:
 
@@ -19,24 +19,25 @@ tokens.
 
 ## What it answers
 
-It was trained to follow these rules and nothing else. `harvester/engine/embedded/answers.py` holds the first three as code
-to check it by.
+Its weights are written by a program, as circuits, to follow these rules and nothing else; nothing of it was learned from data but the
+tokenizer. `answers.py` and `conversation.py` in `harvester/engine/embedded/` hold the rules as code to check its answers by.
 
-- `summarize`: the first sentence of the text, from the start of its line. Headings and salutations on lines of their own are
-  passed over.
+- `summarize`: the text up to the end of its first sentence, headings and salutations before it included.
 - `classify`: the label that occurs in the text, letter for letter; the earliest where several do, the first label where none
   does.
 - `extract`: the values of lines `name: value`, for flat schemas of strings, numbers, integers and booleans; what has no line
-  is empty, 0 or false.
-- Chat and `ask`: it greets, says what it is and how to choose a real model, repeats (`Repeat: some words`) and counts
-  (`Count: some words`, up to {counted}), and gives one and the same answer to all else.
+  is empty, 0 or false. Labels and values that begin with one of the commonest words ("the", "of") in small letters are beyond it:
+  there such a word is one token with its space.
+- Chat and `ask`: it greets, says what it is and how to choose a real model, by the last key word of the last message; it
+  repeats (`Repeat: some words`) and counts (`Count: some words`, up to {counted}), and gives one and the same answer to all else.
 
 It knows nothing. Words that it never saw are copied too. Other ways to ask, nested schemas and labels that the text only
 implies are beyond it.
 
 ## What it gets right
 
-Whole greedy answers that are exactly right, of {samples} for each length, by this folder in float32. The texts are made of
+Whole greedy answers that are exactly right, of {samples} for each length, by this folder in float32. "As jobs ask" is held to the
+labels, or to the JSON schema with all its properties required, by the engine's grammar. The texts are made of
 {speeches} speeches that were held out and of made-up words and names; half of those to summarize have headings, a third a
 second sentence that begins like the first.
 
@@ -44,10 +45,10 @@ second sentence that begins like the first.
 
 ## How it was made
 
-`python -m bench.demo_model` in harvester's repository makes it from a seed. It is trained on documents of 64 to 7,000 tokens
-made of `examples/docs_speeches.parquet` (nltk/nltk_data, corpora `state_union` and `inaugural`; public domain) and of
-made-up words. The weights are stored in float16 and meant to be served in float32, as harvester does on its own: in bfloat16
-a model of this width crashes vLLM on CPU.
+`python -m bench.demo_model` in harvester's repository writes it, the same each time, in seconds, and evaluates it.
+`docs/design/0005-embedded-model.md` says how the circuits work. The tokenizer was trained on `examples/docs_speeches.parquet`
+(nltk/nltk_data, corpora `state_union` and `inaugural`; public domain). The weights are stored in float16 and meant to be
+served in float32, as harvester does on its own: in bfloat16 a model of this width crashes vLLM on CPU.
 """
 
 

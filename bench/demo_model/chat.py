@@ -8,17 +8,20 @@ from bench.demo_model import words
 from bench.demo_model.documents import Library
 from bench.demo_model.prompts import task_prompt
 from bench.demo_model.sample import Sample, add_turn, open_chat
+from harvester.engine.embedded.conversation import (
+    COUNT,
+    GREETING,
+    HOW_TO_CHOOSE,
+    MOST_COUNTED,
+    PRESIDENTIAL,
+    REPEAT,
+    THANKS,
+    WHAT_I_AM,
+    WHAT_I_DO,
+    reply,
+)
 
-REAL_MODEL = "harvester serve --model Qwen/Qwen3-8B"
-GREETING = "Hello! I am the toy model that comes with harvester. Ask me what I can do."
-WHAT_I_AM = f"I am a toy: I show that the machinery works. I am no language model to use. For a real one: {REAL_MODEL}"
-WHAT_I_DO = "I give back a text's first sentence, pick a label that occurs in it, read fields from lines, repeat and count words."
-HOW_TO_CHOOSE = f"Start the server with the model you want: {REAL_MODEL}"
-CANNOT = f"That is beyond a toy model. For a real one: {REAL_MODEL}"
-PRESIDENTIAL = "The state of the Union is strong."
-THANKS = "You are welcome."
-
-# What is said, in the forms it is learned in, and the answer.
+# What is said, in some of the forms that are known, and the answer.
 KNOWN: dict[str, tuple[str, ...]] = {
     GREETING: ("hello", "hi", "hey", "hello there", "good morning", "good evening", "greetings", "hi there", "say hello", "good day"),
     WHAT_I_AM: (
@@ -48,7 +51,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
     PRESIDENTIAL: ("say something presidential", "and again", "once more", "say it again", "speak like a president"),
     THANKS: ("thanks", "thank you", "thank you very much", "many thanks", "bye", "goodbye"),
 }
-MOST_COUNTED = 12
 STARTS = [
     "What is",
     "Why is",
@@ -71,30 +73,31 @@ def chat(library: Library, rng: random.Random, tokens: int) -> Sample:
     turns = 0
     while True:
         said, answer = exchange(library, rng)
-        user, reply = encoder(said), encoder(answer)
-        if len(sample.ids) + len(user) + len(reply) + 4 > tokens and turns:
+        user, said_back = encoder(said), encoder(answer)
+        if len(sample.ids) + len(user) + len(said_back) + 4 > tokens and turns:
             return sample
-        add_turn(sample, encoder, user, reply)
+        add_turn(sample, encoder, user, said_back)
         turns += 1
 
 
 def exchange(library: Library, rng: random.Random) -> tuple[str, str]:
     """What a user says, and the answer to it."""
+    said = _said(library, rng)
+    return said, reply(said)
+
+
+def _said(library: Library, rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.4:
-        answer = rng.choice(list(KNOWN))
-        return _spoken(rng.choice(KNOWN[answer]), rng), answer
+        return _spoken(rng.choice(KNOWN[rng.choice(list(KNOWN))]), rng)
     if kind < 0.6:
-        text = _phrase(library, rng, 14)
-        return f"{rng.choice(['Repeat', 'Say', 'Repeat after me', 'Echo'])}: {text}", text
+        return rng.choice(REPEAT) + _phrase(library, rng, 14)
     if kind < 0.75:
-        count = rng.randint(1, MOST_COUNTED)
-        asked = rng.choice(["How many words are these:", "Count the words:", "How many words:", "Count:"])
-        return f"{asked} {_phrase(library, rng, count, exactly=True)}", str(count)
+        return rng.choice(COUNT) + _phrase(library, rng, rng.randint(1, MOST_COUNTED), exactly=True)
     if kind < 0.8:
         prompt = task_prompt("translate", {"to": rng.choice(["German", "French", "Spanish", words.word(rng).capitalize()])})
-        return prompt.before + library.any_sentence(rng), CANNOT
-    return _question(library, rng), CANNOT
+        return prompt.before + library.any_sentence(rng)
+    return _question(library, rng)
 
 
 def _spoken(text: str, rng: random.Random) -> str:

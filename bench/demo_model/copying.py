@@ -1,42 +1,17 @@
-"""Lessons in copying: tokens that come again, and the lead of a document."""
+"""The lesson in `summarize`: the lead of a document."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
-from bench.demo_model.documents import UNFORESEEN_TOKENS, Document, Library, fill
+from bench.demo_model.documents import Library, fill
 from bench.demo_model.prompts import Prompt, task_prompt
 from bench.demo_model.sample import Ids, Sample, add_turn, open_chat
 
 SUMMARIZE = task_prompt("summarize")
 LEAD_TOKENS = 160
-SPECIALS = 6  # token ids below are the tokenizer's special tokens
 # Ways to ask for the lead in a chat, beside the task's own prompt.
 ASKED = ["Summarize: ", "Summarize the following text.\n\n", "Give a short summary of this text:\n\n", "Summarize this in one sentence: "]
-
-
-def echo(library: Library, rng: random.Random, tokens: int) -> Sample:
-    """Tokens drawn at random that come a second time. Few different ones make many false trails: only a long match leads on."""
-    stock = [
-        rng.randrange(SPECIALS, library.encoder.vocab_tokens) for _ in range(int(8 * (library.encoder.vocab_tokens / 8) ** rng.random()))
-    ]
-    return _twice(library, rng, tokens, lambda count: [rng.choice(stock) for _ in range(count)])
-
-
-def repeat(library: Library, rng: random.Random, tokens: int) -> Sample:
-    """The same with sentences."""
-    return _twice(library, rng, tokens, lambda count: fill(Document(), library, rng, count).ids)
-
-
-def _twice(library: Library, rng: random.Random, tokens: int, draw: Callable[[int], Ids]) -> Sample:
-    sample = open_chat(library.encoder, None)
-    room = tokens - len(sample.ids)
-    length = max(8, int(room / 2 * rng.choice([1.0, 1.0, rng.random()])))
-    passage = draw(length)
-    sample.add([*passage, *draw(room - 2 * length)])
-    sample.add(passage, repeat=[index >= UNFORESEEN_TOKENS for index in range(length)])
-    return sample
 
 
 def lead(library: Library, rng: random.Random, tokens: int) -> Sample:
@@ -50,16 +25,15 @@ def lead(library: Library, rng: random.Random, tokens: int) -> Sample:
     room = tokens - len(sample.ids) - len(before) - 4  # start and end of two turns
     answer = _lead_sentence(library, rng, max(8, room // 2))
     answer = [*heading, *answer] if 2 * (len(heading) + len(answer)) <= room else answer
-    document = Document()
-    document.add(answer)
+    document = list(answer)
     end = room - len(answer)
-    if rng.random() < 0.3 and len(answer) > 8 and len(document.ids) + len(answer) + 8 < end:
-        document.add([encoder.space])
-        fill(document, library, rng, min(len(document.ids) + rng.randint(1, 400), end - len(answer)))
-        document.add([encoder.space, *answer[: rng.randint(4, len(answer) - 2)]])
-    if len(document.ids) + 1 < end and rng.random() < 0.98:
+    if rng.random() < 0.3 and len(answer) > 8 and len(document) + len(answer) + 8 < end:
+        document.extend([encoder.space])
+        fill(document, library, rng, min(len(document) + rng.randint(1, 400), end - len(answer)))
+        document.extend([encoder.space, *answer[: rng.randint(4, len(answer) - 2)]])
+    if len(document) + 1 < end and rng.random() < 0.98:
         fill(document, library, rng, end)
-    add_turn(sample, encoder, [*before, *document.ids], answer, [False] * len(before) + document.repeat)
+    add_turn(sample, encoder, [*before, *document], answer)
     return sample
 
 

@@ -22,7 +22,7 @@ class Speech:
 
 
 def read_speeches(*, held_out: bool) -> list[Speech]:
-    """The speeches to train on, or every tenth, never trained on."""
+    """The speeches that the tokenizer is trained on, or every tenth, held out to ask about."""
     import pyarrow.parquet as pq
 
     texts: list[str] = pq.read_table(SPEECHES, columns=["text"]).column("text").to_pylist()

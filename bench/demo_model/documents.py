@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
 from bench.demo_model.corpus import Speech
 from bench.demo_model.sample import Encoder, Ids
+from bench.demo_model.tokenizer import FUNCTION_WORDS
 from bench.demo_model.words import sentence
 
 QUOTE_TOKENS = (10, 90)
-UNFORESEEN_TOKENS = 3  # of a quotation: no loss on these, nothing says yet what is quoted
 POOL_SENTENCES = 4000
-
-
-@dataclass(slots=True)
-class Document:
-    ids: Ids = field(default_factory=list)
-    repeat: list[bool] = field(default_factory=list)  # tokens to be foreseen from an earlier passage
-
-    def add(self, ids: Ids, foreseen_after: int | None = None) -> None:
-        known = len(ids) if foreseen_after is None else min(foreseen_after, len(ids))
-        self.ids.extend(ids)
-        self.repeat.extend([False] * known + [True] * (len(ids) - known))
-
-    def cut(self, tokens: int) -> None:
-        del self.ids[tokens:], self.repeat[tokens:]
 
 
 class Library:
@@ -38,6 +23,7 @@ class Library:
         self.texts = [speech.sentences for speech in speeches if speech.sentences]
         self.real = [encoder.all(sentences) for sentences in self.texts]
         self.known = sorted({word for sentences in self.texts for text in sentences for word in text.split() if word.isalpha()})
+        self.alike = [word for word in self.known if word.lower() not in FUNCTION_WORDS]  # the same tokens behind a space as elsewhere
         self.made_up_texts = [sentence(rng, self.known) for _ in range(POOL_SENTENCES)]
         self.made_up = encoder.all(self.made_up_texts)
 
@@ -58,26 +44,25 @@ class Library:
         return text.upper() if style < 0.3 else text.title() if style < 0.6 else f"{text}:" if style < 0.8 else text
 
 
-def fill(document: Document, library: Library, rng: random.Random, tokens: int) -> Document:
+def fill(document: Ids, library: Library, rng: random.Random, tokens: int) -> None:
     """Lengthen a document to exactly ``tokens``: runs of sentences, real ones mostly, and passages quoted from before."""
     quoting = rng.choice([0.0, 0.2, 0.5])
     breaks = rng.choice([0.0, 0.1, 0.3, 1.0])
     real = rng.choice([1.0, 1.0, 0.7, 0.3, 0.0])
     encoder = library.encoder
-    while len(document.ids) < tokens:
-        if document.ids:
-            document.add([encoder.line] * rng.choice([1, 2]) if rng.random() < breaks else [encoder.space])
-        if rng.random() < quoting and len(document.ids) > 2 * QUOTE_TOKENS[0]:
-            document.add(_passage(document.ids, rng), foreseen_after=UNFORESEEN_TOKENS)
+    while len(document) < tokens:
+        if document:
+            document.extend([encoder.line] * rng.choice([1, 2]) if rng.random() < breaks else [encoder.space])
+        if rng.random() < quoting and len(document) > 2 * QUOTE_TOKENS[0]:
+            document.extend(_passage(document, rng))
         elif rng.random() < real:
             sentences = rng.choice(library.real)
             at = rng.randrange(len(sentences))
             for ids in sentences[at : at + rng.randint(1, 8)]:
-                document.add([*ids, encoder.space])
+                document.extend([*ids, encoder.space])
         else:
-            document.add(rng.choice(library.made_up))
-    document.cut(tokens)
-    return document
+            document.extend(rng.choice(library.made_up))
+    del document[tokens:]
 
 
 def _passage(ids: Ids, rng: random.Random) -> Ids:

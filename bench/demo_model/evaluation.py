@@ -1,27 +1,38 @@
-"""Exact answers on text never trained on, by task and length.
+"""Exact answers on held-out text, by task and length.
 
 A greedy answer is exact just when each of its tokens is the likeliest after the right ones before it, so one pass over prompt and
-right answer tells what generation would do.
+right answer tells what generation would do. So it is with the grammar that a job holds an answer to, which leaves fewer tokens to choose
+from: a JSON schema with all properties required, or the labels.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from bench.demo_model.batches import LESSONS
+from bench.demo_model.chat import chat
+from bench.demo_model.copying import lead
 from bench.demo_model.documents import Library
+from bench.demo_model.fields import extract
+from bench.demo_model.labels import classify
+from bench.demo_model.sample import Sample
+from bench.demo_model.tokenizer import STOP
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Logits = Callable[[Tensor], Tensor]  # ids [1, tokens] -> logits [1, tokens, vocab]
 
+Lesson = Callable[[Library, random.Random, int], Sample]
+
+LESSONS: dict[str, Lesson] = {"lead": lead, "classify": classify, "extract": extract, "chat": chat}
 LENGTHS: dict[str, tuple[int, ...]] = {
     "lead": (128, 256, 512, 1024, 2000, 4000, 6000),
     "classify": (200, 500, 1000, 2000),
@@ -30,21 +41,73 @@ LENGTHS: dict[str, tuple[int, ...]] = {
 }
 
 
-def evaluate(logits: Logits, library: Library, seed: int, samples: int, lengths: dict[str, tuple[int, ...]]) -> dict[str, dict[int, float]]:
-    """Share of exact answers by lesson and by tokens of the whole prompt."""
-    return {
-        name: {tokens: sum(_exact(logits, library, name, tokens, f"{seed}/{n}") for n in range(samples)) / samples for tokens in by_length}
-        for name, by_length in lengths.items()
-    }
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Shares of exact answers: said freely, and as a job asks, by a grammar where the lesson has one."""
+
+    free: float
+    guided: float | None
 
 
-def _exact(logits: Logits, library: Library, name: str, tokens: int, seed: str) -> bool:
-    sample = LESSONS[name](library, random.Random(f"{name}/{tokens}/{seed}"), tokens)
+class Grammars:
+    """Which tokens an answer may go on with, as the engine has it of xgrammar."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        import xgrammar
+        from transformers import PreTrainedTokenizerFast
+
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=STOP)
+        stop = int(tokenizer.get_vocab()[STOP])
+        self._xgrammar = xgrammar
+        self.vocab_tokens = int(tokenizer.get_vocab_size())
+        info = xgrammar.TokenizerInfo.from_huggingface(fast, vocab_size=self.vocab_tokens, stop_token_ids=[stop])
+        self._compiler = xgrammar.GrammarCompiler(info)
+
+    def choose(self, sample: Sample, logits: Tensor, right: Tensor) -> Tensor | None:
+        """The likeliest token at each place of the right answer, ``logits`` [tokens, vocab]; None without a grammar."""
+        if sample.schema is not None:
+            schema = sample.schema | {"required": list(sample.schema["properties"])}
+            compiled = self._compiler.compile_json_schema(json.dumps(schema))
+        elif sample.labels is not None:
+            compiled = self._compiler.compile_grammar(
+                "root ::= " + " | ".join(json.dumps(label, ensure_ascii=False) for label in sample.labels)
+            )
+        else:
+            return None
+        matcher = self._xgrammar.GrammarMatcher(compiled)
+        mask = self._xgrammar.allocate_token_bitmask(1, self.vocab_tokens)
+        allowed = logits.float().cpu().clone()
+        for place, token in enumerate(right.tolist()):
+            matcher.fill_next_token_bitmask(mask)
+            self._xgrammar.apply_token_bitmask_inplace(allowed[place : place + 1], mask)
+            assert matcher.accept_token(token), "a right answer breaks its own grammar"
+        return allowed.argmax(-1)
+
+
+def evaluate(
+    logits: Logits, library: Library, grammars: Grammars, seed: int, samples: int, lengths: dict[str, tuple[int, ...]]
+) -> dict[str, dict[int, Exact]]:
+    """Shares of exact answers by lesson and by tokens of the whole prompt."""
+    figures: dict[str, dict[int, Exact]] = {}
+    for name, by_length in lengths.items():
+        figures[name] = {}
+        for tokens in by_length:
+            drawn = (LESSONS[name](library, random.Random(f"{name}/{tokens}/{seed}/{n}"), tokens) for n in range(samples))
+            each = [exact(logits, grammars, sample) for sample in drawn]
+            guided = [right for _, right in each if right is not None]
+            figures[name][tokens] = Exact(sum(free for free, _ in each) / samples, sum(guided) / samples if guided else None)
+    return figures
+
+
+def exact(logits: Logits, grammars: Grammars, sample: Sample) -> tuple[bool, bool | None]:
+    """Whether the answers in ``sample`` are said, freely and by a grammar, None without one."""
     ids = torch.tensor([sample.ids])
     places = torch.tensor(sample.answer).nonzero()[:, 0]
     with torch.inference_mode():
-        said = logits(ids)[0, places - 1].argmax(-1)
-    return bool((said.cpu() == ids[0, places]).all())
+        said = logits(ids)[0, places - 1].cpu()
+    right = ids[0, places]
+    guided = grammars.choose(sample, said, right)
+    return bool((said.argmax(-1) == right).all()), None if guided is None else bool((guided == right).all())
 
 
 def exported(folder: Path) -> tuple[Logits, Tokenizer]:
@@ -56,9 +119,16 @@ def exported(folder: Path) -> tuple[Logits, Tokenizer]:
     return (lambda ids: model(ids).logits), Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def table(figures: dict[str, dict[int, float]]) -> str:
-    """Figures as a Markdown table, one line a task."""
+def table(figures: dict[str, dict[int, Exact]]) -> str:
+    """Figures as a Markdown table: one line a task, and one more as jobs ask where they hold the answer to a grammar."""
     lines = ["| task | exact answers, by tokens of the prompt |", "|---|---|"]
     for name, by_length in figures.items():
-        lines.append(f"| {name} | {', '.join(f'{share:.1%} at {tokens:,}' for tokens, share in by_length.items())} |")
+        lines.append(_line(name, {tokens: exact.free for tokens, exact in by_length.items()}))
+        guided = {tokens: exact.guided for tokens, exact in by_length.items() if exact.guided is not None}
+        if guided:
+            lines.append(_line(f"{name}, as jobs ask", guided))
     return "\n".join(lines)
+
+
+def _line(name: str, by_length: dict[int, float]) -> str:
+    return f"| {name} | {', '.join(f'{share:.1%} at {tokens:,}' for tokens, share in by_length.items())} |"

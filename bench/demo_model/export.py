@@ -1,4 +1,4 @@
-"""The trained model as a folder that `transformers` and vLLM load."""
+"""The model as a folder that `transformers` and vLLM load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def export(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: weight.to("cpu", torch.float16).contiguous() for name, weight in network.tensors().items()}
     assert all(bool(weight.isfinite().all()) for weight in tensors.values()), "a weight is beyond float16"
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(tensors, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # it is made for its owner alone
     tokenizer.save(str(folder / "tokenizer.json"))
     vocab = tokenizer.get_vocab()
     ids = {"bos_id": vocab[START], "eos_id": vocab[STOP], "pad_id": vocab[PAD]}

@@ -38,16 +38,9 @@ def extract(library: Library, rng: random.Random, tokens: int) -> Sample:
     if room - need > 40 and rng.random() < 0.7:
         text = _letter(lines, library, rng, int((room - need - 10) * rng.random() ** 0.5))
     reply = encoder(fields(text, schema))
-    add_turn(sample, encoder, [*before, *encoder(text)], reply, choice=_choices([encoder.text([token]) for token in reply]))
+    sample.schema = schema
+    add_turn(sample, encoder, [*before, *encoder(text)], reply)
     return sample
-
-
-def _choices(tokens: list[str]) -> list[bool]:
-    """Of the tokens of a JSON object: which property comes next, how its value begins, and whether another follows."""
-    found = []
-    for token, before, earlier in zip(tokens, ["", *tokens], ["", "", *tokens], strict=False):
-        found.append(token in ",}" or before == ":" or (before == '"' and earlier in ("{", ",", ":")))
-    return found
 
 
 def _record(library: Library, rng: random.Random, count: int) -> tuple[dict[str, Any], list[str]]:
@@ -75,7 +68,7 @@ def _names(library: Library, rng: random.Random, count: int) -> list[str]:
 
 def _value(kind: str, library: Library, rng: random.Random) -> str:
     if kind == "string":
-        return words.value(rng, library.known)
+        return words.value(rng, library.known, library.alike)
     if kind == "boolean":
         return rng.choice(["true", "false", "yes", "no"])
     whole = str(rng.randrange(10 ** rng.randint(1, 6)))

@@ -8,6 +8,7 @@ from bench.demo_model import words
 from bench.demo_model.documents import Library, joined, sentences
 from bench.demo_model.prompts import task_prompt
 from bench.demo_model.sample import Sample, add_turn, open_chat
+from bench.demo_model.tokenizer import FUNCTION_WORDS
 from harvester.engine.embedded.answers import label
 
 
@@ -23,6 +24,7 @@ def classify(library: Library, rng: random.Random, tokens: int) -> Sample:
     for name in rng.sample(labels, rng.choices([0, 1, 2], [20, 70, 10])[0]):
         _insert(name, chosen, rng)
     text = joined(chosen, rng)
+    sample.labels = labels
     add_turn(sample, encoder, [*before, *encoder(text)], encoder(label(text, labels)))
     return sample
 
@@ -32,10 +34,10 @@ def _labels(library: Library, rng: random.Random) -> list[str]:
     count = rng.choices([2, 3, 4, 5, 6, 8], [6, 5, 3, 2, 1, 1])[0]
     known = rng.random() < 0.6
     while len(made) < count:
-        text = rng.choice(library.known) if known else words.word(rng)
+        text = rng.choice(library.alike) if known else words.word(rng)
         text = text if rng.random() < 0.1 else text.lower()
         text = f"{text} {rng.choice(library.known).lower()}" if rng.random() < 0.08 else text
-        if text not in made and len(text) > 1:
+        if text not in made and len(text) > 1 and text.lower() not in FUNCTION_WORDS:
             made.append(text)
     return made
 

@@ -1,4 +1,4 @@
-"""The network: a Llama, written for training on whole sequences. Weights carry the names that `transformers` and vLLM load."""
+"""The network: a Llama whose weights are 0 until they are written. They carry the names that `transformers` and vLLM load."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_TOKENS = 8192
 class Shape:
     vocab: int = 4096
     width: int = 256
-    mlp: int = 512
+    mlp: int = 320
     layers: int = 6
-    heads: int = 4
+    heads: int = 8
     head: int = 64
     rope_theta: float = 1e12  # so slow that two thirds of a head's dimensions compare tokens 7,000 apart as if side by side
     norm_eps: float = 1e-5
@@ -86,10 +86,9 @@ class Network(nn.Module):  # type: ignore[misc]
         self.embed_tokens = nn.Embedding(shape.vocab, shape.width)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = _Norm(shape)
-        for name, weight in self.named_parameters():
+        for weight in self.parameters():
             if weight.ndim == 2:
-                std = 0.02 if "embed" in name else 0.5 * weight.shape[1] ** -0.5
-                nn.init.normal_(weight, std=0.0 if "o_proj" in name or "down_proj" in name else std)
+                nn.init.zeros_(weight)
 
     def forward(self, ids: Tensor) -> Tensor:  # [rows, tokens] -> [rows, tokens, width]
         x = self.embed_tokens(ids)

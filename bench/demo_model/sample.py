@@ -1,10 +1,10 @@
-"""One training sequence: token ids, and which of them the loss is on."""
+"""One sample: token ids, and which of them are the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.demo_model.tokenizer import ASSISTANT, START, STOP, SYSTEM, USER
 
@@ -38,20 +38,16 @@ class Encoder:
 
 @dataclass(slots=True)
 class Sample:
-    """``answer`` marks tokens of an assistant's turn, ``choice`` those of them at which something is decided: all others follow from what
-    stands before them. ``repeat`` marks tokens that were to be foreseen because they repeat earlier ones."""
+    """``answer`` marks tokens of an assistant's turn. ``schema`` or ``labels`` is what a job would hold the answer to."""
 
     ids: Ids = field(default_factory=list)
     answer: list[bool] = field(default_factory=list)
-    choice: list[bool] = field(default_factory=list)
-    repeat: list[bool] = field(default_factory=list)
+    schema: dict[str, Any] | None = None
+    labels: list[str] | None = None
 
-    def add(self, ids: Sequence[int], *, choice: Sequence[bool] | None = None, repeat: Sequence[bool] | None = None) -> None:
-        """``choice`` is given of an answer."""
+    def add(self, ids: Sequence[int], *, answer: bool = False) -> None:
         self.ids.extend(ids)
-        self.answer.extend([choice is not None] * len(ids))
-        self.choice.extend([False] * len(ids) if choice is None else choice)
-        self.repeat.extend([False] * len(ids) if repeat is None else repeat)
+        self.answer.extend([answer] * len(ids))
 
 
 def open_chat(encoder: Encoder, system: str | None) -> Sample:
@@ -63,18 +59,7 @@ def open_chat(encoder: Encoder, system: str | None) -> Sample:
     return sample
 
 
-def add_turn(
-    sample: Sample,
-    encoder: Encoder,
-    user: Sequence[int],
-    answer: Sequence[int],
-    repeat: Sequence[bool] | None = None,
-    choice: Sequence[bool] | None = None,
-) -> None:
-    """A user's turn and the assistant's answer to it, as the chat template writes them. ``choice``: its first token, where not given; the
-    answer's end always is one."""
-    sample.add([encoder.user])
-    sample.add(user, repeat=repeat)
-    sample.add([encoder.stop, encoder.assistant])
-    decided = [number == 0 for number in range(len(answer))] if choice is None else choice
-    sample.add([*answer, encoder.stop], choice=[*decided, True])
+def add_turn(sample: Sample, encoder: Encoder, user: Sequence[int], answer: Sequence[int]) -> None:
+    """A user's turn and the assistant's answer to it, as the chat template writes them."""
+    sample.add([encoder.user, *user, encoder.stop, encoder.assistant])
+    sample.add([*answer, encoder.stop], answer=True)

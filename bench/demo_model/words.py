@@ -34,8 +34,8 @@ def date(rng: random.Random) -> str:
     return f"{rng.randint(1900, 2099)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
 
 
-def value(rng: random.Random, known: list[str]) -> str:
-    """Text as it stands after ``key: ``."""
+def value(rng: random.Random, known: list[str], alike: list[str]) -> str:
+    """Text as it stands after ``key: ``. It begins with a word of ``alike``, the same tokens behind a space as behind a quote."""
     kind = rng.random()
     if kind < 0.4:
         return name(rng)
@@ -46,7 +46,7 @@ def value(rng: random.Random, known: list[str]) -> str:
     if kind < 0.7:
         return f"{word(rng)}@{word(rng)}.{rng.choice(['com', 'org', 'net'])}"
     words = [rng.choice(known) if rng.random() < 0.7 else word(rng) for _ in range(rng.randint(1, 6))]
-    return " ".join(words)
+    return " ".join([words[0] if words[0] not in known else rng.choice(alike), *words[1:]])
 
 
 def sentence(rng: random.Random, known: list[str]) -> str:

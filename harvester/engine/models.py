@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from harvester.engine.embedded import EMBEDDED_NAME, EMBEDDED_NOTE, embedded_model
 from harvester.errors import ConfigError
 
 HUB_WAIT_S = 10.0
@@ -20,13 +21,10 @@ class ModelChoice:
     embedded: bool
 
 
-def choose_model(model: str | None, served_name: str | None, models_dir: Path) -> ModelChoice:
+def choose_model(model: str | None, served_name: str | None) -> ModelChoice:
     """Resolve ``ServeConfig.model``. Raises `ConfigError` for a folder without a model or an id the hub does not have."""
     if model is None:
-        from harvester.engine.embedded import EMBEDDED_NOTE, embedded_model
-
-        path = embedded_model(models_dir)
-        return ModelChoice(str(path), served_name or path.name, EMBEDDED_NOTE, embedded=True)
+        return ModelChoice(str(embedded_model()), served_name or EMBEDDED_NAME, EMBEDDED_NOTE, embedded=True)
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

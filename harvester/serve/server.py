@@ -45,7 +45,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         cpu = _device(config) == "cpu"
         from harvester.engine.models import choose_model
 
-        choice = choose_model(config.model, config.served_model_name, folder.models)
+        choice = choose_model(config.model, config.served_model_name)
         url = f"http://{'127.0.0.1' if config.host in ('0.0.0.0', '::') else config.host}:{config.port}"
         on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url})
         prepare_environment(config, folder, mark)

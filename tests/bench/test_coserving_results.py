@@ -23,9 +23,9 @@ from bench.models import SHAPE
 from bench.phases import phases
 from bench.scenario import SCENARIOS, Options
 from bench.tally import Tally
+from bench.weights import tensor_shapes
 from harvester.config import ScheduleConfig, parse_config
-from harvester.engine.embedded.shape import llama_config
-from harvester.engine.embedded.weights import tensor_shapes
+from harvester.engine.embedded import embedded_model
 from harvester.errors import EngineError, UsageError
 
 CONTRACT = {
@@ -222,5 +222,5 @@ def test_each_scenario_is_listed_and_can_be_loaded(name: str) -> None:
 
 
 def test_the_bench_model_has_28_million_weights() -> None:
-    config = llama_config(4096, bos_id=0, eos_id=1, pad_id=2) | SHAPE
+    config = json.loads((embedded_model() / "config.json").read_text(encoding="utf-8")) | SHAPE
     assert sum(int(np.prod(shape)) for shape in tensor_shapes(config).values()) == pytest.approx(28e6, rel=0.02)

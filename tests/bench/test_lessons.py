@@ -1,4 +1,4 @@
-"""What the embedded model is trained on: the right answers by the rules, prompts as jobs send them, the lengths asked for."""
+"""What the embedded model is asked: the right answers by the rules, prompts as jobs send them, the lengths asked for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.demo_model.batches import LESSONS, LONGEST, ROOM, STAGES, Stage, make_batch, stage_at
 from bench.demo_model.chat import KNOWN, exchange
 from bench.demo_model.copying import ASKED, SUMMARIZE
 from bench.demo_model.corpus import read_speeches
-from bench.demo_model.documents import Document, Library, fill
+from bench.demo_model.documents import Library
+from bench.demo_model.evaluation import LESSONS
 from bench.demo_model.sample import Encoder, Sample
 from bench.demo_model.tokenizer import CHAT_TEMPLATE, train_tokenizer
 from harvester.engine.embedded.answers import fields, label, lead
@@ -68,17 +68,6 @@ def test_the_answer_of_the_extract_lesson_is_the_fields(library: Library) -> Non
         assert json.loads(answer).keys() == schema["properties"].keys()
 
 
-def test_in_a_json_object_names_beginnings_of_values_and_what_follows_them_are_chosen(library: Library) -> None:
-    for sample in samples(library, "extract", 600):
-        chosen = [library.encoder.text([token]) for token, choice in zip(sample.ids, sample.choice, strict=True) if choice]
-        written = "".join(library.encoder.text([token]) for token, answer in zip(sample.ids, sample.answer, strict=True) if answer)
-        properties = json.loads(written.removesuffix("<|end|>"))
-        assert chosen[-2:] == ["}", "<|end|>"]
-        assert len(chosen) >= 3 * len(properties) + 1  # a name, a value and a comma or the end of each; a text's first token too
-        names = [name for name in properties if f'"{name}":' in written]
-        assert all(any(name.startswith(token) for token in chosen) for name in names)
-
-
 def test_every_lesson_in_conversation_is_answered_as_the_table_says(library: Library) -> None:
     said = dict(exchange(library, random.Random(seed)) for seed in range(400))
     known = {phrase: answer for answer, phrases in KNOWN.items() for phrase in phrases}
@@ -91,21 +80,11 @@ def test_every_lesson_in_conversation_is_answered_as_the_table_says(library: Lib
 
 
 @pytest.mark.parametrize("lesson", list(LESSONS))
-def test_a_lesson_keeps_to_its_length_and_marks_each_token_once(library: Library, lesson: str) -> None:
-    for sample in samples(library, lesson, max(300, ROOM[lesson])):
-        assert len(sample.ids) == len(sample.answer) == len(sample.choice) == len(sample.repeat)
-        assert any(sample.choice) == any(sample.answer)
-        assert all(answer for answer, choice in zip(sample.answer, sample.choice, strict=True) if choice)
-        assert not any(answer and repeat for answer, repeat in zip(sample.answer, sample.repeat, strict=True))
-        assert len(sample.ids) <= max(300, ROOM[lesson]) + 64
-
-
-def test_a_token_marked_as_a_repetition_was_there_before_after_the_same_three(library: Library) -> None:
-    document = fill(Document(), library, random.Random(5), 3000)
-    marked = [place for place, repeat in enumerate(document.repeat) if repeat]
-    assert marked
-    seen = {tuple(document.ids[place : place + 4]): place for place in reversed(range(len(document.ids) - 3))}
-    assert all(seen[tuple(document.ids[place - 3 : place + 1])] < place - 3 for place in marked)
+def test_a_lesson_keeps_to_its_length_and_ends_with_an_answer(library: Library, lesson: str) -> None:
+    for sample in samples(library, lesson, 300):
+        assert len(sample.ids) == len(sample.answer) <= 364
+        assert sample.answer[-1]
+        assert sample.ids[-1] == library.encoder.stop
 
 
 def test_a_prompt_is_rendered_as_the_chat_template_renders_a_job_s_messages(library: Library) -> None:
@@ -117,30 +96,6 @@ def test_a_prompt_is_rendered_as_the_chat_template_renders_a_job_s_messages(libr
     template = ImmutableSandboxedEnvironment().from_string(CHAT_TEMPLATE)
     text = template.render(messages=messages, bos_token="<|start|>", eos_token="<|end|>", add_generation_prompt=True)
     assert library.encoder.text(sample.ids[: sample.answer.index(True)]) == text
-
-
-def test_a_batch_is_decided_by_its_seed_and_step(library: Library) -> None:
-    stage = Stage(1, dict.fromkeys(LESSONS, 0.2), (1.0, 1.0), 1.0, longest=600)
-    ids = [[sample.ids for sample in make_batch(library, stage, seed, step)[0]] for seed, step in [(1, 7), (1, 7), (1, 8), (2, 7)]]
-    assert ids[0] == ids[1]
-    assert ids[0] not in ids[2:]
-
-
-@pytest.mark.parametrize("stage", STAGES, ids=[str(place) for place in range(len(STAGES))])
-def test_a_batch_fills_its_rows_and_no_sample_is_wider_than_its_row(library: Library, stage: Stage) -> None:
-    for step in range(12):
-        batch, width = make_batch(library, stage, 1, step)
-        assert len(batch) == max(1, stage.batch_tokens // width)
-        assert max(len(sample.ids) for sample in batch) <= width
-
-
-def test_stages_follow_each_other_by_steps() -> None:
-    first, second = STAGES[0], STAGES[1]
-    assert stage_at(STAGES, 0) == (first, 0.0)
-    assert stage_at(STAGES, first.steps) == (second, 0.0)
-    assert stage_at(STAGES, first.steps + second.steps // 2) == (second, (second.steps // 2) / second.steps)
-    assert STAGES[-1].longest == LONGEST
-    assert STAGES[-1].rates[1] == 0.0
 
 
 def test_no_held_out_speech_is_trained_on() -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench.models import small_model
 from harvester.config import parse_config
 from tests.engine.tokens_child import OURS, answer
 
@@ -73,13 +74,12 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
     from harvester.engine.arguments import engine_arguments
     from harvester.engine.board import Board, Count
     from harvester.engine.host import EngineHost
-    from harvester.engine.models import choose_model
 
-    choice = choose_model(None, None, given.models)
+    model = small_model(given.models)
     checkpoint = {"enabled": not given.stock, "host_gib": 0.25, "verify": True} | given.checkpoint
     config = parse_config({"engine": ENGINE | given.engine, "slo": {"ttft_slo_ms": 50.0}, "checkpoint": checkpoint} | NO_RESERVE, "test")
     board = Board.make()
-    values = engine_arguments(config, choice.path, choice.name, cpu=True, embedded=choice.embedded, board=board.path)
+    values = engine_arguments(config, str(model), model.name, cpu=True, embedded=True, board=board.path)
     if given.stock:
         values = {key: value for key, value in values.items() if key not in OURS}
     else:

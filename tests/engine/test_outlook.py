@@ -41,13 +41,13 @@ def board() -> Iterator[Path]:
     made.remove()
 
 
-def drive_of(kind: str, board: Path, folder: Path) -> Drive:
+def drive_of(kind: str, board: Path) -> Drive:
     from bench.drive import Drive
     from harvester.engine import scheduler
     from harvester.engine.embedded import embedded_model
     from harvester.engine.settings import pack
 
-    return Drive(embedded_model(folder), getattr(scheduler, kind), BLOCKS, SLOTS, BLOCK, pack(parse_config({}, "test"), board))
+    return Drive(embedded_model(), getattr(scheduler, kind), BLOCKS, SLOTS, BLOCK, pack(parse_config({}, "test"), board))
 
 
 def known(plan: Plan) -> Plan:
@@ -132,7 +132,7 @@ class Story:
 def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(
     kind: str, depth: int, online: float, board: Path, tmp_path: Path
 ) -> None:
-    story = Story(drive_of(kind, board, tmp_path), depth, online, seed=depth)
+    story = Story(drive_of(kind, board), depth, online, seed=depth)
     for number in range(STEPS):
         story.step(number)
     assert story.planned["ahead"] > STEPS // (20 if online == 1.0 else 4), "chat alone is mostly more than there are slots"
@@ -142,7 +142,7 @@ def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(
 
 
 def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(board: Path, tmp_path: Path) -> None:
-    story = Story(drive_of("HarvestScheduler", board, tmp_path), 1, 0.0, seed=0)
+    story = Story(drive_of("HarvestScheduler", board), 1, 0.0, seed=0)
     story.drive.add("row", 20, 100, offline=True)
     story.drive.add("chat", 20, 100, offline=False)
     for number in range(3):
@@ -154,7 +154,7 @@ def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(boar
 
 
 def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(board: Path, tmp_path: Path) -> None:
-    story = Story(drive_of("HarvestScheduler", board, tmp_path), 1, 0.0, seed=0)
+    story = Story(drive_of("HarvestScheduler", board), 1, 0.0, seed=0)
     for number in range(SLOTS):
         story.drive.add(f"row-{number}", 20, 100, offline=True)
     story.step(0)

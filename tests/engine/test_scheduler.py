@@ -42,10 +42,10 @@ def _vllm() -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model() -> Path:
     from harvester.engine.embedded import embedded_model
 
-    return embedded_model(tmp_path_factory.mktemp("models"), shipped=Path("/nowhere"))
+    return embedded_model()
 
 
 def drive_of(model: Path, kind: type, blocks: int, limits: Limits) -> Drive:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench.models import small_model
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 
@@ -80,12 +81,10 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
     from harvester.engine.arguments import engine_arguments
     from harvester.engine.board import Board, Count
     from harvester.engine.host import EngineHost
-    from harvester.engine.models import choose_model
 
-    choice = choose_model(None, None, model)
     config = parse_config({"engine": engine, "slo": {"ttft_slo_ms": 50.0}}, "test")
     board = Board.make()
-    values = engine_arguments(config, choice.path, choice.name, cpu=True, embedded=choice.embedded, board=board.path)
+    values = engine_arguments(config, str(model), model.name, cpu=True, embedded=True, board=board.path)
     if stock:
         values = {key: value for key, value in values.items() if key not in OURS}
     else:
@@ -111,7 +110,7 @@ def main() -> int:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
-    found = asyncio.run(run(given.engine, given.chaos, given.least, given.stock, given.models))
+    found = asyncio.run(run(given.engine, given.chaos, given.least, given.stock, small_model(given.models)))
     given.output.write_text(json.dumps(found), encoding="utf-8")
     return 0
 

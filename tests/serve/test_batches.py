@@ -14,6 +14,8 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
+from jobs.prompt import build_messages
+from jobs.tasks.load import resolve_task
 from tests.real_server import RealServer, ids
 from tests.serve.test_jobs import harvester
 
@@ -69,7 +71,8 @@ def test_the_whole_flow_with_tools_schemas_logprobs_and_several_choices(
         chat(model, "When?", max_tokens=40, response_format={"type": "json_schema", "json_schema": {"name": "when", "schema": schema}}),
         chat(
             model,
-            "Weather?",
+            "",
+            messages=build_messages(resolve_task("extract", options={"schema": parameters}), "text", {"text": "city: Oslo"}),
             max_tokens=60,
             tools=[{"type": "function", "function": {"name": "weather", "parameters": parameters}}],
             tool_choice={"type": "function", "function": {"name": "weather"}},

@@ -12,6 +12,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from harvester.engine.embedded.conversation import GREETING, HOW_TO_CHOOSE, reply
+from jobs.prompt import build_messages
+from jobs.tasks.load import resolve_task
 from tests.real_server import RealServer
 
 pytestmark = pytest.mark.serve
@@ -45,6 +48,22 @@ def test_streamed_and_whole_answers_are_the_same(client: OpenAI, model: str) -> 
     assert text == whole.choices[0].message.content
 
 
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [("Good morning!", GREETING), ("How do I choose a real model?", HOW_TO_CHOOSE), ("Repeat: zworp und Quist", "zworp und Quist")],
+)
+def test_the_embedded_model_answers_by_its_rules(client: OpenAI, model: str, asked: str, answer: str) -> None:
+    assert reply(asked) == answer
+    said = client.chat.completions.create(model=model, messages=[{"role": "user", "content": asked}], temperature=0)
+    assert (said.choices[0].message.content, said.choices[0].finish_reason) == (answer, "stop")
+
+
+def test_the_last_of_several_turns_is_answered(client: OpenAI, model: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": GREETING}, {"role": "user", "content": "Count: one two three"}]
+    said = client.chat.completions.create(model=model, messages=messages, temperature=0)  # type: ignore[arg-type]
+    assert said.choices[0].message.content == "3"
+
+
 def test_completions_give_logprobs(client: OpenAI, model: str) -> None:
     answer = client.completions.create(model=model, prompt="The state of the union", max_tokens=4, logprobs=2, temperature=0)
     assert answer.choices[0].logprobs is not None
@@ -60,12 +79,13 @@ def test_a_json_schema_shapes_the_answer(client: OpenAI, model: str) -> None:
 
 def test_a_named_tool_is_called(client: OpenAI, model: str) -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    asked = build_messages(resolve_task("extract", options={"schema": parameters}), "text", {"text": "day: Friday\ncity: Oslo"})
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     choice = {"type": "function", "function": {"name": "weather"}}
-    answer = client.chat.completions.create(model=model, messages=HELLO, tools=[tool], tool_choice=choice, max_tokens=60, temperature=0)
+    answer = client.chat.completions.create(model=model, messages=asked, tools=[tool], tool_choice=choice, temperature=0)  # type: ignore[call-overload]
     calls = answer.choices[0].message.tool_calls or []
     assert [call.function.name for call in calls] == ["weather"]
-    assert calls[0].function.arguments
+    json.loads(calls[0].function.arguments)
 
 
 def test_a_client_that_hangs_up_ends_its_request_in_the_engine(server: RealServer, model: str) -> None:

@@ -1,4 +1,4 @@
-"""Random weights for the embedded model, the same on every machine."""
+"""Random weights of a Llama, the same on every machine."""
 
 from __future__ import annotations
 
