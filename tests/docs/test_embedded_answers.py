@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harvester.engine.embedded.answers import fields, label, lead
+from harvester.engine.embedded.conversation import CANNOT, GREETING, HOW_TO_CHOOSE, PRESIDENTIAL, THANKS, WHAT_I_AM, WHAT_I_DO, reply
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -66,3 +67,25 @@ def test_a_field_without_a_line_is_empty_zero_or_false() -> None:
 
 def test_of_two_lines_for_a_field_the_first_counts() -> None:
     assert json.loads(fields("vendor: A\nvendor: B", SCHEMA))["vendor"] == "A"
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("Hello!", GREETING),
+        ("what are you", WHAT_I_AM),
+        ("How can you help?", WHAT_I_DO),
+        ("How do I choose a real model?", HOW_TO_CHOOSE),
+        ("And again?", PRESIDENTIAL),
+        ("Hello, and thank you.", THANKS),
+        ("Thanks. Hello!", GREETING),
+        ("HELLO", CANNOT),
+        ("The thanksgiving was late.", CANNOT),
+        ("Repeat: hello  there ", "hello  there "),
+        ("Say hello.", GREETING),
+        ("Count the words: one, two", "2"),
+        ("Count: ", "0"),
+    ],
+)
+def test_the_last_key_word_of_a_message_decides_the_reply(said: str, answer: str) -> None:
+    assert reply(said) == answer
