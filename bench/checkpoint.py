@@ -26,7 +26,7 @@ from bench.kvload import Seen, all_seen, chat, closed, mixed
 from bench.latency import percentiles
 from bench.models import bench_model
 from bench.realpath import on_cpu
-from bench.rounds import in_turns, pooled, ratio_of_percentiles, ratio_of_rounds
+from bench.rounds import in_turns, pooled, ratio_of_percentiles, ratio_of_rounds, rounds_of
 from bench.scenario import Options
 from bench.systems import CPU_ENGINE, counted
 from harvester.config import parse_config
@@ -115,10 +115,7 @@ def _rounds(options: Options) -> int:
     unknown = options.set.keys() - {"rounds"}
     if unknown:
         raise UsageError(f"--set {min(unknown)}: this scenario knows rounds only")
-    rounds = options.set.get("rounds", 1 if options.quick else 5)
-    if rounds < 1 or rounds != int(rounds):
-        raise UsageError(f"--set rounds={rounds:g}: give a whole number of at least 1")
-    return int(rounds)
+    return rounds_of(options.set, 1 if options.quick else 5)
 
 
 def _alone(name: str, system: System, model: str, seconds: float, seed: int, load: Load) -> Round:

@@ -5,7 +5,9 @@ First stock vLLM with chat alone: its P99 TTFT and TPOT are the SLO of everythin
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -25,16 +27,20 @@ from bench.compare import (
     sweep_line,
 )
 from bench.knobs import described, knobs, site
-from bench.measure import Span
+from bench.measure import Span, Stretch, summary_of
+from bench.rounds import in_turns, ratio_of_percentiles, ratio_of_rounds, rounds_of
 from bench.scenario import Options
 
 MOST = (4096, 512)  # tokens of one online prompt and answer
 OFFLINE_STEPS = (2048, 4096, 8192)
 SWEEP_PART = 3  # a setting of the sweep runs this part of the time
+ROUNDS, QUICK_ROUNDS = 2, 1
 
 
 def run(options: Options) -> dict[str, Any]:
-    given = knobs(options)
+    """``--set rounds=N``: how often each system gets the load, in turns; percentiles are those of all rounds together."""
+    rounds = rounds_of(options.set, QUICK_ROUNDS if options.quick else ROUNDS)
+    given = knobs(replace(options, set={name: value for name, value in options.set.items() if name != "rounds"}))
     trace, generator = read_trace(), np.random.default_rng(options.seed)
     load = replay(trace, given.rate, given.seconds, given.trace_scale, MOST, generator)
     with site(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
@@ -44,16 +50,55 @@ def run(options: Options) -> dict[str, Any]:
         steps, offline = (round(given.step_tokens), alone) if alone is not None else _best_offline(ground)
         sweep = [] if options.quick else _sweep(ground, load)
         chosen = best_of(sweep) if sweep else Setting.usual(given)
-        (mixed,) = priority(ground, [load], chosen)
-        (ours,), ours_idle = harvester(ground, [load], slo, idle_s=given.idle_s)
+        idles: list[Span] = []
+
+        def measure(name: str, number: int) -> Stretch:
+            if name == "online_only":
+                return online if number == 0 else stock_alone(ground, [load], offline_too=False)[0][0]
+            if name == "vllm_priority":
+                return priority(ground, [load], chosen)[0]
+            (ours,), ours_idle = harvester(ground, [load], slo, label=f"{name}-{number}", idle_s=given.idle_s)
+            idles.extend([ours_idle] if ours_idle is not None else [])
+            return ours
+
+        found = in_turns(("online_only", "vllm_priority", "harvester"), rounds, measure)
+        summaries = {name: summary_of(stretches, slo) for name, stretches in found.items()}
+        ours_idle = mean_of(idles)
         systems = {
-            "online_only": online.summary(slo),
+            "online_only": summaries["online_only"],
             "offline_only": offline_system(offline, steps),
-            "vllm_priority": mixed.summary(slo) | {"step_tokens": chosen.step_tokens, "concurrency": chosen.concurrency},
-            "harvester": ours.summary(slo) | {"idle_offline_tokens_per_s": ours_idle.tokens_per_s if ours_idle else None},
+            "vllm_priority": summaries["vllm_priority"] | {"step_tokens": chosen.step_tokens, "concurrency": chosen.concurrency},
+            "harvester": summaries["harvester"] | {"idle_offline_tokens_per_s": ours_idle.tokens_per_s if ours_idle else None},
         }
         lines = [line for line, _, _ in sweep]
-        return described(given, place) | {"systems": systems, "ratios": ratios(systems, ours_idle, offline), "vllm_priority_sweep": lines}
+        return described(given, place) | {
+            "rounds": rounds,
+            "systems": systems,
+            "ratios": ratios(systems, ours_idle, offline),
+            "spread": spread(found, options.seed),
+            "vllm_priority_sweep": lines,
+        }
+
+
+def spread(found: Mapping[str, Sequence[Stretch]], seed: int) -> dict[str, dict[str, Any]]:
+    """Where the ratios lie that noise moves: of percentiles in resampled rounds and requests, of throughput round by round."""
+
+    def values(name: str, kind: str) -> list[list[float]]:
+        return [stretch.ttft_ms() if kind == "ttft" else stretch.tpot_ms() for stretch in found[name]]
+
+    pairs = (("harvester", "online_only"), ("vllm_priority", "harvester"))
+    spreads = {
+        f"p99_{kind}_{one}_over_{other}": ratio_of_percentiles(values(one, kind), values(other, kind), 99, seed)
+        for kind in ("ttft", "tpot")
+        for one, other in pairs
+    }
+    totals = {name: [stretch.rates()["total_tokens_per_s"] for stretch in stretches] for name, stretches in found.items()}
+    return spreads | {"total_tokens_harvester_over_vllm_priority": ratio_of_rounds(totals["harvester"], totals["vllm_priority"])}
+
+
+def mean_of(spans: Sequence[Span]) -> Span | None:
+    """Of equally long ones."""
+    return Span(round(fmean(span.tokens_per_s for span in spans), 1), sum(span.seconds for span in spans)) if spans else None
 
 
 Swept = tuple[dict[str, Any], Setting, Any]

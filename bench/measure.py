@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench import counters
@@ -33,10 +34,15 @@ class Stretch:
     work: counters.Work
     offline: bool
 
+    def ttft_ms(self) -> list[float]:
+        return [request.ttft_ms for request in self.requests]
+
+    def tpot_ms(self) -> list[float]:
+        return [gap_ms for request in self.requests for _, gap_ms in request.gaps()]
+
     def p99(self) -> Slo:
         """Raises `EngineError` where no request ended."""
-        ttft = percentile((request.ttft_ms for request in self.requests), 99)
-        tpot = percentile((gap_ms for request in self.requests for _, gap_ms in request.gaps()), 99)
+        ttft, tpot = percentile(self.ttft_ms(), 99), percentile(self.tpot_ms(), 99)
         if ttft is None or tpot is None:
             raise EngineError("no online request had two tokens; give the run more --seconds or a higher rate")
         return Slo(ttft, tpot)
@@ -53,22 +59,43 @@ class Stretch:
             "total_tokens_per_s": round(both / seconds, 1),
         }
 
-    def summary(self, slo: Slo | None) -> dict[str, Any]:
+    def lines(self, slo: Slo | None) -> list[dict[str, Any]]:
+        """`bench.latency.windows`, with the rates of each."""
         lines = windows(self.requests, self.seconds, self.window_s, slo)
-        for index, line in enumerate(lines):
-            line |= self.rates(index, index + 1)
-        first, last = self.samples[0], self.samples[-1]
-        return {
-            **online_summary(self.requests),
-            **self.rates(),
-            "cached_tokens": last.cached_tokens - first.cached_tokens,
-            "recomputed_tokens": self.work.recomputed,
-            "recomputed_share": round(self.work.recomputed / self.work.tokens, 5) if self.work.tokens else 0.0,
-            "preemptions": last.preemptions - first.preemptions,
-            "engine_steps": self.work.steps,
-            "slo": attainment(self.requests, lines, slo) if slo is not None else None,
-            "windows": lines,
-        }
+        return [line | self.rates(index, index + 1) for index, line in enumerate(lines)]
+
+    def summary(self, slo: Slo | None) -> dict[str, Any]:
+        return summary_of([self], slo)
+
+
+def summary_of(rounds: Sequence[Stretch], slo: Slo | None) -> dict[str, Any]:
+    """One system under the same load, round after round: percentiles over all requests, rates as means of the rounds, counters as sums.
+
+    The windows of a later round follow those of the one before it.
+    """
+    requests = [request for stretch in rounds for request in stretch.requests]
+    lines = [
+        line | {"from_s": round(line["from_s"] + number * stretch.seconds, 3)}
+        for number, stretch in enumerate(rounds)
+        for line in stretch.lines(slo)
+    ]
+    rates = [stretch.rates() for stretch in rounds]
+    tokens, recomputed, steps = (sum(getattr(stretch.work, name) for stretch in rounds) for name in ("tokens", "recomputed", "steps"))
+
+    def counted(name: str) -> int:
+        return sum(getattr(stretch.samples[-1], name) - getattr(stretch.samples[0], name) for stretch in rounds)
+
+    return {
+        **online_summary(requests),
+        **{name: round(fmean(rate[name] for rate in rates), 1) for name in rates[0]},
+        "cached_tokens": counted("cached_tokens"),
+        "recomputed_tokens": recomputed,
+        "recomputed_share": round(recomputed / tokens, 5) if tokens else 0.0,
+        "preemptions": counted("preemptions"),
+        "engine_steps": steps,
+        "slo": attainment(requests, lines, slo) if slo is not None else None,
+        "windows": lines,
+    }
 
 
 @dataclass(frozen=True, slots=True)

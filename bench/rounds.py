@@ -8,11 +8,20 @@ from statistics import median
 from typing import Any, TypeVar
 
 from bench.latency import percentile
+from harvester.errors import UsageError
 
 T = TypeVar("T")
 
 RESAMPLED = 400
 SPREAD = (5.0, 95.0)  # percent of the resampled ratios between which a ratio is said to lie
+
+
+def rounds_of(given: Mapping[str, float], usual: int) -> int:
+    """``rounds`` of what the user set (``--set rounds=N``), or ``usual``. Raises `UsageError` for what is no whole number of at least 1."""
+    rounds = given.get("rounds", usual)
+    if rounds < 1 or rounds != int(rounds):
+        raise UsageError(f"--set rounds={rounds:g}: give a whole number of at least 1")
+    return int(rounds)
 
 
 def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str, int], T]) -> dict[str, list[T]]:

@@ -14,13 +14,14 @@ from bench.__main__ import _set
 from bench.ablation import NOTHING, variants
 from bench.burst import points
 from bench.compare import Setting, best_priority, offline_system, over, ratios, sweep_line
-from bench.coserve import settings
+from bench.coserve import settings, spread
 from bench.counters import Counters, Work, total, work_between
 from bench.knobs import QUICK, Knobs, knobs
 from bench.latency import Online, Slo
-from bench.measure import Span, Stretch
+from bench.measure import Span, Stretch, summary_of
 from bench.models import SHAPE
 from bench.phases import phases
+from bench.rounds import rounds_of
 from bench.scenario import SCENARIOS, Options
 from bench.tally import Tally
 from bench.weights import tensor_shapes
@@ -224,3 +225,32 @@ def test_each_scenario_is_listed_and_can_be_loaded(name: str) -> None:
 def test_the_bench_model_has_28_million_weights() -> None:
     config = json.loads((embedded_model() / "config.json").read_text(encoding="utf-8")) | SHAPE
     assert sum(int(np.prod(shape)) for shape in tensor_shapes(config).values()) == pytest.approx(28e6, rel=0.02)
+
+
+def test_rounds_of_one_system_are_one_summary() -> None:
+    """Percentiles of all requests, rates as means, counters as sums, windows one after the other."""
+    slow = [Online(0.0, 0.0, 90, [(3.0, 1), (4.0, 10)], True, 4.0)]
+    found = summary_of([stretch(0, 1000, 3000), stretch(0, 3000, 5000, requests=slow, work=Work(5, 2000, 0))], Slo(2000.0, 2000.0))
+    assert found["online_requests"] == 2
+    assert found["ttft_ms"] == {"p50": 1000.0, "p90": 3000.0, "p99": 3000.0}
+    assert found["total_tokens_per_s"] == 200.0
+    assert (found["recomputed_tokens"], found["recomputed_share"], found["engine_steps"]) == (500, 0.125, 15)
+    assert [line["from_s"] for line in found["windows"]] == [0.0, 10.0, 20.0, 30.0]
+    assert (found["slo"]["windows"], found["slo"]["windows_within"]) == (2, 1)
+    assert found["preemptions"] == 4
+
+
+def test_ratios_have_a_spread_over_requests_and_rounds() -> None:
+    slow = [Online(0.0, 0.0, 90, [(3.0, 1), (4.0, 10)], True, 4.0)]
+    chat, ours = [stretch(0, 1000), stretch(0, 2000)], [stretch(0, 3000), stretch(0, 3000, requests=slow)]
+    found = spread({"online_only": chat, "vllm_priority": chat, "harvester": ours}, seed=0)
+    assert found["p99_ttft_harvester_over_online_only"] == {"ratio": 3.0, "from": 1.0, "to": 3.0}
+    assert found["p99_ttft_vllm_priority_over_harvester"]["ratio"] == 0.3333
+    assert found["total_tokens_harvester_over_vllm_priority"] == {"ratio": 2.25, "rounds": [3.0, 1.5]}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_rounds_are_a_whole_number(value: float) -> None:
+    with pytest.raises(UsageError, match="rounds"):
+        rounds_of({"rounds": value}, 2)
+    assert rounds_of({}, 2) == 2
