@@ -35,7 +35,7 @@ def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str, int], T]
 
 
 def ratio_of_rounds(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
-    """Median, least and most of the ratios of the rounds."""
+    """The median ratio, and that of each round."""
     ratios = [one / max(1e-9, other) for one, other in zip(ones, others, strict=True)]
     return {"ratio": round(median(ratios), 4), "rounds": [round(ratio, 4) for ratio in ratios]}
 

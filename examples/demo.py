@@ -1,4 +1,4 @@
-"""The promise in two minutes: a table of real speeches is summarized by the replica that streams chat at the same time; then SQL over it.
+"""The promise in two minutes: openings of sixty real speeches are summarized by the replica that streams chat meanwhile; then SQL over it.
 
 Everything goes through the public ways in: `harvester serve`, `submit`, `chat completions`, `show`, `sql`, `stop`.
 """

@@ -12,13 +12,11 @@ from pathlib import Path
 import torch
 
 from bench.demo_model.card import write_card
-from bench.demo_model.copier import write_copier
-from bench.demo_model.copying import SUMMARIZE
+from bench.demo_model.copier import written_network
 from bench.demo_model.corpus import read_speeches
 from bench.demo_model.documents import Library
 from bench.demo_model.evaluation import LENGTHS, Grammars, evaluate, exported, table
 from bench.demo_model.export import export
-from bench.demo_model.network import Network, Shape
 from bench.demo_model.sample import Encoder
 from bench.demo_model.tokenizer import train_tokenizer
 from harvester.engine.embedded.conversation import MOST_COUNTED
@@ -51,10 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 def make(out: Path) -> None:
     """Train the tokenizer, write the circuits into the network, and write the model's folder."""
     tokenizer = train_tokenizer(speech.text for speech in read_speeches(held_out=False))
-    encoder = Encoder(tokenizer)
-    network = Network(Shape())
-    write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
-    export(network, tokenizer, out)
+    export(written_network(Encoder(tokenizer)), tokenizer, out)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 
 from bench.demo_model import choosing, leading, records, talking
 from bench.demo_model.copying import ASKED as ASKED_FREELY
+from bench.demo_model.copying import SUMMARIZE
 from bench.demo_model.layout import (
     ASKED,
     BEFORE,
@@ -21,6 +22,7 @@ from bench.demo_model.layout import (
     MARKS,
     NEAR,
     PARTED,
+    Codes,
     always,
     asked,
     dims,
@@ -28,8 +30,8 @@ from bench.demo_model.layout import (
     flagged,
     write_embedding,
 )
-from bench.demo_model.network import Network
-from bench.demo_model.sample import Encoder
+from bench.demo_model.network import Network, Shape
+from bench.demo_model.sample import Encoder, Ids
 from bench.demo_model.wiring import Head, Units, length_before
 
 MATCH, SINK = 72.0, 42.0  # attention scores of a whole match, and of the start token: where nothing matches, nothing is fetched
@@ -41,83 +43,98 @@ HALF = (CONTENT.stop - CONTENT.start) // 2
 HALVES = tuple(slice(CONTENT.start + first, CONTENT.start + first + HALF) for first in (0, HALF))  # a head can fetch 64 dimensions
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def write_copier(network: Network, encoder: Encoder, before_text: list[int]) -> None:
-    """Write the circuits into a fresh network of width 256 with 8 heads of 64 and 6 layers.
+class Writer:
+    """One layer to be written, once those before it are: they say how long the states are that it reads of the probe."""
 
-    ``before_text``: the last tokens that stand before a text to summarize, where a job asks for it.
-    """
-    shape = network.shape
-    assert (shape.width, shape.heads, shape.head, shape.layers) == (256, 8, 64, 6)
+    def __init__(self, network: Network, number: int, probe: Ids) -> None:
+        self._network, self._number, self._probe = network, number, probe
+        self._length = length_before(network, number, probe, mlp=False)
+
+    def head(self, number: int) -> Head:
+        return Head(self._network, self._number, number, self._length)
+
+    def units(self) -> Units:
+        """Once the heads are written."""
+        return Units(self._network, self._number, length_before(self._network, self._number, self._probe, mlp=True))
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def written_network(encoder: Encoder) -> Network:
+    """A network of width 256 with 8 heads of 64 and 6 layers, with all its circuits."""
+    network = Network(Shape())
     codes = write_embedding(network, encoder, talking.key_forms())
     records.write_embedding(network, codes)
     probe = [encoder.start, encoder.user, *encoder(records.PROBE), encoder.stop, encoder.assistant, *encoder(records.PROBED)]
-
-    def head(layer: int, number: int) -> Head:
-        return Head(network, layer, number, lengths[layer])
-
-    def units(layer: int) -> Units:
-        return Units(network, layer, length_before(network, layer, probe, mlp=True))
-
-    lengths = {0: length_before(network, 0, probe, mlp=False)}
-    for back in range(len(MARKS)):
-        _look_back(head(0, back), back)
-    talking.number_turns(head(0, len(MARKS)))
-    local = units(0)
-    records.write_names(local, codes)
-    choosing.write_list(local, codes)
-    leading.write_beginnings(local, codes, [before_text, *encoder.all(ASKED_FREELY), *talking.to_repeat(encoder)])
-    talking.write_requests(local, codes)
-
-    lengths[1] = length_before(network, 1, probe, mlp=False)
-    records.find_row(head(1, 0))
-    records.find_json(head(1, 1), codes)
-    choosing.find_list(head(1, 2), head(1, 4))
-    talking.this_turn(head(1, 3), {"listing": "has_list"})
-    talking.this_turn(head(1, 5), {"text_begins": "summary", "begins_early": "early"})
-    leading.find_end(head(1, 6))
-    talking.this_turn(head(1, 7), {name: name for name in ("schema", "counting", "repeating")})
-    lengthy = units(1)
-    records.write_lengths(lengthy)
-    choosing.end_labels(lengthy, codes)
-    leading.write_ends(lengthy)
-    talking.write_keys(lengthy, codes)
-
-    lengths[2] = length_before(network, 2, probe, mlp=False)
-    choosing.match_labels(head(2, 0), head(2, 1))
-    for number in range(6):
-        leading.count(head(2, 2 + number), number)
-    choosing.note_match(units(2))
-
-    lengths[3] = length_before(network, 3, probe, mlp=False)
-    choosing.find_first(head(3, 0))
-    leading.know_near(head(3, 1))
-    for number in range(6, leading.HEADS):
-        leading.count(head(3, number), number)
-    talking.find_topic(head(3, 2))
-    talking.count_words(head(3, 3))
-
-    said = units(3)
-    talking.write_count(said, codes)
-    talking.write_answers(said, codes)
-
-    lengths[4] = length_before(network, 4, probe, mlp=False)
-    for number, half in enumerate(HALVES):
-        longest = _match(head(4, number), LONG, LONG_GAIN, half)
-        _match(head(4, 2 + number), SHORT, SHORT_GAIN, half)
-        records.find_next(head(4, 4 + number), half, codes)
-        leading.find_lead(head(4, 6 + number), half)
-    choosing.answer_mark(longest)
-    records.write_marks(units(4), codes)
-
-    lengths[5] = length_before(network, 5, probe, mlp=False)
-    for number, half in enumerate(HALVES):
-        choosing.answer_token(head(5, number), half)
-    last = units(5)
-    choosing.end_answer(last, codes)
-    leading.end_lead(last, codes)
+    for number, write in enumerate((_look_around, _find_parts, _match_labels, _find_answers, _copy, _choose)):
+        write(Writer(network, number, probe), codes)
     network.norm.weight.zero_()
     network.norm.weight[CONTENT] = FINAL_NORM * length_before(network, 6, probe, mlp=False) / 2
+    return network
+
+
+def _look_around(layer: Writer, codes: Codes) -> None:
+    encoder = codes.encoder
+    for back in range(len(MARKS)):
+        _look_back(layer.head(back), back)
+    talking.number_turns(layer.head(len(MARKS)))
+    units = layer.units()
+    records.write_names(units, codes)
+    choosing.write_list(units, codes)
+    before_text = encoder(SUMMARIZE.before)[-8:]
+    leading.write_beginnings(units, codes, [before_text, *encoder.all(ASKED_FREELY), *talking.to_repeat(encoder)])
+    talking.write_requests(units, codes)
+
+
+def _find_parts(layer: Writer, codes: Codes) -> None:
+    records.find_row(layer.head(0))
+    records.find_json(layer.head(1), codes)
+    choosing.find_list(layer.head(2), layer.head(4))
+    talking.this_turn(layer.head(3), {"listing": "has_list"})
+    talking.this_turn(layer.head(5), {"text_begins": "summary", "begins_early": "early"})
+    leading.find_end(layer.head(6))
+    talking.this_turn(layer.head(7), {name: name for name in ("schema", "counting", "repeating")})
+    units = layer.units()
+    records.write_lengths(units)
+    choosing.end_labels(units, codes)
+    leading.write_ends(units)
+    talking.write_keys(units, codes)
+
+
+def _match_labels(layer: Writer, codes: Codes) -> None:
+    choosing.match_labels(layer.head(0), layer.head(1))
+    for number in range(6):
+        leading.count(layer.head(2 + number), number)
+    choosing.note_match(layer.units())
+
+
+def _find_answers(layer: Writer, codes: Codes) -> None:
+    choosing.find_first(layer.head(0))
+    leading.know_near(layer.head(1))
+    for number in range(6, leading.HEADS):
+        leading.count(layer.head(number), number)
+    talking.find_topic(layer.head(2))
+    talking.count_words(layer.head(3))
+    units = layer.units()
+    talking.write_count(units, codes)
+    talking.write_answers(units, codes)
+
+
+def _copy(layer: Writer, codes: Codes) -> None:
+    for number, half in enumerate(HALVES):
+        longest = _match(layer.head(number), LONG, LONG_GAIN, half)
+        _match(layer.head(2 + number), SHORT, SHORT_GAIN, half)
+        records.find_next(layer.head(4 + number), half, codes)
+        leading.find_lead(layer.head(6 + number), half)
+    choosing.answer_mark(longest)
+    records.write_marks(layer.units(), codes)
+
+
+def _choose(layer: Writer, codes: Codes) -> None:
+    for number, half in enumerate(HALVES):
+        choosing.answer_token(layer.head(number), half)
+    units = layer.units()
+    choosing.end_answer(units, codes)
+    leading.end_lead(units, codes)
 
 
 def _look_back(head: Head, back: int) -> None:

@@ -51,7 +51,7 @@ def nearer() -> tuple[Tensor, Tensor, float]:
 def reader(norm: nn.Module, length: float) -> Tensor:
     """Set a norm's weight for states of about this length, and return what makes a detector a row of weights behind it.
 
-    What all states share is made small: weights at random are to read the rest.
+    What all states share is made small.
     """
     norm.weight.fill_(length / STATE_SIZE)
     norm.weight[SHARED] = length / SHARED_SIZE
@@ -66,8 +66,6 @@ class Head:
         parts = {name: network.layers[layer].self_attn[f"{name}_proj"].weight for name in "qkvo"}
         self.query, self.key, self.value = (parts[name].view(-1, 64, WIDTH)[head] for name in "qkv")
         self.out = parts["o"].view(WIDTH, -1, 64)[:, head]
-        for weights in (self.query, self.key, self.value, self.out):
-            weights.zero_()
         self.free = [*FAR, SINK_PAIR + HALF]
         self.fetched = 0
 
@@ -127,7 +125,7 @@ class Head:
 
 
 class Units:
-    """A layer's MLP, emptied, and filled unit by unit."""
+    """A layer's MLP, filled unit by unit."""
 
     def __init__(self, network: Network, layer: int, length: float) -> None:
         self.reader = reader(network.layers[layer].post_attention_layernorm, length)

@@ -160,7 +160,7 @@ class EngineHost:
         if choices is not None:
             guided = StructuredOutputsParams(choice=list(choices))
         elif json_schema is not None:
-            guided = StructuredOutputsParams(json=json_schema, disable_any_whitespace=True)  # no endless blanks
+            guided = StructuredOutputsParams(json=json_schema)
         try:
             asked = {"max_tokens": max_tokens, "temperature": temperature, "structured_outputs": guided}
             asked["extra_args"] = {"job": job, "slice": window, **(claim or {})}

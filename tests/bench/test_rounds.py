@@ -50,7 +50,7 @@ def a_round(latency_s: float, recomputed: int = 0, ttft_s: float = 0.1) -> Round
 def test_goals_are_judged_from_the_rounds() -> None:
     found = {"recompute": [a_round(1.0, 1500)], "incremental+partial": [a_round(1.0, 50)]}
     chats = {"chat_recompute": [a_round(3.0)], "chat_reactive": [a_round(1.5)], "chat_proactive": [a_round(1.0)]}
-    goals = checkpoint._goals(found, chats)
+    goals = checkpoint._goals(found, chats, checkpoint._ratios(found))
     assert {name: goal["met"] for name, goal in goals.items()} == {
         "recomputed_share_at_most_0.01": True,
         "won_back_of_what_preemption_cost_at_least_0.98": False,
@@ -59,7 +59,9 @@ def test_goals_are_judged_from_the_rounds() -> None:
         "latency_reactive_over_proactive_at_least_1.7": False,
     }
     with_plenty = found | {"plenty_on": [a_round(1.0, ttft_s=0.11)], "plenty_off": [a_round(1.0)]}
-    assert checkpoint._goals(with_plenty, chats)["p99_ttft_plenty_on_over_plenty_off_at_most_1.02"]["met"] is False
+    goals = checkpoint._goals(with_plenty, chats, checkpoint._ratios(with_plenty))
+    assert goals["p99_ttft_plenty_on_over_plenty_off_at_most_1.02"]["met"] is False
+    assert len([name for name in goals if name.startswith("p99_")]) == 2, "of no other pair"
 
 
 @pytest.mark.parametrize("given", [{"rounds": 0.0}, {"rounds": 1.5}, {"turns": 2.0}])

@@ -7,12 +7,11 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from bench.demo_model.copier import write_copier
+from bench.demo_model.copier import written_network
 from bench.demo_model.copying import SUMMARIZE
 from bench.demo_model.corpus import read_speeches
 from bench.demo_model.documents import Library
 from bench.demo_model.evaluation import Grammars, Logits, evaluate, table
-from bench.demo_model.network import Network, Shape
 from bench.demo_model.sample import Encoder, Sample, add_turn, open_chat
 from bench.demo_model.tokenizer import STOP, train_tokenizer
 from harvester.engine.embedded import embedded_model
@@ -27,8 +26,7 @@ TEXT = "Zworp friends, it is 12:30 at the café: “so be it”."
 def written() -> tuple[Logits, Library, Grammars]:
     tokenizer = train_tokenizer(speech.text for speech in read_speeches(held_out=False))
     encoder = Encoder(tokenizer)
-    network = Network(Shape())
-    write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
+    network = written_network(encoder)
     return (lambda ids: network.logits(network(ids))), Library(encoder, read_speeches(held_out=True), 2), Grammars(tokenizer)
 
 
@@ -91,19 +89,14 @@ def test_it_copies_a_lead_and_its_end(written: tuple[Logits, Library, Grammars],
 
 
 def test_its_weights_fit_float16_and_its_file_twelve_million_bytes(written: tuple[Logits, Library, Grammars]) -> None:
-    network = Network(Shape())
-    encoder = written[1].encoder
-    write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
-    weights = network.tensors().values()
+    weights = written_network(written[1].encoder).tensors().values()
     assert all(bool(weight.half().isfinite().all()) for weight in weights)
     assert 2 * sum(weight.numel() for weight in weights) <= 12_000_000
 
 
 def test_the_shipped_weights_are_those_that_the_program_writes(written: tuple[Logits, Library, Grammars]) -> None:
-    network = Network(Shape())
     encoder = written[1].encoder
-    write_copier(network, encoder, encoder(SUMMARIZE.before)[-8:])
-    shipped, made = load_file(embedded_model() / "model.safetensors"), network.tensors()
+    shipped, made = load_file(embedded_model() / "model.safetensors"), written_network(encoder).tensors()
     assert shipped.keys() == made.keys()
     assert all(torch.allclose(shipped[name].float(), weight.half().float(), rtol=2e-3, atol=1e-4) for name, weight in made.items())
     assert Encoder(Tokenizer.from_file(str(embedded_model() / "tokenizer.json")))(TEXT) == encoder(TEXT)

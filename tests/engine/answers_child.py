@@ -21,8 +21,8 @@ from bench.demo_model.documents import Library
 from bench.demo_model.evaluation import LESSONS, Grammars, exact, exported
 from bench.demo_model.sample import Encoder, Ids
 from harvester.config import parse_config
-from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.embedded import EMBEDDED_NAME, embedded_model
+from tests.engine.asking import likeliest
 from tests.engine.checkpoint_child import NO_RESERVE
 
 ASKED = {"lead": (128, 40), "extract": (300, 24), "classify": (200, 24), "chat": (128, 24)}  # tokens, and samples
@@ -36,7 +36,7 @@ ENGINE = {"max_model_len": 512, "max_num_seqs": 10, "max_num_batched_tokens": 25
 class Question:
     lesson: str
     ids: Ids
-    right: Ids
+    right: str
     schema: dict[str, Any] | None
     labels: list[str] | None
 
@@ -53,26 +53,22 @@ def questions() -> tuple[list[Question], int]:
             if free if guided is None else guided:
                 begins = sample.answer.index(True)
                 ends = sample.ids.index(library.encoder.stop, begins)
-                found.append(Question(lesson, sample.ids[:begins], sample.ids[begins:ends], sample.schema, sample.labels))
+                right = library.encoder.text(sample.ids[begins:ends])
+                found.append(Question(lesson, sample.ids[:begins], right, sample.schema, sample.labels))
     random.Random(3).shuffle(found)
     return found, sum(count for _, count in ASKED.values())
 
 
 async def answer(llm: Any, name: str, question: Question, *, online: bool) -> str:
-    from vllm.inputs import TokensPrompt
-    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     outputs = None
     if question.schema is not None:
         outputs = StructuredOutputsParams(json=question.schema | {"required": list(question.schema["properties"])})
     elif question.labels is not None:
         outputs = StructuredOutputsParams(choice=question.labels)
-    params = SamplingParams(temperature=0, max_tokens=200, output_kind=RequestOutputKind.FINAL_ONLY, structured_outputs=outputs)
-    said = ""
-    priority = PRIORITY_ONLINE if online else PRIORITY_OFFLINE
-    async for output in llm.generate(TokensPrompt(prompt_token_ids=question.ids), params, name, priority=priority):
-        said = output.outputs[0].text
-    return said
+    found = await likeliest(llm, name, question.ids, online=online, tokens=200, outputs=outputs)
+    return str(found.text)
 
 
 async def ask_all(llm: Any, asked: list[Question], turns: int) -> list[str]:
@@ -109,9 +105,7 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
         said = await ask_all(host.llm, asked, given.turns)
     finally:
         host.close()
-    encoder = Encoder(exported(embedded_model())[1])
-    right = [encoder.text(question.right) for question in asked] * given.turns
-    pairs = [[asked[n % len(asked)].lesson, *pair] for n, pair in enumerate(zip(right, said, strict=True))]
+    pairs = [[question.lesson, question.right, text] for question, text in zip(asked * given.turns, said, strict=True)]
     return {"drawn": drawn, "answers": pairs, "counts": {count.name.lower(): board.count(count) for count in Count}}
 
 

@@ -129,9 +129,7 @@ class Story:
 
 @pytest.mark.parametrize(("kind", "depth"), [("HarvestScheduler", 1), ("AsyncHarvestScheduler", 2)])
 @pytest.mark.parametrize("online", [0.0, 0.1, 1.0], ids=["jobs-alone", "with-chat", "chat-alone"])
-def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(
-    kind: str, depth: int, online: float, board: Path, tmp_path: Path
-) -> None:
+def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(kind: str, depth: int, online: float, board: Path) -> None:
     story = Story(drive_of(kind, board), depth, online, seed=depth)
     for number in range(STEPS):
         story.step(number)
@@ -141,7 +139,7 @@ def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(
     assert depth == 2 or online == 1.0 or story.planned["ended early"] > 10
 
 
-def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(board: Path, tmp_path: Path) -> None:
+def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(board: Path) -> None:
     story = Story(drive_of("HarvestScheduler", board), 1, 0.0, seed=0)
     story.drive.add("row", 20, 100, offline=True)
     story.drive.add("chat", 20, 100, offline=False)
@@ -153,7 +151,7 @@ def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(boar
     assert story.drive.scheduler._outlook._next is None, "the rest of its prompt is due"
 
 
-def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(board: Path, tmp_path: Path) -> None:
+def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(board: Path) -> None:
     story = Story(drive_of("HarvestScheduler", board), 1, 0.0, seed=0)
     for number in range(SLOTS):
         story.drive.add(f"row-{number}", 20, 100, offline=True)

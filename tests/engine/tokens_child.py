@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.models import small_model
 from harvester.config import parse_config
-from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
+from tests.engine.asking import likeliest
 
 OURS = ("scheduler_cls", "worker_cls", "additional_config", "kv_transfer_config")
 SCHEMA = {
@@ -43,18 +43,11 @@ def prompts() -> list[list[int]]:
 
 
 async def answer(llm: Any, name: str, ids: list[int], *, online: bool, guided: bool, tokens: int = 64) -> list[int]:
-    from vllm.inputs import TokensPrompt
-    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from vllm.sampling_params import StructuredOutputsParams
 
-    outputs = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True) if guided else None
-    params = SamplingParams(
-        temperature=0, max_tokens=tokens, ignore_eos=not guided, output_kind=RequestOutputKind.FINAL_ONLY, structured_outputs=outputs
-    )
-    priority = PRIORITY_ONLINE if online else PRIORITY_OFFLINE
-    found: list[int] = []
-    async for output in llm.generate(TokensPrompt(prompt_token_ids=ids), params, name, priority=priority):
-        found = list(output.outputs[0].token_ids)
-    return found
+    outputs = StructuredOutputsParams(json=SCHEMA) if guided else None
+    found = await likeliest(llm, name, ids, online=online, tokens=tokens, outputs=outputs, ignore_eos=not guided)
+    return list(found.token_ids)
 
 
 async def ask_all(llm: Any, turn: int) -> list[list[int]]:
