@@ -53,10 +53,11 @@ def added_s(view: View, batch: Batch, limits: Limits, alone_s: float) -> float:
     return limits.intrusion * (min(alone_s, limits.ttft_s) if prompts else limits.ttft_s)
 
 
-def online_work(view: View, batch: Batch, model: LatencyModel) -> Online:
+def online_work(view: View, batch: Batch, limits: Limits, model: LatencyModel) -> Online:
     """What the online requests compute in the step, those that wait among them.
 
-    Prompts are cut where the step would break the TPOT of those that decode, as long as no first token comes late by it.
+    Prompts are cut where the step would break the TPOT of those that decode, as long as no first token comes late by it, or the further
+    steps add less to the first token than `Limits.intrusion` of its objective: what they add is the decodes, computed once more in each.
     """
     whole = online_load(view, batch)
     if whole.prefill_tokens == 0 or batch.tpot_s == math.inf:
@@ -70,7 +71,8 @@ def online_work(view: View, batch: Batch, model: LatencyModel) -> Online:
     fit = offline_budget(model, decodes, batch.tpot_s * model.margin / margin, (), behind, whole.prefill_tokens, prompts)
     chunk = max(LEAST_PROMPT_CHUNK, fit.prefill_tokens)
     steps = math.ceil((view.waiting_tokens + batch.prompt_tokens) / chunk)
-    if chunk >= whole.prefill_tokens or steps * batch.tpot_s > first_token_slack_s(view, batch):
+    in_time = steps * batch.tpot_s <= first_token_slack_s(view, batch)
+    if chunk >= whole.prefill_tokens or not (in_time or (steps - 1) * model.predict(decodes) <= limits.intrusion * limits.ttft_s):
         return Online(whole, None)
     return Online(online_load(view, batch, whole.decode_seqs + chunk), chunk)
 

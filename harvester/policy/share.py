@@ -62,7 +62,7 @@ def _alone_tokens(view: View, batch: Batch, model: LatencyModel | None) -> int |
 
 
 def _budgeted(view: View, batch: Batch, limits: Limits, model: LatencyModel, step_s: float, space: tuple[int, int]) -> Plan:
-    running, online = view.running, online_work(view, batch, model)
+    running, online = view.running, online_work(view, batch, limits, model)
     load, alone_s = online.load, model.predict(online.load)
     # The budget counts with the margin of all steps, short ones among them.
     step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0

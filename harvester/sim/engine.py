@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from harvester.config import SloConfig
-from harvester.policy.arrivals import Bursts
+from harvester.policy.arrivals import Bursts, Pace
 from harvester.policy.fair import FairOrder
-from harvester.policy.latency import LatencyModel
+from harvester.policy.latency import LatencyModel, StepLoad
+from harvester.policy.preempt import RunningStep, best_step_s, must_end
 from harvester.policy.share import Limits, Running, View
 from harvester.sim.cost import Cost
 from harvester.sim.order import Fcfs, Order
+from harvester.sim.trace import Request
 from harvester.sim.track import Track
 
 
@@ -32,6 +35,7 @@ class Engine:
     block_tokens: int = 16
     evicted: Literal["recompute", "swap", "overlap"] = "recompute"
     block_copy_s: float = 0.0
+    layers: int = 0  # after each of which a step of offline work alone may end for an arrival; 0: such steps run to their end
 
     def blocks(self, tokens: int) -> int:
         """KV blocks that hold ``tokens``."""
@@ -50,6 +54,7 @@ class Brain:
     fair: FairOrder = field(default_factory=FairOrder)
     model: LatencyModel | None = None
     bursts: Bursts | None = None
+    pace: Pace | None = None
     slo: SloConfig | None = None
 
     def running(self, track: Track, engine: Engine, rank: int) -> Running:
@@ -75,6 +80,25 @@ class Brain:
             return math.inf
         return track.request.arrival_s + self.slo.ttft_slo_ms / 1000
 
+    def step_ends_s(self, engine: Engine, seconds: float, now_s: float, arrivals: Iterable[Request]) -> float | None:
+        """When a step of offline work alone, which would take ``seconds`` from ``now_s``, ends for one of ``arrivals``; None: it does not.
+
+        ``arrivals``: those to come, in order.
+        """
+        ttft_s = self.limits.ttft_s
+        if not engine.layers or self.model is None or ttft_s == math.inf:
+            return None
+        layer_s = seconds / engine.layers
+        for request in arrivals:
+            if request.arrival_s >= now_s + seconds:
+                return None
+            prompt_s = self.model.bound(StepLoad.prefill(request.prompt_tokens))
+            step = RunningStep(True, now_s, seconds)
+            if not request.offline and must_end(step, request.arrival_s, prompt_s, ttft_s, 0.0, self.limits.intrusion):
+                end_s = now_s + math.ceil((request.arrival_s - now_s) / layer_s) * layer_s
+                return end_s if end_s < now_s + seconds else None
+        return None
+
     def view(self, engine: Engine, running: list[Track], waiting: list[Track], offline: Track | None, now_s: float, free: int) -> View:
         """``running`` hold KV; ``waiting``: online ones whose turn it is and that have none; ``offline``: the next one to admit."""
         return View(
@@ -90,4 +114,11 @@ class Brain:
             waiting_tokens=sum(track.left for track in waiting),
             max_tokens=engine.max_tokens,
             reserve=self.bursts.reserve(now_s) if self.bursts else None,
+            offline_step_s=self.offline_step_s(now_s),
         )
+
+    def offline_step_s(self, now_s: float) -> float:
+        """Best length of a step of offline work alone."""
+        if self.model is None or self.pace is None:
+            return math.inf
+        return best_step_s(self.model.predict(StepLoad(seqs=1)), self.pace.gap_s(now_s))

@@ -36,6 +36,7 @@ class Simulation:
         self.now_s = 0.0
         self.steps = 0
         self.busy_s = 0.0
+        self.ended_steps = 0  # for an arrival; what they had computed is lost
         self._engine, self._brain = engine, brain
         self._arrivals: deque[Request] = deque()
         self._online: dict[str, Track] = {}
@@ -95,7 +96,7 @@ class Simulation:
             if not self._add(step, track):
                 break
         self._admit(step, plan)
-        return self._finish(step)
+        return self._finish(step, plan.preemptible)
 
     def _turns(self, step: _Step) -> list[Track]:
         if not self._online:
@@ -159,16 +160,22 @@ class Simulation:
             self._offline.append(track)
             slots, blocks = slots - 1, blocks - final
 
-    def _finish(self, step: _Step) -> list[Outcome]:
+    def _finish(self, step: _Step, preemptible: bool) -> list[Outcome]:
         assert step.work, f"nothing can run at {self.now_s} s with {len(self._online)} online and {len(self._offline)} offline requests"
         load = _load(step.work)
         copy_s = max(step.blocks_in, step.blocks_out) * self._engine.block_copy_s  # the link is full duplex
         compute_s = self._engine.cost(load)
         seconds = max(compute_s, copy_s) if self._engine.evicted == "overlap" else compute_s + copy_s
+        self.steps += 1
+        end_s = self._brain.step_ends_s(self._engine, seconds, self.now_s, self._arrivals) if preemptible else None
+        if end_s is not None:
+            self.ended_steps += 1
+            self.busy_s += end_s - self.now_s
+            self.now_s = end_s
+            return []
         if self._brain.model is not None:
             self._brain.model.observe(load, seconds)
         self.now_s += seconds
-        self.steps += 1
         self.busy_s += seconds
         return [self._leave(track) for track, tokens in step.work if self._ran(track, tokens, seconds)]
 
@@ -191,6 +198,8 @@ class Simulation:
             self._queues.setdefault(request.job, deque()).append(track)
             self._brain.fair.join(request.job)
         else:
+            if self._brain.pace is not None:
+                self._brain.pace.arrival(self.now_s)
             if self._brain.bursts is not None:
                 self._brain.bursts.arrival(self.now_s, self._engine.blocks(request.prompt_tokens))
             self._online[request.id] = track

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.config import SloConfig
-from harvester.policy.arrivals import Bursts
+from harvester.policy.arrivals import Bursts, Pace
 from harvester.policy.latency import LatencyModel, StepLoad
 from harvester.policy.mlfq import Mlfq
 from harvester.policy.share import Limits
@@ -157,14 +157,16 @@ def llama() -> Engine:
     return Engine(roofline(model, machine), kv_blocks(model, machine), max_seqs=128)
 
 
-def served(limits: Limits, slo: SloConfig | None, jobs: bool = True, seconds: float = 30.0) -> tuple[list[float], float, float]:
-    """TTFT and gaps of chat, and offline tokens a second, of a run on a 7B model."""
+def served(
+    limits: Limits, slo: SloConfig | None, jobs: bool = True, seconds: float = 30.0, layers: int = 0
+) -> tuple[list[float], float, float]:
+    """Gaps and P99 TTFT of chat, and offline tokens a second, of a run on a 7B model."""
     rng = random.Random(7)
     chat = gamma(2.0, 2.0, seconds, SHAREGPT, rng)
     rows = offline_job("sum", 2000, Drawn(LogNormal(1500, 0.5, 64, 3000), LogNormal(128, 0.3, 16, 256)), rng) if jobs else []
     model = LatencyModel() if slo else None
-    brain = Brain(limits, model=model, slo=slo, bursts=Bursts() if slo else None)
-    outcomes = Simulation(llama(), brain).run([*chat, *rows], until_s=seconds + 20)
+    brain = Brain(limits, model=model, slo=slo, bursts=Bursts() if slo else None, pace=Pace() if layers else None)
+    outcomes = Simulation(replace(llama(), layers=layers), brain).run([*chat, *rows], until_s=seconds + 20)
     online = [outcome for outcome in outcomes if not outcome.request.offline]
     gaps = [gap for outcome in online for gap in outcome.gaps_s]
     tokens = sum(o.request.prompt_tokens + o.request.output_tokens for o in outcomes if o.request.offline)
@@ -181,6 +183,24 @@ def test_a_tighter_objective_leaves_less_to_offline_work() -> None:
     loose = served(Limits(8, 0.1, 256), SloConfig(ttft_slo_ms=500.0, tpot_slo_ms=100.0))[2]
     tight = served(Limits(8, 0.1, 256), SloConfig(ttft_slo_ms=500.0, tpot_slo_ms=25.0))[2]
     assert tight < loose
+
+
+def test_steps_that_end_between_two_layers_bring_first_tokens_forward_and_cost_little() -> None:
+    limits, slo = Limits(8, 0.1, 256, intrusion=0.05, ttft_s=0.3), SloConfig(ttft_slo_ms=300.0, tpot_slo_ms=60.0)
+    (_, whole_s, whole), (_, ended_s, ended) = (served(limits, slo, layers=layers) for layers in (0, 32))
+    assert ended_s < whole_s
+    assert ended > 0.9 * whole
+
+
+def test_a_step_of_offline_work_ends_at_the_next_layer_and_what_it_computed_is_computed_again() -> None:
+    model = LatencyModel()
+    for tokens in (1, 20, 40, 60) * 50:
+        model.observe(StepLoad.prefill(tokens), 1.0)
+    brain = Brain(replace(LIMITS, intrusion=0.1, ttft_s=2.0), model=model)
+    simulation = Simulation(replace(engine(), layers=4), brain)
+    chat, row = simulation.run([Request("row", 0.0, 60, 1, "job"), Request("chat", 0.3, 4, 1)])
+    assert (simulation.ended_steps, simulation.busy_s, chat.request.id, chat.ttft_s) == (1, 2.5, "chat", pytest.approx(1.2))
+    assert row.token_s == (2.5,)
 
 
 def test_two_jobs_move_side_by_side_by_their_tokens() -> None:

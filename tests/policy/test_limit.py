@@ -1,0 +1,101 @@
+"""How long a step with chat may take, what offline work may add to it, and where prompts of chat are cut."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from harvester.policy.batch import batch_of
+from harvester.policy.latency import StepLoad
+from harvester.policy.limit import LEAST_PROMPT_CHUNK, limit_s, online_load, online_work
+from harvester.policy.share import Running, View, plan_step
+from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, view
+
+SHARED = replace(LIMITS, intrusion=0.1, ttft_s=1.0)
+
+
+# -- the limit of a step ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "seconds"),
+    [
+        (view(chat(0.1), chat(0.05)), 0.05),
+        (view(prompt(100, due_s=7.0), now_s=6.7), 0.3),
+        (view(prompt(3000, due_s=7.0), prompt(1000, due_s=8.0), now_s=6.7), 0.15),
+        (view(chat(0.1), prompt(100, due_s=7.0), now_s=6.98), 0.02),
+        (view(chat(0.1), online_waiting=1, waiting_tokens=50, waiting_due_s=7.0, now_s=6.98), 0.02),
+        (view(chat(0.1), waiting_due_s=7.0, now_s=6.98), 0.1),
+        (view(prompt(100, due_s=7.0), now_s=7.5), -0.5),
+        (view(Running(False, 1, 2, 0, 0, decoding=True)), math.inf),
+    ],
+    ids=["least TPOT", "time left", "shared by two steps", "less left than TPOT", "waiting", "nobody waits", "late", "no objective"],
+)
+def test_a_step_may_take_what_is_promised(seen: View, seconds: float) -> None:
+    assert limit_s(seen, batch_of(seen.running)) == pytest.approx(seconds)
+
+
+def test_the_online_load_is_all_that_runs_and_waits_within_what_a_step_holds() -> None:
+    seen = view(chat(context=70), row(), prompt(100, context=50), online_waiting=2, waiting_tokens=900, max_tokens=600)
+    waiting = StepLoad.prefill(499) + StepLoad(seqs=1)
+    assert online_load(seen, batch_of(seen.running)) == StepLoad.decode(70) + StepLoad.prefill(100, 50) + waiting
+
+
+# -- what offline work may add to the time of a first token --------------------------------------------------------------------------
+
+
+def beside(*running: Running, intrusion: float = 0.1, ttft_s: float = 1.0, **fields: object) -> tuple[StepLoad, float]:
+    """What the plan of such a step computes, and the seconds of its online work alone."""
+    seen = view(*running, *[row()] * 30, row(2000), **fields)
+    plan = plan_step(seen, replace(SHARED, intrusion=intrusion, ttft_s=ttft_s), MODEL)
+    return planned_load(seen, plan), MODEL.predict(online_work(seen, batch_of(seen.running), LIMITS, MODEL).load)
+
+
+@pytest.mark.parametrize("intrusion", [0.02, 0.05, 0.1])
+def test_beside_chat_that_decodes_a_step_grows_by_a_share_of_the_first_tokens_time(intrusion: float) -> None:
+    load, alone_s = beside(*[chat(tpot_s=10.0)] * 8, intrusion=intrusion)
+    assert alone_s + 0.8 * intrusion < MODEL.predict(load) <= alone_s + intrusion * 1.0001
+
+
+def test_a_step_with_a_prompt_of_chat_grows_by_a_share_of_itself() -> None:
+    load, alone_s = beside(chat(tpot_s=10.0), prompt(800, due_s=50.0))
+    assert alone_s * 1.01 < MODEL.predict(load) <= alone_s * 1.1 * 1.0001
+
+
+def test_no_share_of_a_first_tokens_time_is_no_offline_work_beside_chat() -> None:
+    load, alone_s = beside(chat(tpot_s=10.0), intrusion=0.0)
+    assert MODEL.predict(load) == pytest.approx(alone_s)
+
+
+# -- prompts of chat beside chat that decodes ----------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_cut_where_it_would_break_the_tpot_of_those_that_decode() -> None:
+    seen = view(*[chat(0.1)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
+    plan = plan_step(seen, LIMITS, MODEL)
+    assert plan.budget_tokens is not None
+    load = StepLoad.prefill(plan.budget_tokens - 4) + StepLoad(0, 0.0, 4, 400, 4)
+    assert 0.08 < MODEL.margin_at(0.1) * MODEL.predict(load) <= 0.101
+
+
+def test_a_prompt_that_runs_is_cut_behind_the_tokens_of_those_that_decode() -> None:
+    seen = view(prompt(2000, due_s=60.0), *[chat(0.1, rank=5)] * 4)
+    plan = plan_step(seen, LIMITS, MODEL)
+    assert plan.run == (1, 2, 3, 4, 0)
+    assert plan.budget_tokens is not None
+    assert plan.budget_tokens < 2000
+
+
+@pytest.mark.parametrize("due_s", [0.3, -1.0], ids=["soon", "late already"])
+def test_a_prompt_whose_first_token_would_come_late_is_cut_only_where_further_steps_add_little_to_it(due_s: float) -> None:
+    few, many = ([chat(0.1)] * count for count in (4, 200))
+    arrives = {"online_waiting": 1, "waiting_tokens": 1500, "waiting_due_s": due_s}
+    cut = [plan_step(view(*decoding, **arrives), SHARED, MODEL).budget_tokens is not None for decoding in (few, many)]
+    assert cut == [True, False]
+
+
+def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:
+    seen = view(*[chat(1e-6)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
+    assert plan_step(seen, LIMITS, MODEL).budget_tokens == 4 + LEAST_PROMPT_CHUNK
