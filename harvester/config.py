@@ -53,7 +53,7 @@ class ScheduleConfig(Section):
 
     budget: Literal["slo", "fixed"] = Field(default="slo", description="slo: by the latency model; fixed: `share.offline_step_tokens`.")
     intrusion: float = Field(
-        default=0.05,
+        default=0.1,
         ge=0.0,
         le=1.0,
         description="Share of `slo.ttft_slo_ms` that an arrival may wait for offline work: for a longer step beside chat, or the end of "
