@@ -46,6 +46,7 @@ def run(options: Options) -> dict[str, Any]:
     found = {name: _alone(model, safepoints, prompts, count, options.seed) for name, (safepoints, count) in kinds.items()}
     on, hit = found["on"], found["signals"]
     step_s = sum(on.steps_s) / len(on.steps_s)
+    met_s = sum(step * step for step in on.steps_s) / sum(on.steps_s)  # of the step that a moment falls into: long ones have more of them
     same = all(one.tokens == found["off"].tokens for one in found.values())
     return {
         "model": Path(model).name,
@@ -56,7 +57,8 @@ def run(options: Options) -> dict[str, Any]:
         "detect_ms": _ms(hit.detect_s),
         "step_ms": _ms(on.steps_s),
         "layer_ms": _ms([step / on.layers for step in on.steps_s]),
-        "detect_mean_over_step_mean": sum(hit.detect_s) / max(1, len(hit.detect_s)) / step_s,
+        "step_met_mean_ms": 1e3 * met_s,
+        "detect_mean_over_step_met": sum(hit.detect_s) / max(1, len(hit.detect_s)) / met_s,
         "steps_ended": len(hit.detect_s),
         "tokens_identical": same,
         "systems": {name: {"seconds": one.seconds, "steps": len(one.steps_s)} for name, one in found.items()},
