@@ -6,6 +6,7 @@ of real chats, since an order can only win where they differ.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from bench.knobs import Knobs, described, knobs, site
 from bench.measure import Stretch, stretch
 from bench.scenario import Options
 from bench.systems import Harvester, Site
+from harvester.sim.measure import highest_rate
 
 MOST = (2048, 256)
 # An order shows in the slowest requests: they are waited for.
@@ -25,6 +27,7 @@ PARTS = (0.5, 1.0, 1.5, 2.0)  # times the knob `rate`
 QUICK_PARTS = (1.0,)
 ORDERS = ("fcfs", "naive_mlfq", "fixed_priority", "skip_join_mlfq")
 QUICK_ORDERS = ("fcfs", "skip_join_mlfq")
+LATENCIES = (2, 5)  # times that of the lowest rate, at which rates are compared
 CLASSES = {"naive_mlfq": "NaiveMlfq", "fixed_priority": "FixedPriority"}  # of bench.mlfq_peers
 
 
@@ -42,7 +45,8 @@ def run(options: Options) -> dict[str, Any]:
         for index, rate in enumerate(rates):
             systems = {order: stretches[index].summary(None) for order, stretches in found.items()}
             lines.append({"rate": round(rate, 4), "systems": systems, "ratios": _ratios(systems)})
-        return described(given, place) | {"systems": lines[-1]["systems"], "ratios": lines[-1]["ratios"], "points": lines}
+        ratios = lines[-1]["ratios"] | rates_at(lines)
+        return described(given, place) | {"systems": lines[-1]["systems"], "ratios": ratios, "points": lines}
 
 
 def _measure(place: Site, order: str, given: Knobs, loads: list[Load], seed: int) -> list[Stretch]:
@@ -54,6 +58,24 @@ def _measure(place: Site, order: str, given: Knobs, loads: list[Load], seed: int
         return [
             stretch(server, place, load, given.seconds, given.window_s, seed=seed, offline=False, drain_s=given.drain_s) for load in loads
         ]
+
+
+def rates_at(lines: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Request rates that skip-join bears over those of each other order, at the same mean latency: so many times first come, first served
+    at the lowest rate. Between two measured rates it is interpolated; None where one of both stays below it at all rates.
+    """
+    lowest = lines[0]["systems"]["fcfs"]["normalized_ms"]["mean"]
+    found: dict[str, float | None] = {}
+    for times in LATENCIES if lowest else ():
+        borne: dict[str, float | None] = {}
+        for order in lines[0]["systems"]:
+            mean = {line["rate"]: float(line["systems"][order]["normalized_ms"]["mean"] or math.inf) for line in lines}
+            crossed = max(mean.values()) > times * lowest
+            borne[order] = highest_rate(mean.__getitem__, times * lowest, list(mean)) if crossed else None
+        for order, rate in borne.items():
+            if order != "skip_join_mlfq":
+                found[f"rate_at_{times}x_latency_skip_join_mlfq_over_{order}"] = over(borne["skip_join_mlfq"], rate)
+    return found
 
 
 def _ratios(systems: dict[str, Any]) -> dict[str, float | None]:

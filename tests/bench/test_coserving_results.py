@@ -19,6 +19,7 @@ from bench.counters import Counters, Work, total, work_between
 from bench.knobs import QUICK, Knobs, knobs
 from bench.latency import Online, Slo
 from bench.measure import Span, Stretch, summary_of
+from bench.mlfq import rates_at
 from bench.models import SHAPE
 from bench.phases import phases
 from bench.rounds import rounds_of
@@ -215,6 +216,20 @@ def test_a_knob_is_read_from_the_command_line() -> None:
     for word in ("rate", "rate=fast", "=1x"):
         with pytest.raises(UsageError, match="NAME=NUMBER"):
             _set([word])
+
+
+def test_orders_are_compared_by_the_rate_that_each_bears_at_one_latency() -> None:
+    means = {"fcfs": (10.0, 30.0, 90.0), "skip_join_mlfq": (10.0, 10.0, 30.0), "naive_mlfq": (10.0, 12.0, 14.0)}
+    lines = [
+        {"rate": rate, "systems": {name: {"normalized_ms": {"mean": mean[index]}} for name, mean in means.items()}}
+        for index, rate in enumerate((1.0, 2.0, 4.0))
+    ]
+    assert rates_at(lines) == {
+        "rate_at_2x_latency_skip_join_mlfq_over_fcfs": 2.0,
+        "rate_at_2x_latency_skip_join_mlfq_over_naive_mlfq": None,
+        "rate_at_5x_latency_skip_join_mlfq_over_fcfs": None,
+        "rate_at_5x_latency_skip_join_mlfq_over_naive_mlfq": None,
+    }
 
 
 @pytest.mark.parametrize("name", ["coserve", "phases", "burst", "ablation", "mlfq"])
