@@ -87,7 +87,11 @@ class CheckpointConfig(Section):
     full_free: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of free KV at which every offline request is covered.")
     online: bool = Field(default=True, description="Cover online requests too, under twice the pressure.")
     partial_blocks: bool = Field(default=True, description="Save the last, partly filled block of a request that loses its KV.")
-    wait_blocks: int = Field(default=4, ge=0, description="Most blocks that a request saves while the step that takes its KV waits.")
+    wait_blocks: int | None = Field(
+        default=None,
+        ge=0,
+        description="Most blocks that a step waits for, of the requests that make room in it; None: what takes 2% of `slo.ttft_slo_ms`.",
+    )
     verify: bool = Field(default=False, description="Checksum every host block; one that changed is computed again. For tests and doubts.")
 
     @model_validator(mode="after")

@@ -15,7 +15,9 @@ RISE, FALL = 0.5, 0.05  # weight of a step in the average pressure: quick to beg
 FILL = 0.1  # weight of a step in the average consumption
 FIRST_BLOCKS = 2  # a step, until the time of a copy is known
 ONLINE_SHARE = 0.02  # of the time of a step that holds online work, what copies beside it may take
-OFFLINE_SHARE = 0.25  # of one that holds none
+OFFLINE_SHARE = 0.25  # of one that holds none, and of one in which online work waits for its own copies
+WAIT_SHARE = 0.02  # of the time to first token, what a step may wait for the last blocks of the requests that make room in it
+LEAST_WAITED = 4  # blocks, whatever they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,23 @@ def ramp(free: float, start: float, full: float) -> float:
     return min(1.0, max(0.0, (start - free) / (start - full)))
 
 
-def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: bool) -> int:
+def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: bool, awaited: bool = False) -> int:
     """Most blocks to copy beside a step of ``step_s``. ``slack_s``: left of what online requests are promised; ``block_s``: of one copy.
 
     Copies take a small share of a step that holds online work and never more than its slack; a larger share of one that holds none, where
-    one block is always allowed, so that copying never stands still. An engine that has not measured a copy begins with a few.
+    one block is always allowed, so that copying never stands still. ``awaited``: an online request waits for the copies, and each step
+    that they take longer costs it more than they cost the others. An engine that has not measured a copy begins with a few.
     """
     if block_s is None or block_s <= 0.0:
         return FIRST_BLOCKS if slack_s > 0.0 or not online else 0
     if online:
-        return max(0, int(min(ONLINE_SHARE * step_s, slack_s) / block_s))
+        return max(0, int(min((OFFLINE_SHARE if awaited else ONLINE_SHARE) * step_s, slack_s) / block_s))
     return max(1, int(OFFLINE_SHARE * step_s / block_s))
+
+
+def waited_blocks(ttft_s: float, block_s: float | None) -> int:
+    """Most blocks that a step waits for, of the requests that make room in it for an arrival whose first token is due in ``ttft_s``."""
+    return LEAST_WAITED if not block_s else max(LEAST_WAITED, int(WAIT_SHARE * ttft_s / block_s))
 
 
 class Coverage:

@@ -49,7 +49,8 @@ def a_round(latency_s: float, recomputed: int = 0, ttft_s: float = 0.1) -> Round
 
 def test_goals_are_judged_from_the_rounds() -> None:
     found = {"recompute": [a_round(1.0, 1500)], "incremental+partial": [a_round(1.0, 50)]}
-    chats = {"chat_recompute": [a_round(3.0)], "chat_reactive": [a_round(1.5)], "chat_proactive": [a_round(1.0)]}
+    light = {name: [a_round(1.0)] for name in ("chat_recompute", "chat_reactive", "chat_proactive")}
+    chats = [light, {"chat_recompute": [a_round(3.0)], "chat_reactive": [a_round(1.5)], "chat_proactive": [a_round(1.0)]}]
     goals = checkpoint._goals(found, chats, checkpoint._ratios(found))
     assert {name: goal["met"] for name, goal in goals.items()} == {
         "recomputed_share_at_most_0.01": True,

@@ -1,7 +1,7 @@
 """Copies of KV blocks between the KV cache and host memory in a thread of a worker, a block at a time, for workers on CPU.
 
-A copy begins when the forward pass of a step has ended and takes part of the time until the next; where that is not enough it goes on
-beside the next step, within the blocks that the step allows. What a step waits for (`wait`) is copied by the thread that waits.
+What a step waits for (`wait`) is copied by the thread that waits. All else goes on beside the steps, within the blocks that each allows:
+first what is read back, since a request waits for it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,17 @@ class _Layer:
 class _State:
     """Guarded by the condition."""
 
-    queue: deque[_Job] = field(default_factory=deque)  # with blocks that nobody has begun
+    loads: deque[_Job] = field(default_factory=deque)  # with blocks that nobody has begun
+    stores: deque[_Job] = field(default_factory=deque)
     jobs: dict[int, _Job] = field(default_factory=dict)  # not finished
     finished: list[TransferResult] = field(default_factory=list)
     allowed: int | None = None  # blocks that the thread may still copy; None: no bound
     closed: bool = False
+
+    @property
+    def queue(self) -> deque[_Job]:
+        """Whose first job is the next."""
+        return self.loads or self.stores
 
 
 class HostCopier(OffloadingWorker):  # type: ignore[misc]
@@ -77,7 +83,7 @@ class HostCopier(OffloadingWorker):  # type: ignore[misc]
         with self._change:
             self._state.jobs[job.number] = job
             if job.blocks:
-                self._state.queue.append(job)
+                (self._state.stores if job.store else self._state.loads).append(job)
             else:
                 self._finish(job)
             self._change.notify_all()
@@ -134,7 +140,7 @@ class HostCopier(OffloadingWorker):  # type: ignore[misc]
             return None
         number, job.begun = job.begun, job.begun + 1
         if job.begun == len(job.blocks):
-            self._state.queue.remove(job)
+            (self._state.stores if job.store else self._state.loads).remove(job)
         return job, number
 
     def _copy(self, job: _Job, number: int) -> None:

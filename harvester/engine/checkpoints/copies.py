@@ -29,32 +29,40 @@ class EndedCopies(OffloadingWorkerMetadata):  # type: ignore[misc]
 
 
 class Copies(OffloadingConnectorWorker):  # type: ignore[misc]
-    """vLLM's, but copies may fail, and a store starts in the step that plans it: it reads blocks that were computed before that step."""
+    """vLLM's, but copies may fail, and begin in the step that plans them: a store reads blocks that were computed before that step.
+
+    A thread that copies on the CPU reads back beside the forward pass of that step, so that a request may be back in the next. On CUDA
+    vLLM's worker puts copies on a stream, after the pass was launched.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._connector_worker_meta = EndedCopies()
 
     def handle_preemptions(self, kv_connector_metadata: StepCopies) -> None:
-        """Before the forward pass: what is copied from blocks that the step may overwrite must be done."""
-        flush = kv_connector_metadata.jobs_to_flush
-        if not flush:
-            return
+        """Before the forward pass: what is copied from blocks that the step, or a copy beside it, may overwrite must be done."""
+        flush = kv_connector_metadata.jobs_to_flush or ()
         for job_id in flush:
             entry = kv_connector_metadata.store_jobs.pop(job_id, None)
             if entry is not None:
                 self._store(job_id, entry)
-        self.worker.wait(flush)
+        if flush:
+            self.worker.wait(flush)
+        if hasattr(self.worker, "allow"):
+            self.worker.allow(kv_connector_metadata.allowed)
+            self._load(kv_connector_metadata)
 
     def start_kv_transfers(self, metadata: StepCopies) -> None:
         """After the forward pass."""
-        if hasattr(self.worker, "allow"):
-            self.worker.allow(metadata.allowed)
-        for job_id, entry in metadata.load_jobs.items():
-            self._load_jobs[job_id] = entry.req_id
-            self.worker.submit_load(job_id, entry.src_spec, entry.dst_spec)
+        self._load(metadata)
         for job_id, entry in metadata.store_jobs.items():
             self._store(job_id, entry)
+
+    def _load(self, metadata: StepCopies) -> None:
+        for job_id in list(metadata.load_jobs):
+            entry = metadata.load_jobs.pop(job_id)
+            self._load_jobs[job_id] = entry.req_id
+            self.worker.submit_load(job_id, entry.src_spec, entry.dst_spec)
 
     def prepare_store_kv(self, metadata: StepCopies) -> None:
         """Nothing is left to the next step."""

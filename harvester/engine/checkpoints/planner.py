@@ -22,6 +22,7 @@ from vllm.v1.request import Request
 
 from harvester.engine.checkpoints.copies import EndedCopies, StepCopies
 from harvester.engine.checkpoints.wish import Done, StepWish, Tail
+from harvester.engine.queue import is_offline
 from harvester.policy.checkpoint import to_save
 from harvester.policy.hostpool import HostPool
 
@@ -79,8 +80,9 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
             self.manager.protected = self.wish.grants.keys()
             one = SimpleNamespace(num_scheduled_tokens={request_id: 0}, finished_req_ids=())
             jobs.update(super()._build_store_jobs(one))
+        waited, most = self.done.waited_blocks, self.wish.wait_blocks
         for request_id, tokens in self._victims.items():
-            jobs.update(self._save(request_id, tokens))
+            jobs.update(self._save(request_id, tokens, waited + most - self.done.waited_blocks))
         self._victims = {}
         self._note_slots({number: job.dst_spec for number, job in jobs.items()})
         return jobs
@@ -94,8 +96,8 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
 
     # What a victim saves at once
 
-    def _save(self, request_id: str, tokens: int) -> dict[int, TransferJob]:
-        """A job for the last blocks of a preempted request, which the workers do before anything else."""
+    def _save(self, request_id: str, tokens: int, most: int) -> dict[int, TransferJob]:
+        """A job for the last blocks of a preempted request, at most so many, which the workers do before anything else."""
         status = self._req_status.get(request_id)
         if status is None or status.req.is_finished() or not self.able or self._loading(status):
             return {}
@@ -106,7 +108,7 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
             self._forget_tail(request_id)
         covered = self.covered(request_id)
         tail_tokens = tokens % self.block_tokens if self.tails and request_id not in self._tails else 0
-        full, with_tail = to_save(blocks, covered, tail_tokens, self.wish.wait_blocks)
+        full, with_tail = to_save(blocks, covered, tail_tokens, most)
         keys = list(state.offload_keys[covered : covered + full])
         if with_tail:
             keys.append(self._tail_key(status.req, tokens))
@@ -183,6 +185,8 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
         if num_external_tokens:
             number = max(self._current_batch_load_jobs)
             self._note_slots({number: self._current_batch_load_jobs[number].src_spec})
+            if not is_offline(request):
+                self.wish.allowed = self.wish.awaited
 
     # A step
 

@@ -14,7 +14,7 @@ from harvester.engine.checkpoints.planner import Planner
 from harvester.engine.checkpoints.wish import Done, StepWish
 from harvester.engine.queue import is_offline
 from harvester.engine.settings import Settings
-from harvester.policy.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks
+from harvester.policy.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks, waited_blocks
 from harvester.policy.enst import Resident, swap_out
 from harvester.policy.online import OnlineTurns
 from harvester.policy.view import Plan, View
@@ -39,12 +39,14 @@ class Checkpoints:
     def __init__(self, connector: Any, settings: Settings) -> None:
         self._planner: Planner | None = connector.connector_scheduler if isinstance(connector, CheckpointConnector) else None
         self._config = settings.checkpoint
+        self._ttft_s = settings.slo.ttft_slo_ms / 1000
         self._board = Board(settings.board) if settings.board is not None else None
         self._coverage = Coverage(Thresholds(self._config.start_free, self._config.full_free, self._config.online))
         self._grants: Mapping[str, int] = {}  # blocks by request, beside the next step
         self._limit = 0  # blocks beside the last one
         self._step_s = 0.0
         self._block_s: float | None = None
+        self._waited = 0  # most blocks that a step waits for
         self._planned_s: float | None = None
         self._lost: dict[str, int] = {}  # of preempted requests: tokens that were computed
         self._began_s: dict[str, float] = {}  # of requests that are read back
@@ -56,8 +58,14 @@ class Checkpoints:
             return
         self._measure(planner, now_s, running=bool(scheduler.running))
         online = not plan.preemptible
-        self._limit = limit_blocks(self._step_s, plan.limit_s - self._step_s, self._block_s, online)
-        planner.wish = StepWish(self._grants, max(1, self._limit) if online else None, self._config.wait_blocks)
+        slack_s = plan.limit_s - self._step_s
+        self._limit = limit_blocks(self._step_s, slack_s, self._block_s, online)
+        awaited = max(1, limit_blocks(self._step_s, slack_s, self._block_s, online, awaited=True))
+        back = any(not is_offline(request) for request in scheduler.kv_holding_waiting)
+        allowed = awaited if back else max(1, self._limit)
+        given = self._config.wait_blocks
+        self._waited = waited_blocks(self._ttft_s, self._block_s) if given is None else given
+        planner.wish = StepWish(self._grants, *((allowed, awaited) if online else (None, None)), self._waited)
         self._grants = {}
         for request in scheduler.kv_holding_waiting:
             self._began_s.setdefault(request.request_id, now_s)
@@ -90,7 +98,7 @@ class Checkpoints:
     def _uncovered(self, planner: Planner, request: Request) -> int:
         """Blocks that it would compute again: those that are not on the host, without the few that are saved at once."""
         missing: int = answered(request) // planner.block_tokens - planner.covered(request.request_id)
-        return max(0, missing - self._config.wait_blocks)
+        return max(0, missing - self._waited)
 
     def swap_out(self, scheduler: Any, turns: OnlineTurns, now_s: float) -> None:
         """Where the next online request finds no KV, and no offline work has any, those whose turn comes last give theirs up."""

@@ -34,8 +34,12 @@ class Done:
 
 @dataclass(slots=True)
 class StepWish:
-    """What the policy wants of the next step. ``grants``: blocks by request; ``wait_blocks``: most that the step may wait for."""
+    """What the policy wants of the next step. ``grants``: blocks by request; ``wait_blocks``: most that the step may wait for.
+
+    ``allowed``: most copied beside it; ``awaited``: the same where an online request is read back. None: no bound.
+    """
 
     grants: Mapping[str, int] = field(default_factory=dict)
     allowed: int | None = None
+    awaited: int | None = None
     wait_blocks: int = 8
