@@ -41,11 +41,11 @@ def run(options: Options) -> dict[str, Any]:
     ]
     with site(options, given, 1.0) as place:
         found = {order: _measure(place, order, given, loads, options.seed) for order in orders}
-        lines = []
+        lines: list[dict[str, Any]] = []
         for index, rate in enumerate(rates):
             systems = {order: stretches[index].summary(None) for order, stretches in found.items()}
             lines.append({"rate": round(rate, 4), "systems": systems, "ratios": _ratios(systems)})
-        ratios = lines[-1]["ratios"] | rates_at(lines)
+        ratios = {**lines[-1]["ratios"], **rates_at(lines)}
         return described(given, place) | {"systems": lines[-1]["systems"], "ratios": ratios, "points": lines}
 
 

@@ -62,10 +62,10 @@ class Checkpoints:
         self._limit = limit_blocks(self._step_s, slack_s, self._block_s, online)
         awaited = max(1, limit_blocks(self._step_s, slack_s, self._block_s, online, awaited=True))
         back = any(not is_offline(request) for request in scheduler.kv_holding_waiting)
-        allowed = awaited if back else max(1, self._limit)
+        allowed, for_chat = (awaited if back else max(1, self._limit), awaited) if online else (None, None)
         given = self._config.wait_blocks
         self._waited = waited_blocks(self._ttft_s, self._block_s) if given is None else given
-        planner.wish = StepWish(self._grants, *((allowed, awaited) if online else (None, None)), self._waited)
+        planner.wish = StepWish(self._grants, allowed, for_chat, self._waited)
         self._grants = {}
         for request in scheduler.kv_holding_waiting:
             self._began_s.setdefault(request.request_id, now_s)
