@@ -63,6 +63,7 @@ def view(
     block_tokens, most_tokens = scheduler.block_size, scheduler.max_num_scheduled_tokens
     shift_s = now_s - time.time()
     online = list(waiting.online)
+    back = [r for r in scheduler.kv_holding_waiting if r.request_id in scheduler.finished_recving_kv_req_ids and not is_offline(r)]
     return View(
         running=rows,
         online_waiting=len(online),
@@ -75,6 +76,8 @@ def view(
         now_s=now_s,
         waiting_due_s=min((r.arrival_time + shift_s + promise(r).ttft_s for r in online), default=float("inf")),
         waiting_tokens=sum(r.num_tokens for r in online),
+        returning=sum(max(1, r.num_tokens - r.num_computed_tokens) for r in back),
+        returning_context=sum(r.num_computed_tokens for r in back),
         max_tokens=most_tokens,
         offline_step_s=offline_step_s,
         loading_growth=sum(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
+import psutil
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -30,6 +31,15 @@ class HarvestLLM(AsyncLLM):  # type: ignore[misc]
         """Signal arrivals and count what becomes of them."""
         self._signal, self._metrics, self._settings = signal, metrics, settings
         self._in_flight = Counter()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """vLLM's, which in 0.32 asks each process that it must kill for its name, and fails where one ends by itself meanwhile."""
+        try:
+            super().shutdown(timeout)
+        except psutil.NoSuchProcess:
+            resources = self.engine_core.resources
+            kill([process.pid for process in resources.engine_manager.processes])
+            resources()
 
     def in_flight(self) -> dict[WorkClass, int]:
         """Requests that have come and are not answered, by class of work."""
@@ -90,3 +100,13 @@ def _tokens(prompt: Any) -> int:
     """Tokens of a rendered prompt; 0 where it is not rendered yet."""
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
     return len(ids) if ids else 0
+
+
+def kill(pids: Iterable[int]) -> None:
+    """These processes and all that they started; those that are gone are passed over."""
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(pid)
+            for process in (*parent.children(recursive=True), parent):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()

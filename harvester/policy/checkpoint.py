@@ -59,17 +59,17 @@ def ramp(free: float, start: float, full: float) -> float:
     return min(1.0, max(0.0, (start - free) / (start - full)))
 
 
-def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: bool, awaited: bool = False) -> int:
+def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: bool) -> int:
     """Most blocks to copy beside a step of ``step_s``. ``slack_s``: left of what online requests are promised; ``block_s``: of one copy.
 
     Copies take a small share of a step that holds online work and never more than its slack; a larger share of one that holds none, where
-    one block is always allowed, so that copying never stands still. ``awaited``: an online request waits for the copies, and each step
-    that they take longer costs it more than they cost the others. An engine that has not measured a copy begins with a few.
+    one block is always allowed, so that copying never stands still. Where an online request waits for the copies they may take that share
+    too: each further step costs it more than they cost the others. An engine that has not measured a copy begins with a few.
     """
     if block_s is None or block_s <= 0.0:
         return FIRST_BLOCKS if slack_s > 0.0 or not online else 0
     if online:
-        return max(0, int(min((OFFLINE_SHARE if awaited else ONLINE_SHARE) * step_s, slack_s) / block_s))
+        return max(0, int(min(ONLINE_SHARE * step_s, slack_s) / block_s))
     return max(1, int(OFFLINE_SHARE * step_s / block_s))
 
 

@@ -78,13 +78,19 @@ def online_work(view: View, batch: Batch, limits: Limits, model: LatencyModel) -
 
 
 def online_load(view: View, batch: Batch, most_tokens: int | None = None) -> StepLoad:
-    """What the online requests compute: all that run, decodes first, then all that wait, within ``most_tokens`` (None: the view's)."""
+    """What the online requests compute: all that run or return, decodes first, then all that wait.
+
+    ``most_tokens``: of all of it; None: the view's.
+    """
     most = view.max_tokens if most_tokens is None else most_tokens
     left = math.inf if most is None else most
     decoding = batch.decoding if len(batch.decoding) <= left else batch.decoding[: int(left)]
     decodes, contexts = sum(r.step_tokens for r in decoding), sum(r.context for r in decoding)
     left -= decodes
     load = StepLoad(0, 0.0, decodes, contexts, len(decoding))
+    if view.returning:
+        left -= view.returning
+        load += StepLoad(0, 0.0, view.returning, view.returning_context, view.returning)
     for r in batch.prompts:
         tokens = int(min(r.step_tokens, left))
         if tokens <= 0:

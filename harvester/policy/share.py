@@ -35,7 +35,7 @@ def plan_step(view: View, limits: Limits, model: LatencyModel | None = None, bat
     if batch is None or preempt:
         batch = batch_of(view.running, preempt)
     slots, blocks = opened(room(view, batch, limits), view, batch) if view.online_waiting == 0 else (0, 0)
-    if not batch.online and view.online_waiting == 0:
+    if not batch.online and view.online_waiting == 0 and not view.returning:
         return Plan(tuple(batch.kept), (), (), _alone_tokens(view, batch, model), slots, blocks, preemptible=True)
     step_s = limit_s(view, batch)
     if model is None or not model.ready or (step_s == math.inf and limits.ttft_s == math.inf):
@@ -97,7 +97,7 @@ def _whole(view: View, batch: Batch, online: Online, offline_tokens: int) -> int
         return online.load.decode_seqs + online.prompt_tokens + offline_tokens
     if view.online_waiting:
         return None
-    return len(batch.decoding) + batch.prompt_tokens + offline_tokens
+    return len(batch.decoding) + batch.prompt_tokens + view.returning + offline_tokens
 
 
 def _most_tokens(view: View, limits: Limits, model: LatencyModel, load: StepLoad) -> int:
@@ -111,5 +111,5 @@ def _fixed(view: View, batch: Batch, limits: Limits, space: tuple[int, int]) -> 
     if view.online_waiting:  # its prompt takes what the step can hold; offline prompts wait a step
         fit, rest = batch.decodes[:share], batch.decodes[share:]
         return Plan((*batch.online, *fit), (*rest, *batch.prefills), (), None, 0, 0, offline_tokens=share)
-    tokens = sum(view.running[i].step_tokens for i in batch.online) + share
+    tokens = sum(view.running[i].step_tokens for i in batch.online) + view.returning + share
     return Plan((*batch.online, *batch.decodes, *batch.prefills), (), (), tokens, *space, offline_tokens=share)

@@ -62,6 +62,8 @@ class View:
     now_s: float = 0.0
     waiting_due_s: float = math.inf  # when the first of the waiting online requests' first tokens is due
     waiting_tokens: int = 0  # tokens of the waiting online prompts
+    returning: int = 0  # tokens of online requests whose KV is back from the host and that join this step
+    returning_context: int = 0  # tokens computed of them
     max_tokens: int | None = None  # most tokens of any step; None: not known
     offline_step_s: float = math.inf  # most seconds of a step of offline work alone
     loading_growth: int = 0  # KV blocks that offline requests whose KV is read back will still need

@@ -102,15 +102,6 @@ def test_copies_beside_online_work_stay_within_the_slack_and_a_fiftieth_of_the_s
     assert blocks == 0 or blocks * block_s <= min(slack_s, 0.02 * step_s) * 1.000001
 
 
-@given(st.floats(1e-4, 10), st.floats(-1, 10), st.floats(1e-6, 1))
-def test_copies_that_online_work_waits_for_may_take_more_of_a_step_and_no_more_of_its_slack(
-    step_s: float, slack_s: float, block_s: float
-) -> None:
-    usual, awaited = (limit_blocks(step_s, slack_s, block_s, online=True, awaited=awaited) for awaited in (False, True))
-    assert usual <= awaited
-    assert awaited == 0 or awaited * block_s <= min(slack_s, 0.25 * step_s) * 1.000001
-
-
 @given(st.floats(0, 10), st.floats(1e-6, 1))
 def test_copies_beside_offline_work_never_stand_still(step_s: float, block_s: float) -> None:
     assert limit_blocks(step_s, 0.0, block_s, online=False) >= 1

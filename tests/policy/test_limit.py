@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harvester.policy.batch import batch_of
-from harvester.policy.latency import StepLoad
+from harvester.policy.latency import LatencyModel, StepLoad
 from harvester.policy.limit import LEAST_PROMPT_CHUNK, limit_s, online_load, online_work
 from harvester.policy.share import Running, View, plan_step
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, view
@@ -99,3 +99,22 @@ def test_a_prompt_whose_first_token_would_come_late_is_cut_only_where_further_st
 def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:
     seen = view(*[chat(1e-6)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
     assert plan_step(seen, LIMITS, MODEL).budget_tokens == 4 + LEAST_PROMPT_CHUNK
+
+
+# -- chat whose KV is back ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tpot_s", [10.0, 1e-6], ids=["offline work fits", "none does"])
+@pytest.mark.parametrize("model", [MODEL, None], ids=["budget", "fixed"])
+def test_chat_whose_kv_is_back_has_its_token_in_the_step_whatever_offline_work_has(tpot_s: float, model: LatencyModel | None) -> None:
+    running = (*[chat(tpot_s)] * 3, *[row()] * 30)
+    without, plan = (plan_step(view(*running, returning=tokens, returning_context=500), SHARED, model) for tokens in (0, 2))
+    assert plan.budget_tokens is not None
+    assert plan.budget_tokens == 3 + 2 + (plan.offline_tokens or 0)
+    assert (plan.offline_tokens or 0) <= (without.offline_tokens or 0)
+
+
+def test_a_step_to_which_chat_comes_back_is_not_one_of_offline_work_alone() -> None:
+    plan = plan_step(view(row(), row(300), returning=1, returning_context=500), SHARED, MODEL)
+    assert not plan.preemptible
+    assert plan.budget_tokens == 1 + (plan.offline_tokens or 0)

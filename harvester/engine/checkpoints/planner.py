@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,7 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
         self._victims: dict[str, int] = {}  # preempted since the last step: tokens whose KV is computed
         self._tails: dict[str, Tail] = {}
         self._slots: dict[int, list[int]] = {}  # host slots of each job in flight
+        self.began_s: dict[str, float] = {}  # when requests began to be read back
         self.failed_loads: set[str] = set()  # requests, since they were last asked for
         self._failed: set[int] = set()  # jobs in flight that failed on some rank
 
@@ -185,6 +187,7 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
         if num_external_tokens:
             number = max(self._current_batch_load_jobs)
             self._note_slots({number: self._current_batch_load_jobs[number].src_spec})
+            self.began_s[request.request_id] = time.monotonic()
             if not is_offline(request):
                 self.wish.allowed = self.wish.awaited
 

@@ -49,7 +49,6 @@ class Checkpoints:
         self._waited = 0  # most blocks that a step waits for
         self._planned_s: float | None = None
         self._lost: dict[str, int] = {}  # of preempted requests: tokens that were computed
-        self._began_s: dict[str, float] = {}  # of requests that are read back
 
     def allow(self, scheduler: Any, plan: Plan, now_s: float) -> None:
         """Before a step: what was planned while the last one ran, and how much of it there is time for beside this one."""
@@ -60,15 +59,13 @@ class Checkpoints:
         online = not plan.preemptible
         slack_s = plan.limit_s - self._step_s
         self._limit = limit_blocks(self._step_s, slack_s, self._block_s, online)
-        awaited = max(1, limit_blocks(self._step_s, slack_s, self._block_s, online, awaited=True))
+        awaited = limit_blocks(self._step_s, slack_s, self._block_s, online=False)
         back = any(not is_offline(request) for request in scheduler.kv_holding_waiting)
         allowed, for_chat = (awaited if back else max(1, self._limit), awaited) if online else (None, None)
         given = self._config.wait_blocks
         self._waited = waited_blocks(self._ttft_s, self._block_s) if given is None else given
         planner.wish = StepWish(self._grants, allowed, for_chat, self._waited)
         self._grants = {}
-        for request in scheduler.kv_holding_waiting:
-            self._began_s.setdefault(request.request_id, now_s)
 
     def plan(self, scheduler: Any) -> None:
         """While a step is computed: what to copy beside the next one."""
@@ -150,8 +147,9 @@ class Checkpoints:
     def admitted(self, names: Collection[str], computed: Mapping[str, int], now_s: float) -> None:
         """These came from the waiting queue in a step, with so many ``computed`` tokens each."""
         for name in names:
-            began_s, lost = self._began_s.pop(name, now_s), self._lost.pop(name, None)
+            lost = self._lost.pop(name, None)
             if lost is not None and name in computed and self._planner is not None and self._board is not None:
+                began_s = self._planner.began_s.pop(name, now_s)
                 self._resumed(self._planner, self._board, name, lost, lost - computed[name])
                 self._board.add(Count.RESUME_S, now_s - began_s)
 
@@ -177,7 +175,7 @@ class Checkpoints:
 
     def forget(self, names: Collection[str]) -> None:
         """These requests have ended."""
-        for kept in (self._lost, self._began_s):
+        for kept in (self._lost, self._planner.began_s) if self._planner is not None else ():
             for name in names:
                 kept.pop(name, None)
 
