@@ -29,9 +29,6 @@ def test_all_processes_end_where_vllm_fails_to_kill_one_that_is_gone(monkeypatch
 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
     cleaned: list[bool] = []
 
     class Resources(SimpleNamespace):
@@ -46,9 +43,12 @@ def test_all_processes_end_where_vllm_fails_to_kill_one_that_is_gone(monkeypatch
         raise psutil.NoSuchProcess(gone.pid)
 
     monkeypatch.setattr(AsyncLLM, "shutdown", fails)
-    llm = object.__new__(Llm)
-    llm.engine_core = SimpleNamespace(resources=Resources(engine_manager=SimpleNamespace(processes=[gone, parent])))
-    llm.shutdown()
-    assert parent.wait(10) < 0
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        llm = object.__new__(Llm)
+        llm.engine_core = SimpleNamespace(resources=Resources(engine_manager=SimpleNamespace(processes=[gone, parent])))
+        llm.shutdown()
+        assert parent.wait(10) < 0
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert cleaned == [True]
