@@ -57,6 +57,7 @@ def run(options: Options) -> dict[str, Any]:
         "detect_ms": _ms(hit.detect_s),
         "step_ms": _ms(on.steps_s),
         "layer_ms": _ms([step / on.layers for step in on.steps_s]),
+        "detect_mean_over_step_mean": sum(hit.detect_s) / max(1, len(hit.detect_s)) / step_s,
         "step_met_mean_ms": 1e3 * met_s,
         "detect_mean_over_step_met": sum(hit.detect_s) / max(1, len(hit.detect_s)) / met_s,
         "steps_ended": len(hit.detect_s),

@@ -80,7 +80,7 @@ def online_work(view: View, batch: Batch, limits: Limits, model: LatencyModel) -
 def online_load(view: View, batch: Batch, most_tokens: int | None = None) -> StepLoad:
     """What the online requests compute: all that run or return, decodes first, then all that wait.
 
-    ``most_tokens``: of all of it; None: the view's.
+    ``most_tokens``: within which prompts are taken; None: the view's.
     """
     most = view.max_tokens if most_tokens is None else most_tokens
     left = math.inf if most is None else most
@@ -89,8 +89,8 @@ def online_load(view: View, batch: Batch, most_tokens: int | None = None) -> Ste
     left -= decodes
     load = StepLoad(0, 0.0, decodes, contexts, len(decoding))
     if view.returning:
-        left -= view.returning
         load += StepLoad(0, 0.0, view.returning, view.returning_context, view.returning)
+        left = max(0, left - view.returning)
     for r in batch.prompts:
         tokens = int(min(r.step_tokens, left))
         if tokens <= 0:

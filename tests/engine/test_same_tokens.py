@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(960)]
 
 TWO_CORES = len(os.sched_getaffinity(0)) >= 2
 MODES: dict[str, tuple[dict[str, Any], dict[str, str], float, int]] = {

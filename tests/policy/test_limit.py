@@ -114,6 +114,11 @@ def test_chat_whose_kv_is_back_has_its_token_in_the_step_whatever_offline_work_h
     assert (plan.offline_tokens or 0) <= (without.offline_tokens or 0)
 
 
+def test_prompts_get_no_tokens_where_those_that_decode_and_return_take_all_of_the_step() -> None:
+    seen = view(*[chat()] * 16, prompt(50), online_waiting=1, waiting_tokens=9, returning=2, returning_context=500, max_tokens=16)
+    assert online_load(seen, batch_of(seen.running)).prefill_tokens == 0
+
+
 def test_a_step_to_which_chat_comes_back_is_not_one_of_offline_work_alone() -> None:
     plan = plan_step(view(row(), row(300), returning=1, returning_context=500), SHARED, MODEL)
     assert not plan.preemptible

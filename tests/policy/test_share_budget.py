@@ -139,7 +139,9 @@ def views(draw: st.DrawFn) -> View:
     waiting = draw(st.integers(0, 3))
     tokens = draw(st.integers(waiting, 4000)) if waiting else 0
     slots = len(running) + draw(st.integers(0, 20))
-    return view(*running, online_waiting=waiting, waiting_tokens=tokens, waiting_due_s=draw(st.floats(0.0, 3.0)), now_s=1.0, max_seqs=slots)
+    back, most = draw(st.integers(0, 3)), draw(st.sampled_from([16, 2048]))
+    given = {"waiting_due_s": draw(st.floats(0.0, 3.0)), "now_s": 1.0, "max_seqs": slots, "max_tokens": most}
+    return view(*running, online_waiting=waiting, waiting_tokens=tokens, returning=back, returning_context=100 * back, **given)
 
 
 @settings(max_examples=60)
