@@ -60,8 +60,12 @@ class Drive:
 
     def add(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> None:
         """A prompt with no prefix in common with another. ``arrived_s``: of the wall clock; None: in the order of the calls, long ago."""
+        self.enter(self.made(name, prompt_tokens, max_tokens, offline=offline, arrived_s=arrived_s))
+
+    def made(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> Request:
+        """As `add`, which the scheduler does not know yet."""
         self._serial += 1
-        request = Request(
+        return Request(
             name,
             [1000 * self._serial + i for i in range(prompt_tokens)],
             SamplingParams(max_tokens=max_tokens, ignore_eos=True),
@@ -70,7 +74,9 @@ class Drive:
             priority=PRIORITY_OFFLINE if offline else PRIORITY_ONLINE,
             block_hasher=self._hasher,
         )
-        self.requests[name] = request
+
+    def enter(self, request: Request) -> None:
+        self.requests[request.request_id] = request
         self.scheduler.add_request(request)
 
     def schedule(self) -> Any:

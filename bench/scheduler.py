@@ -144,9 +144,10 @@ def _timed(drive: Drive, case: Case, steps: int) -> dict[str, Any]:
     added, beside, stock = [], [], []
     running = 0
     for number in range(steps):
+        comes = drive.made(f"more-{number}", PROMPT, 8, offline=False, arrived_s=time.time()) if number % case.arrivals_every == 0 else None
         clock.start()
-        if number % case.arrivals_every == 0:
-            drive.add(f"more-{number}", PROMPT, 8, offline=False, arrived_s=time.time())
+        if comes is not None:
+            drive.enter(comes)
         output = drive.schedule()
         before, inside_before = clock.stop()
         clock.start()

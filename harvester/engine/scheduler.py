@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -143,9 +142,9 @@ class HarvestScheduling:
         self._checkpoints.swap_out(self, self._turns, now_s)
         reserve = self._bursts.reserve(now_s) if self._bursts is not None else None
         (rows, batch), promise = self._outlook.rows(self.running, ranks, now_s), self._outlook.promise
-        view = compat.view(self, rows, self.waiting, now_s, now_s - self._online_at_s, promise, reserve, self._offline_step_s(now_s))
         if len(self._turns):
-            self._online_at_s, view = now_s, replace(view, online_idle_s=0.0)
+            self._online_at_s = now_s
+        view = compat.view(self, rows, self.waiting, now_s, now_s - self._online_at_s, promise, reserve, self._offline_step_s(now_s))
         model = self._learning.model if self._settings.schedule.budget == "slo" else None
         view = self._checkpoints.marked(view, self.running)
         return Planned(view, plan_step(view, self._settings.limits, model, batch), ranks)
