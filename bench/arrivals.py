@@ -69,10 +69,10 @@ def drawn(
     """A Gamma process of requests whose lengths are drawn from ``lengths``, scaled and bounded as `replay` does (FastServe 6.1)."""
     times = gamma_times(rate, cv, seconds, generator)
     chosen = generator.integers(len(lengths), size=len(times)).tolist()
-    return [Arrival(at_s, *_scaled(lengths[index], scale, most)) for at_s, index in zip(times, chosen, strict=True)]
+    return [Arrival(at_s, *scaled(lengths[index], scale, most)) for at_s, index in zip(times, chosen, strict=True)]
 
 
-def _scaled(length: tuple[int, int], scale: float, most: tuple[int, int]) -> tuple[int, int]:
+def scaled(length: tuple[int, int], scale: float, most: tuple[int, int]) -> tuple[int, int]:
     """(prompt, answer) tokens, multiplied by ``scale`` and kept between (4, 2) and ``most``."""
     prompt, answer = (round(tokens * scale) for tokens in length)
     return max(4, min(most[0], prompt)), max(2, min(most[1], answer))
@@ -100,7 +100,7 @@ def replay(trace: Trace, rate: float, seconds: float, scale: float, most: tuple[
     return [
         Arrival(
             min((trace.times_s[i] - first_s) / span_s, 1.0 - 1e-9) * seconds,
-            *_scaled((trace.prompt_tokens[i], trace.output_tokens[i]), scale, most),
+            *scaled((trace.prompt_tokens[i], trace.output_tokens[i]), scale, most),
         )
         for i in chosen
     ]

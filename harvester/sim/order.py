@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from harvester.policy.mlfq import Mlfq
@@ -81,6 +81,30 @@ class ShortestPrompt:
 
     def order(self, now_s: float) -> Sequence[str]:
         return [request for _, _, request in self._sorted]
+
+
+class ShortestRemaining:
+    """By the time that is left to each, known beforehand: no scheduler can have it, none has a lower mean latency with one slot (SRPT).
+
+    ``service_s``: of each request, alone. What a step takes counts as one part in ``share``, since so many are served at once.
+    """
+
+    def __init__(self, service_s: Mapping[str, float], share: int) -> None:
+        self._left_s = dict(service_s)
+        self._share = share
+        self._held: dict[str, None] = {}
+
+    def arrive(self, request: str, prompt_tokens: int, now_s: float) -> None:
+        self._held[request] = None
+
+    def ran(self, request: str, seconds: float, now_s: float) -> None:
+        self._left_s[request] -= seconds / self._share
+
+    def finish(self, request: str) -> None:
+        del self._held[request], self._left_s[request]
+
+    def order(self, now_s: float) -> Sequence[str]:
+        return sorted(self._held, key=self._left_s.__getitem__)
 
 
 class Feedback:
