@@ -33,6 +33,7 @@ class LatencyModel:
     READY_STEPS = 64
     CHECK_STEPS = 16
     WARM_UP_STEPS = 32  # without a profile: the errors of the first fits say nothing about later ones
+    KIND_STEPS = 8  # so many of a kind teach before they count as errors
     MEMORY_STEPS = 512.0  # an observation this old weighs 1/e of a new one
     PROFILE_STEPS = 128.0  # what a loaded profile weighs at most, in steps
     ERROR_STEPS = 256  # window of the error
@@ -49,6 +50,7 @@ class LatencyModel:
         self._steps = 0
         self._unready_steps, self._warm_up_steps = self.READY_STEPS, self.WARM_UP_STEPS
         self._most_tokens = 0
+        self._kinds: dict[tuple[int, int], int] | None = {}  # steps by the size of prompts and decodes; None: a profile knows all
         self._ratios: deque[tuple[float, float]] = deque()  # predicted seconds, actual over predicted
         self._sorted: list[float] = []
         self._latest: deque[float] = deque(maxlen=self.CHECK_STEPS)
@@ -117,10 +119,22 @@ class LatencyModel:
         self._add(features(load), seconds, max(seconds, predicted))
         self._most_tokens = max(self._most_tokens, load.tokens)
         self._steps += 1
-        if predicted > 0.0 and self._steps > self._warm_up_steps:
+        if self._knows(load) and predicted > 0.0 and self._steps > self._warm_up_steps:
             self._watch(predicted, seconds / predicted)
         if self._steps % self.REFIT_STEPS == 0:
             self._refit(sweeps=2 if self.ready else 16)
+
+    def _knows(self, load: StepLoad) -> bool:
+        """Whether steps of its kind were seen; this one is counted. What is said of others is a guess, which tells of no change of pace.
+
+        Long steps of offline work hardly show what the shortest take: until the fit has seen a few of those it is far off, for both.
+        """
+        if self._kinds is None:
+            return True
+        kind = load.prefill_tokens.bit_length(), load.decode_seqs.bit_length()
+        seen = self._kinds.get(kind, 0)
+        self._kinds[kind] = seen + 1
+        return seen >= self.KIND_STEPS
 
     def _add(self, row: tuple[float, ...], seconds: float, scale: float) -> None:
         self._weight *= 1.0 + 1.0 / self.MEMORY_STEPS
@@ -202,5 +216,5 @@ class LatencyModel:
             raise ConfigError(f"profile holds {sorted(shapes)} coefficients, not {FEATURES}; make it again with harvester profile")
         if steps > cls.PROFILE_STEPS:
             model._rescale(cls.PROFILE_STEPS / steps, cls.PROFILE_STEPS / steps)
-        model._unready_steps, model._warm_up_steps = cls.CHECK_STEPS, 0
+        model._unready_steps, model._warm_up_steps, model._kinds = cls.CHECK_STEPS, 0, None
         return model

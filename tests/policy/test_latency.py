@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -212,3 +213,23 @@ def test_a_long_step_is_not_judged_by_the_stalls_of_short_ones() -> None:
 def test_where_few_steps_were_as_long_the_margin_of_all_counts() -> None:
     model = a_model(CPU, 0.1, count=400)
     assert model.margin_at(1e6) == model.margin
+
+
+def decodes(count: int, context: int) -> StepLoad:
+    return StepLoad(0, 0.0, count, count * context, count)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_short_steps_after_long_ones_leave_no_wide_margin(seed: int) -> None:
+    rng, model = random.Random(seed), LatencyModel()
+
+    def ran(load: StepLoad) -> None:
+        model.observe(load, predict_with(CPU, load) * rng.lognormvariate(0.0, 0.04))
+
+    for _ in range(117):
+        ran(StepLoad.prefill(rng.choice([1400, 1739, 2017]), rng.choice([200, 500, 900])) + decodes(rng.choice([29, 30, 31]), 1425))
+    for load, times in ((decodes(31, 1440), 10), (decodes(1, 60), 17), (decodes(31, 1440), 12), (decodes(5, 200), 8)):
+        for _ in range(times):
+            ran(load)
+    assert model.margin < 1.5
+    assert model.predict(decodes(1, 60)) == pytest.approx(predict_with(CPU, decodes(1, 60)), rel=0.2)
