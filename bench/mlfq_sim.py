@@ -2,7 +2,7 @@
 
 FastServe's setting (section 6 of arXiv 2305.05920v3): OPT-13B on one A100 40 GB, ShareGPT-like lengths, Poisson arrivals, latency over
 output tokens with 0.3 s a token as the bound. No GPU is used: steps are timed by a roofline of that model and GPU. And the load of the
-scenario ``mlfq``, with steps as long as a small model's on two cores. ``shortest_remaining`` knows every length: what an order could win.
+scenario ``mlfq``, with steps as long as a small model's on two cores. ``shortest_remaining`` knows every length, as no scheduler does.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Recorded:
 
 
 def two_cores_s(load: StepLoad) -> float:
-    """Seconds of a step of the benches' Llama of 28M parameters, roughly as `harvester profile` finds them on two cores."""
+    """Seconds of a step of the benches' Llama of 28M parameters, roughly as the latency model learns them on two cores."""
     return 6e-3 + 1.5e-4 * load.prefill_tokens + 8e-4 * load.decode_seqs + 1.5e-6 * load.decode_context
 
 
