@@ -7,11 +7,10 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from bench.plot import draw
-from bench.record import machine, outcome
+from bench.record import Start, outcome
 from bench.scenario import SCENARIOS, Options
 from harvester.errors import HarvesterError, UsageError
 
@@ -57,7 +56,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"error: the folder of {given.json} does not exist; make it first", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server outlives us
-    started_at_s, before = time.time(), machine()
+    start = Start.now()
     try:
         options = Options(model=given.model, seconds=given.seconds, quick=given.quick, seed=given.seed, set=_set(given.set))
         measured = SCENARIOS[given.scenario].load()(options)
@@ -66,7 +65,7 @@ def main(words: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    result = outcome(given.scenario, options, started_at_s, before, measured)
+    result = outcome(given.scenario, options, start, measured)
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     if given.json is None:
         print(text, end="")

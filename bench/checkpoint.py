@@ -1,8 +1,9 @@
 """Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Fig. 4, FastServe Fig. 15).
 
-One engine at a time in this process's charge, no server around it, with KV for about ten offline requests. First offline work, from
-which bursts of online requests take KV; then chat alone, at nearly the rate that the engine answers. Every engine gets the same prompts
-and times, in rounds that they take in turns; ratios come with the spread of the rounds (`bench.rounds`).
+One engine at a time in this process's charge, no server around it. First offline work with KV for about ten requests, from which bursts
+of online requests take it; then the same work with KV for all beside single online requests, where checkpoints can only cost; then chat
+alone, at nearly the rate that the engine answers. Every engine gets the same prompts and times, in rounds that they take in turns; ratios
+come with the spread of the rounds (`bench.rounds`), figures and goals are `bench.kvgoals`'.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.counters import work_between
-from bench.kvload import Seen, all_seen, chat, closed, mixed
-from bench.latency import percentiles
+from bench.kvgoals import Round, goals_of, ratios_of, same, summary
+from bench.kvload import Seen, chat, closed, mixed, steady
 from bench.models import bench_model
 from bench.realpath import on_cpu
-from bench.rounds import in_turns, pooled, ratio_of_percentiles, ratio_of_rounds, rounds_of
+from bench.rounds import in_turns, rounds_of
 from bench.scenario import Options
 from bench.systems import CPU_ENGINE, counted
 from harvester.config import parse_config
@@ -54,8 +55,11 @@ SYSTEMS = {
     "swap": System(ON | {"start_free": 1e-9, "full_free": 0.0, "wait_blocks": 1_000_000}),
     "incremental": System(ON | {"partial_blocks": False}),
     "incremental+partial": System(ON),
+}
+PLENTY = {
     "plenty_off": System({}, PLENTY_MIB),
     "plenty_on": System(ON, PLENTY_MIB),
+    "plenty_copying": System(ON | {"start_free": 1.0, "full_free": 0.99}, PLENTY_MIB),
 }
 QUICK = ("recompute", "incremental+partial")
 CHAT_KV_MIB = 96  # for about ten chats
@@ -67,23 +71,12 @@ CHATS = {
 }
 WARM_S, CLOSED_S = 8.0, 15.0
 Load = Callable[[Any, Seen, float, int], Awaitable[None]]  # engine, what is seen, seconds, seed
-LOADS, QUICK_LOADS = (0.9, 1.2), (0.9,)  # times the rate that an engine with KV enough answers
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One engine once. ``tokens`` and ``recomputed``: its token work; ``done``: what the board counted."""
-
-    seconds: float
-    seen: Seen
-    tokens: int
-    recomputed: int
-    done: dict[str, float]
+LOADS, QUICK_LOADS = (0.8, 0.9, 1.0), (0.9,)  # times the rate that an engine with KV enough answers
 
 
 def run(options: Options) -> dict[str, Any]:
-    """``--seconds``: of each engine in a round (20), after a warm-up. ``--set rounds=N``: how many (5; 1 with ``--quick``)."""
-    seconds, rounds = options.seconds or 20.0, _rounds(options)
+    """``--seconds``: of each engine in a round (24), after a warm-up. ``--set rounds=N``: how many (5; 1 with ``--quick``)."""
+    seconds, rounds = options.seconds or 24.0, _rounds(options)
     model = options.model or str(bench_model())
 
     def measure(systems: Mapping[str, System], load: Load) -> dict[str, list[Round]]:
@@ -91,25 +84,26 @@ def run(options: Options) -> dict[str, Any]:
             list(systems), rounds, lambda name, number: _alone(name, systems[name], model, seconds, options.seed + 10 * number, load)
         )
 
-    found = measure({name: SYSTEMS[name] for name in (QUICK if options.quick else SYSTEMS)}, mixed)
+    short = measure({name: SYSTEMS[name] for name in (QUICK if options.quick else SYSTEMS)}, mixed)
+    plenty = {} if options.quick else measure(PLENTY, steady)
     most = _alone("closed", CHATS["chat_plenty"], model, CLOSED_S, options.seed + 2, closed)
     if not most.seen.latency_s:
         raise EngineError(f"no chat of {CLOSED_S:g} s was answered to its end; the machine is too slow for this scenario")
-    rates = [load * len(most.seen.latency_s) / CLOSED_S for load in (QUICK_LOADS if options.quick else LOADS)]
-    chats = [measure(CHATS, partial(chat, rate=rate)) for rate in rates]
-    ratios = _ratios(found)
+    rates = {load: load * len(most.seen.latency_s) / CLOSED_S for load in (QUICK_LOADS if options.quick else LOADS)}
+    chats = {load: measure(CHATS, partial(chat, rate=rate)) for load, rate in rates.items()}
+    ratios = ratios_of(short | plenty)
     return {
         "model": Path(model).name,
         "engine": ENGINE,
         "rounds": rounds,
-        "seconds": seconds,
+        "seconds_each": seconds,
         "stock_offloading": "not run: vLLM's offloading refuses the CPU platform" if on_cpu() else "not run",
-        "tokens_identical": all(_same(each) for each in (found, *chats)),
-        "goals": _goals(found, chats, ratios),
-        "systems": {name: _summary(each) for name, each in found.items()},
+        "tokens_identical": all(same(each) for each in (short, plenty, *chats.values())),
+        "goals": goals_of(short | plenty, chats, ratios),
+        "systems": {name: summary(each) for name, each in (short | plenty).items()},
         "chat_alone": [
-            {"requests_per_s": round(rate, 3), "systems": {name: _summary(each) for name, each in at_rate.items()}}
-            for rate, at_rate in zip(rates, chats, strict=True)
+            {"load": load, "requests_per_s": round(rates[load], 3), "systems": {name: summary(each) for name, each in chats[load].items()}}
+            for load in chats
         ],
         "ratios": ratios,
     }
@@ -129,7 +123,7 @@ def _alone(name: str, system: System, model: str, seconds: float, seed: int, loa
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone,
     ):
         found: Round = alone.submit(_measure, system, model, seconds, seed, Path(folder), load).result()
-    print(f"{name}: {json.dumps(_summary([found]))}", file=sys.stderr)
+    print(f"{name}: {json.dumps(summary([found]))}", file=sys.stderr)
     return found
 
 
@@ -157,7 +151,7 @@ async def _engine(system: System, model: str, seconds: float, seed: int, folder:
     finally:
         host.close()
     work = work_between(counts, began_s, ended_s)
-    return Round(ended_s - began_s, seen, work.tokens, work.recomputed, done)
+    return Round(ended_s - began_s, seen, work.tokens, work.recomputed, work.offline, done)
 
 
 def _arguments(system: System, model: str, counts: Path, board: Any, engine_arguments: Any) -> dict[str, Any]:
@@ -170,110 +164,3 @@ def _arguments(system: System, model: str, counts: Path, board: Any, engine_argu
         values |= counted(counts, f"bench.counting.Counted{'' if cpu else 'Async'}Stock")
         values |= {"worker_cls": "bench.patient.PatientWorker"} if cpu else {}
     return values
-
-
-def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Of all rounds together."""
-    seconds, tokens, recomputed = (sum(getattr(each, name) for each in rounds) for name in ("seconds", "tokens", "recomputed"))
-    done, seen = pooled([each.done for each in rounds]), all_seen([each.seen for each in rounds])
-    return {
-        "seconds": round(seconds, 2),
-        "answered": len(seen.latency_s),
-        "latency_ms_per_token": seen.normalized_ms(),
-        "ttft_ms": percentiles([1e3 * value for value in seen.ttft_s]),
-        "tpot_ms": percentiles([1e3 * value for value in seen.gaps_s]),
-        "online_requests": seen.online_requests,
-        "offline_tokens_per_s": round(seen.offline_tokens / seconds, 1),
-        "recomputed_tokens": recomputed,
-        "recomputed_share": round(recomputed / max(1, tokens), 5),
-        "recomputed_share_after_preemptions": round(_lost_share(rounds), 5),
-        "preemptions": seen.preemptions,
-        "swap_blocked_share": round(_blocked_share(rounds), 5),
-        "resume_delay_ms": round(1e3 * done["resume_s"] / max(1.0, done["resumed"]), 2),
-        "prefetch_hit_rate": round(done["resumed_whole"] / max(1.0, done["resumed"]), 4),
-        "store_mib_per_s": round(done["stored_bytes"] / max(1e-9, done["store_s"]) / 2**20, 1),
-        "load_mib_per_s": round(done["loaded_bytes"] / max(1e-9, done["load_s"]) / 2**20, 1),
-        "copied_share_of_time": round((done["store_s"] + done["load_s"]) / seconds, 5),
-        "counters": {name: value for name, value in done.items() if name in COUNTERS},
-    }
-
-
-def _lost_share(rounds: Sequence[Round]) -> float:
-    """Tokens computed again after preemptions, of all token work: without those that a step ended early had computed."""
-    lost = sum(max(0, each.recomputed - round(each.done["taken_back_tokens"])) for each in rounds)
-    return lost / max(1, sum(each.tokens for each in rounds))
-
-
-def _blocked_share(rounds: Sequence[Round]) -> float:
-    """Time that requests waited for their KV to be read back, of the time from their arrival to their end."""
-    waited = sum(each.done["resume_s"] for each in rounds)
-    return waited / max(1e-9, sum(seconds for each in rounds for seconds, _ in each.seen.latency_s))
-
-
-COUNTERS = (
-    "stored_blocks", "loaded_blocks", "waited_blocks", "failed_copies", "evicted_blocks", "resumed", "resumed_whole", "lost_tokens",
-    "edge_tokens", "uncovered_tokens", "failed_tokens", "preempted", "ended_steps", "taken_back_tokens", "swapped",
-)  # fmt: skip
-
-
-PAIRS = (
-    ("incremental+partial", "vllm_priority"),
-    ("incremental+partial", "recompute"),
-    ("incremental", "recompute"),
-    ("swap", "recompute"),
-    ("plenty_on", "plenty_off"),
-)
-
-
-def _same(found: Mapping[str, Sequence[Round]]) -> bool:
-    """Whether every answer that two engines gave to the end is the same. A busy batch may round otherwise: see the README."""
-    tokens = [{name: ids for each in rounds for name, ids in each.seen.tokens.items()} for rounds in found.values()]
-    first, *others = tokens
-    return all(first[name] == other[name] for other in others for name in first.keys() & other.keys())
-
-
-def _ratios(found: Mapping[str, Sequence[Round]]) -> dict[str, dict[str, Any]]:
-    ratios: dict[str, dict[str, Any]] = {}
-    for one, other in PAIRS:
-        if one in found and other in found:
-            speeds = [[each.seen.offline_tokens / each.seconds for each in found[name]] for name in (one, other)]
-            ratios[f"offline_{one}_over_{other}"] = ratio_of_rounds(speeds[0], speeds[1])
-            for figure in ("ttft_s", "gaps_s"):
-                values = [[getattr(each.seen, figure) for each in found[name]] for name in (one, other)]
-                ratios[f"p99_{NAMED[figure]}_{one}_over_{other}"] = ratio_of_percentiles(values[0], values[1], 99, seed=1)
-    return ratios
-
-
-NAMED = {"ttft_s": "ttft", "gaps_s": "tpot"}
-
-
-def _goals(
-    found: Mapping[str, Sequence[Round]], chats: Sequence[Mapping[str, Sequence[Round]]], ratios: Mapping[str, dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Each goal with what was measured and whether that meets it; those that need systems which did not run are left out.
-
-    ``chats``: by rising load; latencies are compared at the highest.
-    """
-    ours, without = _lost_share(found["incremental+partial"]), _lost_share(found["recompute"])
-    blocked = max(_blocked_share(each) for each in (found["incremental+partial"], *(at_rate["chat_proactive"] for at_rate in chats)))
-    mean = {name: [each.seen.normalized_ms()["mean"] or 0.0 for each in rounds] for name, rounds in chats[-1].items()}
-    goals = {
-        "recomputed_share_at_most_0.01": _goal(round(ours, 5), ours <= 0.01),
-        "won_back_of_what_preemption_cost_at_least_0.98": _at_least(1 - ours / max(1e-9, without), 0.98),
-        "blocked_by_swapping_below_0.02": _goal(round(blocked, 5), blocked < 0.02),
-    }
-    for other, least in (("recompute", 2.7), ("reactive", 1.7)):
-        ratio = ratio_of_rounds(mean[f"chat_{other}"], mean["chat_proactive"])
-        goals[f"latency_{other}_over_proactive_at_least_{least}"] = ratio | {"met": ratio["ratio"] >= least}
-    for name, ratio in ratios.items():
-        if name.startswith("p99_") and name.endswith("_plenty_on_over_plenty_off"):
-            goals[f"{name}_at_most_1.02"] = ratio | {"met": ratio["ratio"] <= 1.02}
-    return goals
-
-
-def _at_least(measured: float, least: float) -> dict[str, Any]:
-    return _goal(round(measured, 4), measured >= least)
-
-
-def _goal(measured: float, met: bool) -> dict[str, Any]:
-    return {"measured": measured, "met": met}

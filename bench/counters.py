@@ -85,11 +85,12 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Token positions computed in a span of time, and those of them that had been computed before."""
+    """Token positions computed in a span of time, those of them that had been computed before, and those of offline work that had not."""
 
     steps: int
     tokens: int
     recomputed: int
+    offline: int = 0
 
 
 def work_between(path: Path, begin_s: float, end_s: float) -> Work:
@@ -99,6 +100,6 @@ def work_between(path: Path, begin_s: float, end_s: float) -> Work:
 
     def at(when_s: float, key: str) -> int:
         place = bisect.bisect_right(times, when_s)
-        return int(lines[place - 1][key]) if place else 0
+        return int(lines[place - 1].get(key, 0)) if place else 0
 
-    return Work(*(at(end_s, key) - at(begin_s, key) for key in ("steps", "tokens", "recomputed")))
+    return Work(*(at(end_s, key) - at(begin_s, key) for key in ("steps", "tokens", "recomputed", "offline")))

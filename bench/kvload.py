@@ -1,4 +1,4 @@
-"""What the engines of scenario ``checkpoint`` are asked: offline work with bursts of chat, or chat alone at a high load."""
+"""What the engines of scenario ``checkpoint`` are asked: offline work with bursts of chat or chats one by one, or chat alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from bench.latency import percentiles
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 
 OFFLINE_TOKENS, OFFLINE_OUTPUT = (300, 700), 160
-ONLINE_TOKENS, ONLINE_OUTPUT = 400, 24
-BURST, EVERY_S = 6, 4.0
+BURST, EVERY_S = 12, 6.0
+BURST_TOKENS, BURST_OUTPUT = 300, 24
+SINGLES_PER_S, SINGLE_TOKENS, SINGLE_OUTPUT = 3.0, 100, 16
 STREAMS = 24  # offline requests open at a time
 CHAT_TOKENS = (100, 300)
 CHAT_OUTPUT, CHAT_SIGMA, MOST_OUTPUT = 80, 1.0, 500  # median, shape and end of a log-normal: most answers are short, some are long
@@ -30,7 +31,6 @@ class Seen:
     ttft_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     online_requests: int = 0
-    offline_tokens: int = 0
     tokens: dict[str, list[int]] = field(default_factory=dict)
     latency_s: list[tuple[float, int]] = field(default_factory=list)
     preemptions: int = 0
@@ -50,32 +50,46 @@ def all_seen(rounds: Iterable[Seen]) -> Seen:
         whole.latency_s += seen.latency_s
         whole.tokens |= seen.tokens
         whole.online_requests += seen.online_requests
-        whole.offline_tokens += seen.offline_tokens
         whole.preemptions += seen.preemptions
     return whole
 
 
 async def mixed(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
-    """Offline work for ``seconds``, which is cut off then, and bursts of online requests, whose ends are waited for."""
+    """Offline work for ``seconds``, and bursts of online requests in it, whose ends are waited for."""
     rng = random.Random(seed)
-    offline = [_prompt(rng, rng.randint(*OFFLINE_TOKENS)) for _ in range(2000)]
-    bursts = [[_prompt(rng, ONLINE_TOKENS) for _ in range(BURST)] for _ in range(int(seconds / EVERY_S))]
-    waiting = iter(enumerate(offline))
+    bursts = [[_prompt(rng, BURST_TOKENS) for _ in range(BURST)] for _ in range(max(1, int(seconds / EVERY_S)))]
+    given = [((number + 0.5) * EVERY_S, ids, BURST_OUTPUT) for number, burst in enumerate(bursts) for ids in burst]
+    await _beside(llm, seen, seconds, seed, rng, given)
+
+
+async def steady(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
+    """Offline work for ``seconds``, and online requests one by one in it (Poisson), whose ends are waited for."""
+    rng = random.Random(seed)
+    given, at_s = [], rng.expovariate(SINGLES_PER_S)
+    while at_s < seconds:
+        given.append((at_s, _prompt(rng, SINGLE_TOKENS), SINGLE_OUTPUT))
+        at_s += rng.expovariate(SINGLES_PER_S)
+    await _beside(llm, seen, seconds, seed, rng, given)
+
+
+async def _beside(llm: Any, seen: Seen, seconds: float, seed: int, rng: random.Random, online: list[tuple[float, list[int], int]]) -> None:
+    """``online``: seconds from the start, prompt and output tokens of each. Offline work is cut off after ``seconds``."""
+    waiting = iter(enumerate([_prompt(rng, rng.randint(*OFFLINE_TOKENS)) for _ in range(2000)]))
 
     async def stream() -> None:
         for number, ids in waiting:
             await _offline(llm, f"{seed}-{number}", ids, seen)
 
     streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
-    began_s, online = time.monotonic(), []
-    for number, burst in enumerate(bursts):
-        await asyncio.sleep(max(0.0, began_s + (number + 0.5) * EVERY_S - time.monotonic()))
-        online += [asyncio.create_task(_online(llm, f"{seed}-chat-{number}-{i}", ids, ONLINE_OUTPUT, seen)) for i, ids in enumerate(burst)]
+    began_s, tasks = time.monotonic(), []
+    for number, (at_s, ids, output) in enumerate(online):
+        await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
+        tasks.append(asyncio.create_task(_online(llm, f"{seed}-chat-{number}", ids, output, seen)))
     await asyncio.sleep(max(0.0, began_s + seconds - time.monotonic()))
     for task in streams:
         task.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
-    await asyncio.gather(*online)
+    await asyncio.gather(*tasks)
 
 
 async def chat(llm: Any, seen: Seen, seconds: float, seed: int, rate: float) -> None:
@@ -120,11 +134,8 @@ def _output(rng: random.Random) -> int:
 
 
 async def _offline(llm: Any, name: str, ids: list[int], seen: Seen) -> None:
-    previous, began_s = 0, time.monotonic()
+    began_s = time.monotonic()
     async for output in _answer(llm, name, ids, OFFLINE_OUTPUT, PRIORITY_OFFLINE):
-        made = len(output.outputs[0].token_ids)
-        seen.offline_tokens += made - previous + (0 if previous else len(ids))
-        previous = made
         if output.finished:
             _ended(seen, name, output, began_s)
 

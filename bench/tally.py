@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
+
 PERIOD_S = 0.25
 
 
@@ -20,7 +22,7 @@ class Tally:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._totals = {"steps": 0, "tokens": 0, "recomputed": 0}
+        self._totals = {"steps": 0, "tokens": 0, "recomputed": 0, "offline": 0}
         self._written_s = float("-inf")
 
     def count(self, scheduled: Mapping[str, int], requests: Mapping[str, Any], now_s: float) -> None:
@@ -33,8 +35,11 @@ class Tally:
                 continue
             end = request.num_computed_tokens
             seen = getattr(request, "bench_seen", 0)
+            again = max(0, min(end, seen) - (end - tokens))
             totals["tokens"] += tokens
-            totals["recomputed"] += max(0, min(end, seen) - (end - tokens))
+            totals["recomputed"] += again
+            if getattr(request, "priority", PRIORITY_ONLINE) >= PRIORITY_OFFLINE:
+                totals["offline"] += tokens - again
             request.bench_seen = max(seen, end)
         if now_s - self._written_s >= PERIOD_S:
             self._written_s = now_s

@@ -27,6 +27,7 @@ from bench.scenario import SCENARIOS, Options
 from bench.tally import Tally
 from bench.weights import tensor_shapes
 from harvester.config import ScheduleConfig, parse_config
+from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.embedded import embedded_model
 from harvester.errors import EngineError, UsageError
 
@@ -89,6 +90,15 @@ def test_a_position_scheduled_twice_is_recomputed(steps: list[tuple[int, int]], 
         request.num_computed_tokens = before + tokens
         tally.count({"a": tokens}, {"a": request}, float(index))
     assert work_between(tmp_path / "counts", -1.0, 9.0) == Work(len(steps), sum(tokens for _, tokens in steps), recomputed)
+
+
+def test_offline_work_is_counted_once_however_often_it_is_computed(tmp_path: Path) -> None:
+    tally = Tally(tmp_path / "counts")
+    offline, online = (SimpleNamespace(num_computed_tokens=0, priority=priority) for priority in (PRIORITY_OFFLINE, PRIORITY_ONLINE))
+    for index, (before, tokens) in enumerate([(0, 100), (0, 60), (60, 60)]):
+        offline.num_computed_tokens = online.num_computed_tokens = before + tokens
+        tally.count({"job": tokens, "chat": tokens}, {"job": offline, "chat": online}, float(index))
+    assert work_between(tmp_path / "counts", -1.0, 9.0) == Work(3, 440, 200, 120)
 
 
 def test_totals_are_written_now_and_then_and_lose_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 TWO_CORES = len(os.sched_getaffinity(0)) >= 2
-MANY = int(os.environ.get("HARVESTER_TEST_REQUESTS", "120"))  # 500 takes a quarter of an hour on two cores
-SOME = MANY // 3
+MANY = int(os.environ.get("HARVESTER_TEST_REQUESTS", "500"))
+SOME = MANY // 12
 MODES: dict[str, tuple[int, tuple[str, ...], dict[str, Any], dict[str, str]]] = {
     "eager": (MANY, (), {}, {}),
     "async": (SOME, ("--chaos", "0.3"), {"async_scheduling": True}, {}),

@@ -1,0 +1,150 @@
+"""What the rounds of scenario ``checkpoint`` say: figures of each engine, ratios of two with their spread, and the goals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.kvload import Seen, all_seen
+from bench.latency import percentiles
+from bench.rounds import pooled, ratio_of_percentiles, ratio_of_rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One engine once. ``tokens``, ``recomputed`` and ``offline``: as `bench.counters.Work`; ``done``: what the board counted."""
+
+    seconds: float
+    seen: Seen
+    tokens: int
+    recomputed: int
+    offline: int
+    done: dict[str, float]
+
+    @property
+    def lost(self) -> int:
+        """Tokens computed again after preemptions: without those that a step ended early had computed."""
+        return max(0, self.recomputed - round(self.done["taken_back_tokens"]))
+
+
+def summary(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Of all rounds together."""
+    seconds, tokens, recomputed, offline = (
+        sum(getattr(each, name) for each in rounds) for name in ("seconds", "tokens", "recomputed", "offline")
+    )
+    done, seen = pooled([each.done for each in rounds]), all_seen([each.seen for each in rounds])
+    return {
+        "seconds": round(seconds, 2),
+        "answered": len(seen.latency_s),
+        "latency_ms_per_token": seen.normalized_ms(),
+        "ttft_ms": percentiles([1e3 * value for value in seen.ttft_s]),
+        "tpot_ms": percentiles([1e3 * value for value in seen.gaps_s]),
+        "online_requests": seen.online_requests,
+        "offline_tokens_per_s": round(offline / seconds, 1),
+        "recomputed_tokens": recomputed,
+        "recomputed_share": round(recomputed / max(1, tokens), 5),
+        "recomputed_share_after_preemptions": round(_lost_share(rounds), 5),
+        "preemptions": seen.preemptions,
+        "swap_blocked_share": round(_blocked_share(rounds), 5),
+        "resume_delay_ms": round(1e3 * done["resume_s"] / max(1.0, done["resumed"]), 2),
+        "prefetch_hit_rate": round(done["resumed_whole"] / max(1.0, done["resumed"]), 4),
+        "store_mib_per_s": round(done["stored_bytes"] / max(1e-9, done["store_s"]) / 2**20, 1),
+        "load_mib_per_s": round(done["loaded_bytes"] / max(1e-9, done["load_s"]) / 2**20, 1),
+        "copied_share_of_time": round((done["store_s"] + done["load_s"]) / seconds, 5),
+        "counters": {name: value for name, value in done.items() if name in COUNTERS},
+    }
+
+
+def _lost_share(rounds: Sequence[Round]) -> float:
+    """Tokens computed again after preemptions, of all token work."""
+    return sum(each.lost for each in rounds) / max(1, sum(each.tokens for each in rounds))
+
+
+def _blocked_share(rounds: Sequence[Round]) -> float:
+    """Time that requests waited for their KV to be read back, of the time from their arrival to their end."""
+    waited = sum(each.done["resume_s"] for each in rounds)
+    return waited / max(1e-9, sum(seconds for each in rounds for seconds, _ in each.seen.latency_s))
+
+
+COUNTERS = (
+    "stored_blocks", "loaded_blocks", "waited_blocks", "failed_copies", "evicted_blocks", "resumed", "resumed_whole", "lost_tokens",
+    "edge_tokens", "uncovered_tokens", "failed_tokens", "preempted", "ended_steps", "taken_back_tokens", "swapped",
+)  # fmt: skip
+
+
+PAIRS = (
+    ("incremental+partial", "vllm_priority"),
+    ("incremental+partial", "recompute"),
+    ("incremental", "recompute"),
+    ("swap", "recompute"),
+    ("plenty_on", "plenty_off"),
+    ("plenty_copying", "plenty_off"),
+)
+
+
+def same(found: Mapping[str, Sequence[Round]]) -> bool:
+    """Whether every answer that two engines gave to the end is the same. A busy batch may round otherwise: see the README."""
+    tokens = [{name: ids for each in rounds for name, ids in each.seen.tokens.items()} for rounds in found.values()]
+    first, *others = tokens or [{}]
+    return all(first[name] == other[name] for other in others for name in first.keys() & other.keys())
+
+
+def ratios_of(found: Mapping[str, Sequence[Round]]) -> dict[str, dict[str, Any]]:
+    ratios: dict[str, dict[str, Any]] = {}
+    for one, other in PAIRS:
+        if one in found and other in found:
+            speeds = [[each.offline / each.seconds for each in found[name]] for name in (one, other)]
+            ratios[f"offline_{one}_over_{other}"] = ratio_of_rounds(speeds[0], speeds[1])
+            for figure in ("ttft_s", "gaps_s"):
+                values = [[getattr(each.seen, figure) for each in found[name]] for name in (one, other)]
+                ratios[f"p99_{NAMED[figure]}_{one}_over_{other}"] = ratio_of_percentiles(values[0], values[1], 99, seed=1)
+    return ratios
+
+
+NAMED = {"ttft_s": "ttft", "gaps_s": "tpot"}
+
+
+def goals_of(
+    found: Mapping[str, Sequence[Round]], chats: Mapping[float, Mapping[str, Sequence[Round]]], ratios: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Each goal with what was measured and whether that meets it; those that need systems which did not run are left out.
+
+    ``chats``: by load. A ratio of latencies counts where it is greatest, as in FastServe Fig. 15; ``loads`` has it at each.
+    """
+    ours, recompute = found["incremental+partial"], found["recompute"]
+    blocked = max(_blocked_share(each) for each in (ours, *(at_load["chat_proactive"] for at_load in chats.values())))
+    won = _won_back(ours, recompute)
+    goals = {
+        "recomputed_share_at_most_0.01": _goal(round(_lost_share(ours), 5), _lost_share(ours) <= 0.01),
+        "offline_throughput_won_back_at_least_0.98": won | {"met": won["ratio"] >= 0.98},
+        "blocked_by_swapping_below_0.02": _goal(round(blocked, 5), blocked < 0.02),
+    }
+    for other, least in (("recompute", 2.7), ("reactive", 1.7)):
+        loads = {
+            load: ratio_of_rounds(_latencies(systems[f"chat_{other}"]), _latencies(systems["chat_proactive"]))
+            for load, systems in chats.items()
+        }
+        most = max(ratio["ratio"] for ratio in loads.values())
+        goals[f"latency_{other}_over_proactive_at_least_{least}"] = {"measured": most, "loads": loads, "met": most >= least}
+    for name, ratio in ratios.items():
+        if name.startswith("p99_") and name.endswith("_over_plenty_off"):
+            goals[f"{name}_at_most_1.02"] = ratio | {"met": ratio["ratio"] <= 1.02}
+    return goals
+
+
+def _won_back(ours: Sequence[Round], recompute: Sequence[Round]) -> dict[str, Any]:
+    """Offline throughput beyond that without checkpoints, over what the tokens computed again there would have added to it.
+
+    Those are prompts in large steps, cheaper than other tokens: rather too little is said to be won back than too much.
+    """
+    more = [one.offline / one.seconds - other.offline / other.seconds for one, other in zip(ours, recompute, strict=True)]
+    return ratio_of_rounds(more, [each.lost / each.seconds for each in recompute])
+
+
+def _latencies(rounds: Sequence[Round]) -> list[float]:
+    return [each.seen.normalized_ms()["mean"] or 0.0 for each in rounds]
+
+
+def _goal(measured: float, met: bool) -> dict[str, Any]:
+    return {"measured": measured, "met": met}
