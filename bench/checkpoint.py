@@ -151,7 +151,7 @@ async def _engine(system: System, model: str, seconds: float, seed: int, folder:
     finally:
         host.close()
     work = work_between(counts, began_s, ended_s)
-    return Round(ended_s - began_s, seen, work.tokens, work.recomputed, work.offline, done)
+    return Round(ended_s - began_s, seen, work, done)
 
 
 def _arguments(system: System, model: str, counts: Path, board: Any, engine_arguments: Any) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import bisect
 import json
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -85,12 +86,16 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Token positions computed in a span of time, those of them that had been computed before, and those of offline work that had not."""
+    """Token positions computed in a span of time, those of them that had been computed before, and those of offline work that had not.
+
+    ``recomputed_s``: what computing again took, by harvester's model of step times; 0 where stock vLLM plans.
+    """
 
     steps: int
     tokens: int
     recomputed: int
     offline: int = 0
+    recomputed_s: float = 0.0
 
 
 def work_between(path: Path, begin_s: float, end_s: float) -> Work:
@@ -98,8 +103,8 @@ def work_between(path: Path, begin_s: float, end_s: float) -> Work:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     times = [line["at_s"] for line in lines]
 
-    def at(when_s: float, key: str) -> int:
-        place = bisect.bisect_right(times, when_s)
-        return int(lines[place - 1].get(key, 0)) if place else 0
+    def between(key: str) -> Any:
+        begin, end = (bisect.bisect_right(times, when_s) for when_s in (begin_s, end_s))
+        return (lines[end - 1].get(key, 0) if end else 0) - (lines[begin - 1].get(key, 0) if begin else 0)
 
-    return Work(*(at(end_s, key) - at(begin_s, key) for key in ("steps", "tokens", "recomputed", "offline")))
+    return Work(*(between(field.name) for field in fields(Work)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from bench.counters import Work
 from bench.kvload import Seen, all_seen
 from bench.latency import percentiles
 from bench.rounds import pooled, ratio_of_percentiles, ratio_of_rounds
@@ -13,27 +14,30 @@ from bench.rounds import pooled, ratio_of_percentiles, ratio_of_rounds
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One engine once. ``tokens``, ``recomputed`` and ``offline``: as `bench.counters.Work`; ``done``: what the board counted."""
+    """One engine once. ``done``: what the board counted."""
 
     seconds: float
     seen: Seen
-    tokens: int
-    recomputed: int
-    offline: int
+    work: Work
     done: dict[str, float]
 
     @property
     def lost(self) -> int:
         """Tokens computed again after preemptions: without those that a step ended early had computed."""
-        return max(0, self.recomputed - round(self.done["taken_back_tokens"]))
+        return max(0, self.work.recomputed - round(self.done["taken_back_tokens"]))
+
+    @property
+    def lost_s(self) -> float:
+        """What computing those took, and all copies, as if nothing else were done beside them."""
+        copies_s = self.done["store_s"] + self.done["load_s"]
+        return self.work.recomputed_s * self.lost / max(1, self.work.recomputed) + copies_s
 
 
 def summary(rounds: Sequence[Round]) -> dict[str, Any]:
     """Of all rounds together."""
-    seconds, tokens, recomputed, offline = (
-        sum(getattr(each, name) for each in rounds) for name in ("seconds", "tokens", "recomputed", "offline")
-    )
-    done, seen = pooled([each.done for each in rounds]), all_seen([each.seen for each in rounds])
+    seconds = sum(each.seconds for each in rounds)
+    work, done = pooled([asdict(each.work) for each in rounds]), pooled([each.done for each in rounds])
+    seen = all_seen([each.seen for each in rounds])
     return {
         "seconds": round(seconds, 2),
         "answered": len(seen.latency_s),
@@ -41,10 +45,11 @@ def summary(rounds: Sequence[Round]) -> dict[str, Any]:
         "ttft_ms": percentiles([1e3 * value for value in seen.ttft_s]),
         "tpot_ms": percentiles([1e3 * value for value in seen.gaps_s]),
         "online_requests": seen.online_requests,
-        "offline_tokens_per_s": round(offline / seconds, 1),
-        "recomputed_tokens": recomputed,
-        "recomputed_share": round(recomputed / max(1, tokens), 5),
+        "offline_tokens_per_s": round(work["offline"] / seconds, 1),
+        "recomputed_tokens": round(work["recomputed"]),
+        "recomputed_share": round(work["recomputed"] / max(1, work["tokens"]), 5),
         "recomputed_share_after_preemptions": round(_lost_share(rounds), 5),
+        "recomputed_share_of_time": round(work["recomputed_s"] / seconds, 5),
         "preemptions": seen.preemptions,
         "swap_blocked_share": round(_blocked_share(rounds), 5),
         "resume_delay_ms": round(1e3 * done["resume_s"] / max(1.0, done["resumed"]), 2),
@@ -58,7 +63,7 @@ def summary(rounds: Sequence[Round]) -> dict[str, Any]:
 
 def _lost_share(rounds: Sequence[Round]) -> float:
     """Tokens computed again after preemptions, of all token work."""
-    return sum(each.lost for each in rounds) / max(1, sum(each.tokens for each in rounds))
+    return sum(each.lost for each in rounds) / max(1, sum(each.work.tokens for each in rounds))
 
 
 def _blocked_share(rounds: Sequence[Round]) -> float:
@@ -94,7 +99,7 @@ def ratios_of(found: Mapping[str, Sequence[Round]]) -> dict[str, dict[str, Any]]
     ratios: dict[str, dict[str, Any]] = {}
     for one, other in PAIRS:
         if one in found and other in found:
-            speeds = [[each.offline / each.seconds for each in found[name]] for name in (one, other)]
+            speeds = [[each.work.offline / each.seconds for each in found[name]] for name in (one, other)]
             ratios[f"offline_{one}_over_{other}"] = ratio_of_rounds(speeds[0], speeds[1])
             for figure in ("ttft_s", "gaps_s"):
                 values = [[getattr(each.seen, figure) for each in found[name]] for name in (one, other)]
@@ -110,14 +115,16 @@ def goals_of(
 ) -> dict[str, dict[str, Any]]:
     """Each goal with what was measured and whether that meets it; those that need systems which did not run are left out.
 
-    ``chats``: by load. A ratio of latencies counts where it is greatest, as in FastServe Fig. 15; ``loads`` has it at each.
+    Won back is the time that preemptions took without checkpoints, less what they and all copies take with them: `Round.lost_s`. Throughput
+    itself is in ``ratios``, with its rounds. ``chats``: by load. A ratio of latencies counts where it is greatest, as in FastServe Fig. 15;
+    ``loads`` has it at each.
     """
     ours, recompute = found["incremental+partial"], found["recompute"]
     blocked = max(_blocked_share(each) for each in (ours, *(at_load["chat_proactive"] for at_load in chats.values())))
-    won = _won_back(ours, recompute)
+    left = _lost_time(ours) / max(1e-9, _lost_time(recompute))
     goals = {
         "recomputed_share_at_most_0.01": _goal(round(_lost_share(ours), 5), _lost_share(ours) <= 0.01),
-        "offline_throughput_won_back_at_least_0.98": won | {"met": won["ratio"] >= 0.98},
+        "won_back_of_what_preemption_cost_at_least_0.98": _goal(round(1 - left, 4), left <= 0.02),
         "blocked_by_swapping_below_0.02": _goal(round(blocked, 5), blocked < 0.02),
     }
     for other, least in (("recompute", 2.7), ("reactive", 1.7)):
@@ -133,13 +140,9 @@ def goals_of(
     return goals
 
 
-def _won_back(ours: Sequence[Round], recompute: Sequence[Round]) -> dict[str, Any]:
-    """Offline throughput beyond that without checkpoints, over what the tokens computed again there would have added to it.
-
-    Those are prompts in large steps, cheaper than other tokens: rather too little is said to be won back than too much.
-    """
-    more = [one.offline / one.seconds - other.offline / other.seconds for one, other in zip(ours, recompute, strict=True)]
-    return ratio_of_rounds(more, [each.lost / each.seconds for each in recompute])
+def _lost_time(rounds: Sequence[Round]) -> float:
+    """What preemptions and checkpoints took, as a share of all time."""
+    return sum(each.lost_s for each in rounds) / sum(each.seconds for each in rounds)
 
 
 def _latencies(rounds: Sequence[Round]) -> list[float]:

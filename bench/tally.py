@@ -22,12 +22,15 @@ class Tally:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._totals = {"steps": 0, "tokens": 0, "recomputed": 0, "offline": 0}
+        self._totals: dict[str, float] = {"steps": 0, "tokens": 0, "recomputed": 0, "offline": 0, "recomputed_s": 0.0}
         self._written_s = float("-inf")
 
-    def count(self, scheduled: Mapping[str, int], requests: Mapping[str, Any], now_s: float) -> None:
-        """One step: tokens by request, and the scheduler's requests, whose ``num_computed_tokens`` has the step's tokens in it already."""
-        totals = self._totals
+    def count(self, scheduled: Mapping[str, int], requests: Mapping[str, Any], now_s: float) -> dict[str, int]:
+        """One step: tokens by request, and the scheduler's requests, whose ``num_computed_tokens`` has the step's tokens in it already.
+
+        Returns the tokens that it computes again, by request.
+        """
+        totals, found = self._totals, {}
         totals["steps"] += bool(scheduled)
         for name, tokens in scheduled.items():
             request = requests.get(name)
@@ -38,6 +41,8 @@ class Tally:
             again = max(0, min(end, seen) - (end - tokens))
             totals["tokens"] += tokens
             totals["recomputed"] += again
+            if again:
+                found[name] = again
             if getattr(request, "priority", PRIORITY_ONLINE) >= PRIORITY_OFFLINE:
                 totals["offline"] += tokens - again
             request.bench_seen = max(seen, end)
@@ -45,3 +50,8 @@ class Tally:
             self._written_s = now_s
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"at_s": now_s, **totals}) + "\n")
+        return found
+
+    def cost(self, recomputed_s: float) -> None:
+        """What computing tokens again took of the last step, in seconds."""
+        self._totals["recomputed_s"] += recomputed_s

@@ -95,10 +95,13 @@ def test_a_position_scheduled_twice_is_recomputed(steps: list[tuple[int, int]], 
 def test_offline_work_is_counted_once_however_often_it_is_computed(tmp_path: Path) -> None:
     tally = Tally(tmp_path / "counts")
     offline, online = (SimpleNamespace(num_computed_tokens=0, priority=priority) for priority in (PRIORITY_OFFLINE, PRIORITY_ONLINE))
-    for index, (before, tokens) in enumerate([(0, 100), (0, 60), (60, 60)]):
+    found = []
+    for index, (before, tokens) in enumerate([(0, 100), (0, 60), (60, 60), (120, 1)]):
         offline.num_computed_tokens = online.num_computed_tokens = before + tokens
-        tally.count({"job": tokens, "chat": tokens}, {"job": offline, "chat": online}, float(index))
-    assert work_between(tmp_path / "counts", -1.0, 9.0) == Work(3, 440, 200, 120)
+        found.append(tally.count({"job": tokens, "chat": tokens}, {"job": offline, "chat": online}, float(index)))
+        tally.cost(0.5)
+    assert found == [{}, {"job": 60, "chat": 60}, {"job": 40, "chat": 40}, {}]
+    assert work_between(tmp_path / "counts", -1.0, 9.0) == Work(4, 442, 200, 121, 1.5), "a line has the cost of the steps before it"
 
 
 def test_totals_are_written_now_and_then_and_lose_nothing(tmp_path: Path) -> None:
