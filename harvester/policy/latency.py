@@ -119,22 +119,22 @@ class LatencyModel:
         self._add(features(load), seconds, max(seconds, predicted))
         self._most_tokens = max(self._most_tokens, load.tokens)
         self._steps += 1
-        if self._knows(load) and predicted > 0.0 and self._steps > self._warm_up_steps:
+        if self._seen(load) >= self.KIND_STEPS and predicted > 0.0 and self._steps > self._warm_up_steps:
             self._watch(predicted, seconds / predicted)
         if self._steps % self.REFIT_STEPS == 0:
             self._refit(sweeps=2 if self.ready else 16)
 
-    def _knows(self, load: StepLoad) -> bool:
-        """Whether steps of its kind were seen; this one is counted. What is said of others is a guess, which tells of no change of pace.
+    def _seen(self, load: StepLoad) -> float:
+        """Steps of its kind before this one, which is counted; inf after a profile. What is said of a new kind is a guess, which tells of
+        no change of pace.
 
         Long steps of offline work hardly show what the shortest take: until the fit has seen a few of those it is far off, for both.
         """
         if self._kinds is None:
-            return True
+            return math.inf
         kind = load.prefill_tokens.bit_length(), load.decode_seqs.bit_length()
-        seen = self._kinds.get(kind, 0)
-        self._kinds[kind] = seen + 1
-        return seen >= self.KIND_STEPS
+        self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        return self._kinds[kind] - 1
 
     def _add(self, row: tuple[float, ...], seconds: float, scale: float) -> None:
         self._weight *= 1.0 + 1.0 / self.MEMORY_STEPS
