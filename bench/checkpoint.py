@@ -71,28 +71,26 @@ CHATS = {
 }
 WARM_S, CLOSED_S = 8.0, 15.0
 Load = Callable[[Any, Seen, float, int], Awaitable[None]]  # engine, what is seen, seconds, seed
-LOADS, QUICK_LOADS = (0.8, 0.9, 1.0), (0.9,)  # times the rate that an engine with KV enough answers
+LOADS, QUICK_LOADS = (0.9, 1.0), (0.9,)  # times the rate that an engine with KV enough answers
 
 
 def run(options: Options) -> dict[str, Any]:
-    """``--seconds``: of each engine in a round (40), after a warm-up; half of it with chat alone. ``--set rounds=N``: how many (3; 1 with
-    ``--quick``).
-    """
+    """``--seconds``: of each engine in a round (40), after a warm-up. ``--set rounds=N``: how many (3; 1 with ``--quick``)."""
     seconds, rounds = options.seconds or (16.0 if options.quick else 40.0), _rounds(options)
     model = options.model or str(bench_model())
 
-    def measure(systems: Mapping[str, System], load: Load, seconds: float) -> dict[str, list[Round]]:
+    def measure(systems: Mapping[str, System], load: Load) -> dict[str, list[Round]]:
         return in_turns(
             list(systems), rounds, lambda name, number: _alone(name, systems[name], model, seconds, options.seed + 10 * number, load)
         )
 
-    short = measure({name: SYSTEMS[name] for name in (QUICK if options.quick else SYSTEMS)}, mixed, seconds)
-    plenty = {} if options.quick else measure(PLENTY, steady, seconds)
+    short = measure({name: SYSTEMS[name] for name in (QUICK if options.quick else SYSTEMS)}, mixed)
+    plenty = {} if options.quick else measure(PLENTY, steady)
     most = _alone("closed", CHATS["chat_plenty"], model, CLOSED_S, options.seed + 2, closed)
     if not most.seen.latency_s:
         raise EngineError(f"no chat of {CLOSED_S:g} s was answered to its end; the machine is too slow for this scenario")
     rates = {load: load * len(most.seen.latency_s) / CLOSED_S for load in (QUICK_LOADS if options.quick else LOADS)}
-    chats = {load: measure(CHATS, partial(chat, rate=rate), seconds / 2) for load, rate in rates.items()}
+    chats = {load: measure(CHATS, partial(chat, rate=rate)) for load, rate in rates.items()}
     ratios = ratios_of(short | plenty)
     return {
         "model": Path(model).name,
