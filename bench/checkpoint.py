@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 
 from bench.counters import work_between
 from bench.kvgoals import Round, goals_of, ratios_of, same, summary
-from bench.kvload import Seen, chat, closed, mixed, steady
+from bench.kvload import Span, chat, closed, mixed, steady
 from bench.models import bench_model
 from bench.realpath import on_cpu
 from bench.rounds import in_turns, rounds_of
@@ -69,14 +68,14 @@ CHATS = {
     "chat_reactive": System(ON | {"start_free": 1e-9, "full_free": 0.0, "wait_blocks": 1_000_000}, CHAT_KV_MIB),
     "chat_proactive": System(ON, CHAT_KV_MIB),
 }
-WARM_S, CLOSED_S = 8.0, 15.0
-Load = Callable[[Any, Seen, float, int], Awaitable[None]]  # engine, what is seen, seconds, seed
+CLOSED_S = 15.0
+Load = Callable[[Any, Span, float, int], Awaitable[None]]  # engine, what is measured, seconds, seed
 LOADS, QUICK_LOADS = (0.9, 1.0), (0.9,)  # times the rate that an engine with KV enough answers
 
 
 def run(options: Options) -> dict[str, Any]:
-    """``--seconds``: of each engine in a round (40), after a warm-up. ``--set rounds=N``: how many (3; 1 with ``--quick``)."""
-    seconds, rounds = options.seconds or (16.0 if options.quick else 40.0), _rounds(options)
+    """``--seconds``: of each engine in a round (42), after a warm-up. ``--set rounds=N``: how many (3; 1 with ``--quick``)."""
+    seconds, rounds = options.seconds or (18.0 if options.quick else 42.0), _rounds(options)
     model = options.model or str(bench_model())
 
     def measure(systems: Mapping[str, System], load: Load) -> dict[str, list[Round]]:
@@ -139,19 +138,14 @@ async def _engine(system: System, model: str, seconds: float, seed: int, folder:
 
     counts, board = folder / "counts", Board.make()
     host = await EngineHost.start(_arguments(system, model, counts, board, engine_arguments))
-    seen = Seen()
+    span = Span(lambda: {count.name.lower(): board.count(count) for count in Count})
     try:
-        await asyncio.wait_for(load(host.llm, seen, WARM_S, seed + 1), 300)
-        before = {count: board.count(count) for count in Count}
-        seen, began_s = Seen(), time.monotonic()
-        await asyncio.wait_for(load(host.llm, seen, seconds, seed), seconds + 300)
-        ended_s = time.monotonic()
+        await asyncio.wait_for(load(host.llm, span, seconds, seed), seconds + 400)
         await asyncio.sleep(0.3)
-        done = {count.name.lower(): board.count(count) - value for count, value in before.items()}
     finally:
         host.close()
-    work = work_between(counts, began_s, ended_s)
-    return Round(ended_s - began_s, seen, work, done)
+    work = work_between(counts, span.began_s, span.ended_s)
+    return Round(span.ended_s - span.began_s, span.seen, work, span.done)
 
 
 def _arguments(system: System, model: str, counts: Path, board: Any, engine_arguments: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ OFFLINE_TOKENS, OFFLINE_OUTPUT = (300, 700), 160
 BURST, EVERY_S = 12, 6.0
 BURST_TOKENS, BURST_OUTPUT = 300, 24
 SINGLES_PER_S, SINGLE_TOKENS, SINGLE_OUTPUT = 3.0, 100, 16
+WARM_S = 12.0  # two bursts
 STREAMS = 24  # offline requests open at a time
 CHAT_TOKENS = (100, 300)
 CHAT_OUTPUT, CHAT_SIGMA, MOST_OUTPUT = 80, 1.0, 500  # median, shape and end of a log-normal: most answers are short, some are long
@@ -41,6 +42,26 @@ class Seen:
         return {"mean": round(sum(values) / len(values), 2) if values else None, **percentiles(values)}
 
 
+class Span:
+    """The part of a run that is measured, between `begin` and `end`; ``seen`` has only what comes after its begin.
+
+    ``look`` reads the engine's counters; ``done`` is what they rose by.
+    """
+
+    def __init__(self, look: Callable[[], dict[str, float]]) -> None:
+        self._look = look
+        self._before: dict[str, float] = {}
+        self.seen, self.done = Seen(), dict[str, float]()
+        self.began_s = self.ended_s = 0.0
+
+    def begin(self) -> None:
+        self.seen, self._before, self.began_s = Seen(), self._look(), time.monotonic()
+
+    def end(self) -> None:
+        self.ended_s = time.monotonic()
+        self.done = {name: value - self._before[name] for name, value in self._look().items()}
+
+
 def all_seen(rounds: Iterable[Seen]) -> Seen:
     """What was seen in all rounds; names of requests are those of their round."""
     whole = Seen()
@@ -54,68 +75,83 @@ def all_seen(rounds: Iterable[Seen]) -> Seen:
     return whole
 
 
-async def mixed(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
-    """Offline work for ``seconds``, and bursts of online requests in it, whose ends are waited for."""
-    rng = random.Random(seed)
-    bursts = [[_prompt(rng, BURST_TOKENS) for _ in range(BURST)] for _ in range(max(1, int(seconds / EVERY_S)))]
-    given = [((number + 0.5) * EVERY_S, ids, BURST_OUTPUT) for number, burst in enumerate(bursts) for ids in burst]
-    await _beside(llm, seen, seconds, seed, rng, given)
+async def mixed(llm: Any, span: Span, seconds: float, seed: int) -> None:
+    """Offline work, and bursts of online requests beside it."""
+    rng, bursts = random.Random(seed), max(1, int((WARM_S + seconds) / EVERY_S))
+    at_s = [(number + 0.5) * EVERY_S for number in range(bursts) for _ in range(BURST)]
+    await _beside(llm, span, seconds, seed, rng, [(when_s, _prompt(rng, BURST_TOKENS), BURST_OUTPUT) for when_s in at_s])
 
 
-async def steady(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
-    """Offline work for ``seconds``, and online requests one by one in it (Poisson), whose ends are waited for."""
+async def steady(llm: Any, span: Span, seconds: float, seed: int) -> None:
+    """Offline work, and online requests one by one beside it (Poisson)."""
     rng = random.Random(seed)
     given, at_s = [], rng.expovariate(SINGLES_PER_S)
-    while at_s < seconds:
+    while at_s < WARM_S + seconds:
         given.append((at_s, _prompt(rng, SINGLE_TOKENS), SINGLE_OUTPUT))
         at_s += rng.expovariate(SINGLES_PER_S)
-    await _beside(llm, seen, seconds, seed, rng, given)
+    await _beside(llm, span, seconds, seed, rng, given)
 
 
-async def _beside(llm: Any, seen: Seen, seconds: float, seed: int, rng: random.Random, online: list[tuple[float, list[int], int]]) -> None:
-    """``online``: seconds from the start, prompt and output tokens of each. Offline work is cut off after ``seconds``."""
+async def _beside(llm: Any, span: Span, seconds: float, seed: int, rng: random.Random, online: list[tuple[float, list[int], int]]) -> None:
+    """``online``: seconds from the start, prompt and output tokens of each. ``seconds`` are measured after a warm-up, then all offline work
+    is cut off, and the ends of the online requests are waited for.
+    """
     waiting = iter(enumerate([_prompt(rng, rng.randint(*OFFLINE_TOKENS)) for _ in range(2000)]))
 
     async def stream() -> None:
         for number, ids in waiting:
-            await _offline(llm, f"{seed}-{number}", ids, seen)
+            await _offline(llm, f"{seed}-{number}", ids, span)
 
-    streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
-    began_s, tasks = time.monotonic(), []
-    for number, (at_s, ids, output) in enumerate(online):
-        await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
-        tasks.append(asyncio.create_task(_online(llm, f"{seed}-chat-{number}", ids, output, seen)))
-    await asyncio.sleep(max(0.0, began_s + seconds - time.monotonic()))
+    async def arrivals() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number, (at_s, ids, output) in enumerate(online):
+                await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
+                tasks.create_task(_online(llm, f"{seed}-chat-{number}", ids, output, span))
+
+    began_s = time.monotonic()
+    streams, chats = [asyncio.create_task(stream()) for _ in range(STREAMS)], asyncio.create_task(arrivals())
+    await asyncio.sleep(WARM_S)
+    span.begin()
+    await asyncio.sleep(seconds)
+    span.end()
     for task in streams:
         task.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
-    await asyncio.gather(*tasks)
+    await chats
 
 
-async def chat(llm: Any, seen: Seen, seconds: float, seed: int, rate: float) -> None:
-    """Chats alone: Poisson arrivals at ``rate`` a second for ``seconds``, all ends waited for."""
+async def chat(llm: Any, span: Span, seconds: float, seed: int, rate: float) -> None:
+    """Chats alone: Poisson arrivals at ``rate`` a second for ``seconds``, all ends waited for; some before them as a warm-up."""
+    await _chats(llm, span, WARM_S, seed + 1, rate)
+    span.begin()
+    await _chats(llm, span, seconds, seed, rate)
+    span.end()
+
+
+async def _chats(llm: Any, span: Span, seconds: float, seed: int, rate: float) -> None:
     rng = random.Random(seed)
     given = [_chat(rng) for _ in range(int(rate * seconds) + 1)]
-    at_s, began_s, tasks = 0.0, time.monotonic(), []
-    for number, (ids, output) in enumerate(given):
-        at_s += rng.expovariate(rate)
-        await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
-        tasks.append(asyncio.create_task(_online(llm, f"{seed}-{number}", ids, output, seen)))
-    await asyncio.gather(*tasks)
+    at_s, began_s = 0.0, time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        for number, (ids, output) in enumerate(given):
+            at_s += rng.expovariate(rate)
+            await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
+            tasks.create_task(_online(llm, f"{seed}-{number}", ids, output, span))
 
 
-async def closed(llm: Any, seen: Seen, seconds: float, seed: int) -> None:
-    """`CLOSED` chats at once, cut off after twice ``seconds``; latencies are kept of those that end in the second half."""
+async def closed(llm: Any, span: Span, seconds: float, seed: int) -> None:
+    """`CLOSED` chats at once, measured for ``seconds`` after as long a warm-up, then cut off."""
     rng = random.Random(seed)
 
     async def stream(number: int) -> None:
         for turn in itertools.count():
-            await _online(llm, f"{seed}-{number}-{turn}", *_chat(rng), seen)
+            await _online(llm, f"{seed}-{number}-{turn}", *_chat(rng), span)
 
     streams = [asyncio.create_task(stream(number)) for number in range(CLOSED)]
     await asyncio.sleep(seconds)
-    seen.latency_s.clear()
+    span.begin()
     await asyncio.sleep(seconds)
+    span.end()
     for task in streams:
         task.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
@@ -133,23 +169,23 @@ def _output(rng: random.Random) -> int:
     return min(MOST_OUTPUT, max(2, round(CHAT_OUTPUT * rng.lognormvariate(0.0, CHAT_SIGMA))))
 
 
-async def _offline(llm: Any, name: str, ids: list[int], seen: Seen) -> None:
+async def _offline(llm: Any, name: str, ids: list[int], span: Span) -> None:
     began_s = time.monotonic()
     async for output in _answer(llm, name, ids, OFFLINE_OUTPUT, PRIORITY_OFFLINE):
         if output.finished:
-            _ended(seen, name, output, began_s)
+            _ended(span.seen, name, output, began_s)
 
 
-async def _online(llm: Any, name: str, ids: list[int], tokens: int, seen: Seen) -> None:
+async def _online(llm: Any, name: str, ids: list[int], tokens: int, span: Span) -> None:
     began_s = last_s = time.monotonic()
     first = True
-    seen.online_requests += 1
+    span.seen.online_requests += 1
     async for output in _answer(llm, name, ids, tokens, PRIORITY_ONLINE):
         now_s = time.monotonic()
-        (seen.ttft_s if first else seen.gaps_s).append(now_s - last_s)
+        (span.seen.ttft_s if first else span.seen.gaps_s).append(now_s - last_s)
         last_s, first = now_s, False
         if output.finished:
-            _ended(seen, name, output, began_s)
+            _ended(span.seen, name, output, began_s)
 
 
 def _ended(seen: Seen, name: str, output: Any, began_s: float) -> None:
