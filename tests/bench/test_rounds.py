@@ -9,7 +9,7 @@ import pytest
 from bench import checkpoint
 from bench.counters import Work
 from bench.kvgoals import COUNTERS, Round, goals_of, ratios_of, same
-from bench.kvload import Seen, all_seen
+from bench.kvload import Seen, Span, all_seen
 from bench.rounds import in_turns, pooled, ratio_of_percentiles, ratio_of_rounds
 from bench.scenario import Options
 from harvester.errors import UsageError
@@ -41,6 +41,20 @@ def test_rounds_are_summed() -> None:
     assert pooled([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 0.5}]) == {"a": 4.0, "b": 2.5}
     whole = all_seen([Seen([0.1], [0.2], 1, {"x": [1]}, [(1.0, 2)], 3), Seen([0.3], [], 2, {"y": [2]}, [], 1)])
     assert whole == Seen([0.1, 0.3], [0.2], 3, {"x": [1], "y": [2]}, [(1.0, 2)], 4)
+
+
+def test_a_span_has_only_what_came_after_its_begin() -> None:
+    counted = {"copies": 3.0}
+    span = Span(lambda: dict(counted))
+    span.seen.ttft_s.append(9.0)
+    counted["copies"] = 5.0
+    span.begin()
+    span.seen.ttft_s.append(0.1)
+    counted["copies"] = 12.0
+    span.end()
+    counted["copies"] = 20.0
+    assert (span.seen.ttft_s, span.done) == ([0.1], {"copies": 7.0})
+    assert span.began_s <= span.ended_s
 
 
 def a_round(latency_s: float = 1.0, lost: int = 0, ttft_s: float = 0.1, answer: int = 5, copies_s: float = 0.0) -> Round:
