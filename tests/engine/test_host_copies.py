@@ -1,6 +1,11 @@
-"""Copies of KV blocks between caches whose layers lie in one piece, or anywhere, and host memory that is taken ahead of its use."""
+"""Copies of KV blocks to host memory and back, the core they are made on, and host memory that is taken ahead of its use."""
 
 from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,44 +31,41 @@ def test_taking_memory_ahead_leaves_what_was_written_as_it_is() -> None:
     assert (memory.rows == 7).all()
 
 
-@pytest.mark.parametrize(
-    ("layers", "pieces"),
-    [([0, 1, 2, 3], 1), ([3, 2, 1, 0], 1), ([0, 2], 1), ([0], 1), ([0, 1, 3], 2), ([0, 1, None, 2, 3], 3), ([None, None], 2)],
-    ids=["in one piece", "backwards", "apart", "one layer", "unequal distances", "one elsewhere", "all elsewhere"],
-)
-@pytest.mark.parametrize("verify", [False, True])
-def test_blocks_come_back_as_they_were_wherever_their_layers_lie(layers: list[int | None], pieces: int, verify: bool) -> None:
-    """``layers``: the place of each in one storage, or None for a storage of its own of another shape."""
-    import torch
-    from vllm.v1.kv_offload.base import (
-        CanonicalKVCacheRef,
-        CanonicalKVCaches,
-        CanonicalKVCacheTensor,
-        GPULoadStoreSpec,
-    )
-    from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+def copier_of(tensors: list[Any], verify: bool = False) -> Any:
+    from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
     from harvester.engine.checkpoints.copier import HostCopier
 
-    generator = torch.Generator().manual_seed(len(layers))
-
-    def noise(*shape: int) -> torch.Tensor:
-        return torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator)
-
-    storage = noise(4, BLOCKS, PAGE)
-    tensors = [storage[place] if place is not None else noise(BLOCKS, PAGE + 64 * (index + 1)) for index, place in enumerate(layers)]
     refs = [CanonicalKVCacheRef(index, tensor.shape[1]) for index, tensor in enumerate(tensors)]
-    copier = HostCopier(CanonicalKVCaches([CanonicalKVCacheTensor(tensor, tensor.shape[1]) for tensor in tensors], [refs]), 8, verify)
+    return HostCopier(CanonicalKVCaches([CanonicalKVCacheTensor(tensor, tensor.shape[1]) for tensor in tensors], [refs]), 8, verify)
+
+
+def specs(blocks: list[int], slots: list[int]) -> tuple[Any, Any]:
+    from vllm.v1.kv_offload.base import GPULoadStoreSpec
+    from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+    return GPULoadStoreSpec(blocks, group_sizes=[len(blocks)], block_indices=[0]), CPULoadStoreSpec(slots)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_blocks_of_layers_of_any_size_come_back_as_they_were(verify: bool) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    storage = torch.randint(-128, 128, (2, BLOCKS, PAGE), dtype=torch.int8, generator=generator)
+    tensors = [storage[1], storage[0], torch.randint(-128, 128, (BLOCKS, PAGE + 64), dtype=torch.int8, generator=generator)]
+    before = [tensor.clone() for tensor in tensors]
+    copier = copier_of(tensors, verify)
     try:
-        assert len(copier._groups[0]) == pieces
-        before = [tensor.clone() for tensor in tensors]
-        copier.submit_store(1, GPULoadStoreSpec([4, 1], group_sizes=[2], block_indices=[0]), CPULoadStoreSpec([5, 2]))
+        cache, host = specs([4, 1], [5, 2])
+        copier.submit_store(1, cache, host)
         copier.wait({1})
         expected = np.concatenate([tensor[4].numpy().view(np.uint8) for tensor in before])
         assert (copier.host[5][: len(expected)] == expected).all(), "layer after layer"
         for tensor in tensors:
             tensor.zero_()
-        copier.submit_load(2, CPULoadStoreSpec([5, 2]), GPULoadStoreSpec([0, 3], group_sizes=[2], block_indices=[0]))
+        cache, host = specs([0, 3], [5, 2])
+        copier.submit_load(2, host, cache)
         copier.wait({2})
         assert [(result.job_id, result.success) for result in copier.get_finished()] == [(1, True), (2, True)]
     finally:
@@ -72,3 +74,23 @@ def test_blocks_come_back_as_they_were_wherever_their_layers_lie(layers: list[in
         assert torch.equal(tensor[0], old[4])
         assert torch.equal(tensor[3], old[1])
         assert not tensor[[1, 2, 4, 5]].any(), "no other block was touched"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_the_thread_keeps_off_the_core_that_the_worker_is_bound_to() -> None:
+    import torch
+
+    own, given = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
+    os.sched_setaffinity(0, {min(own)})
+    try:
+        copier = copier_of([torch.zeros((BLOCKS, PAGE), dtype=torch.int8)])
+        try:
+            copier.submit_store(1, *specs([0], [0]))
+            while not copier.get_finished():  # the thread's first copy comes after its move
+                time.sleep(0.01)
+            assert os.sched_getaffinity(copier._thread.native_id) == given - {min(own)}
+            assert os.sched_getaffinity(0) == {min(own)}
+        finally:
+            copier.shutdown()
+    finally:
+        os.sched_setaffinity(0, own)

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
 
 from harvester.engine.checkpoints.hostmemory import HostMemory
@@ -35,8 +34,8 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Layers:
-    """Of one KV cache group, as many as lie at equal distances. ``pages``: [num_blocks, layers, page_bytes]; ``place``: in a host slot."""
+class _Layer:
+    """Of one KV cache group. ``pages``: [num_blocks, page_bytes]; ``place``: where a page lies in a host slot."""
 
     pages: np.ndarray
     place: slice
@@ -164,22 +163,22 @@ class HostCopier(OffloadingWorker):  # type: ignore[misc]
         self._state.finished.append(TransferResult(job.number, job.ok, len(job.blocks) * self.block_bytes, job.seconds))
         self._change.notify_all()
 
-    def _store(self, layers: list[_Layers], block: int, slot: int) -> bool:
+    def _store(self, layers: list[_Layer], block: int, slot: int) -> bool:
         self._memory.use(slot)
         row: np.ndarray = self.host[slot]
-        for some in layers:
-            row[some.place].reshape(some.pages.shape[1:])[:] = some.pages[block]
+        for layer in layers:
+            row[layer.place] = layer.pages[block]
         if self._sums is None:
             return True
         self._sums[slot] = zlib.crc32(row[: layers[-1].place.stop].data)
         return self._sums[slot] == _sum(layers, block)
 
-    def _load(self, layers: list[_Layers], block: int, slot: int) -> bool:
+    def _load(self, layers: list[_Layer], block: int, slot: int) -> bool:
         row = self.host[slot]
         if self._sums is not None and self._sums.get(slot) != zlib.crc32(row[: layers[-1].place.stop].data):
             return False
-        for some in layers:
-            some.pages[block] = row[some.place].reshape(some.pages.shape[1:])
+        for layer in layers:
+            layer.pages[block] = row[layer.place]
         return self._sums is None or self._sums[slot] == _sum(layers, block)
 
 
@@ -192,30 +191,13 @@ def _leave_cores() -> None:
                 os.sched_setaffinity(0, others)
 
 
-def _layers(caches: CanonicalKVCaches, group: int) -> list[_Layers]:
-    """Layers at equal distances are copied in one call: between two, the thread that computes would wait for the interpreter again."""
-    refs = caches.group_data_refs[group]
-    each = [caches.tensors[ref.tensor_idx].tensor.numpy().view(np.uint8)[:, : ref.page_size_bytes] for ref in refs]
-    at = [pages.ctypes.data for pages in each]
-    found, begin, first = [], 0, 0
-    while first < len(each):
-        alike = 1
-        while _continues(each, at, first, alike):
-            alike += 1
-        blocks, page_bytes = each[first].shape
-        distance = at[first + 1] - at[first] if alike > 1 else page_bytes
-        pages = as_strided(each[first], (blocks, alike, page_bytes), (each[first].strides[0], distance, 1))
-        found.append(_Layers(pages, slice(begin, begin + alike * page_bytes)))
-        begin, first = begin + alike * page_bytes, first + alike
+def _layers(caches: CanonicalKVCaches, group: int) -> list[_Layer]:
+    found, begin = [], 0
+    for ref in caches.group_data_refs[group]:
+        pages = caches.tensors[ref.tensor_idx].tensor.numpy().view(np.uint8)[:, : ref.page_size_bytes]
+        found.append(_Layer(pages, slice(begin, begin + ref.page_size_bytes)))
+        begin += ref.page_size_bytes
     return found
-
-
-def _continues(each: list[np.ndarray], at: list[int], first: int, alike: int) -> bool:
-    """Whether the layer after ``alike`` ones from ``first`` on has their shape and distance."""
-    after = first + alike
-    if after == len(each) or (each[after].shape, each[after].strides) != (each[first].shape, each[first].strides):
-        return False
-    return at[after] - at[after - 1] == at[first + 1] - at[first]
 
 
 def _pairs(cache: GPULoadStoreSpec, host: LoadStoreSpec) -> list[tuple[int, int, int]]:
@@ -223,8 +205,8 @@ def _pairs(cache: GPULoadStoreSpec, host: LoadStoreSpec) -> list[tuple[int, int,
     return [(group, int(block), int(slot)) for group, block, slot in zip(groups, cache.block_ids, host.block_ids, strict=True)]
 
 
-def _sum(layers: list[_Layers], block: int) -> int:
+def _sum(layers: list[_Layer], block: int) -> int:
     found = 0
-    for some in layers:
-        found = zlib.crc32(np.ascontiguousarray(some.pages[block]).data, found)
+    for layer in layers:
+        found = zlib.crc32(np.ascontiguousarray(layer.pages[block]).data, found)
     return found
