@@ -84,6 +84,7 @@ class Coverage:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._used = 0.0  # average share of KV in use
+        self._online = 0.0  # the same without what offline work holds, which gives way to online work
         self._filled = 0.0  # blocks that fill up in a step, on average
         self._blocks: Mapping[str, int] = {}
 
@@ -110,20 +111,25 @@ class Coverage:
         return grants
 
     def _observe(self, view: CopyView) -> None:
-        used = 1.0 - view.free_blocks / max(1, view.total_blocks)
-        self._used += (RISE if used > self._used else FALL) * (used - self._used)
+        total = max(1, view.total_blocks)
+        offline = sum(kept.blocks for kept in view.requests if kept.offline)
+        self._used = _average(self._used, 1.0 - view.free_blocks / total)
+        self._online = _average(self._online, max(0.0, 1.0 - (view.free_blocks + offline) / total))
         filled = sum(max(0, kept.blocks - self._blocks[kept.name]) for kept in view.requests if kept.name in self._blocks)
         self._filled += FILL * (filled - self._filled)
         self._blocks = {kept.name: kept.blocks for kept in view.requests}
 
     def _chosen(self, view: CopyView) -> list[Kept]:
-        """The first of each class by the ramp, and those that are begun while there is any pressure. Online work from half way on."""
+        """The first of each class by the ramp, and those that are begun while there is any pressure.
+
+        Online work from half way on, where KV that offline work holds counts as free: chat takes it first.
+        """
         start, full = self._thresholds.start, self._thresholds.full
         offline = [kept for kept in view.requests if kept.offline]
         online = [kept for kept in view.requests if not kept.offline] if self._thresholds.online else []
         chosen: list[Kept] = []
-        for kept, begin in ((offline, start), (online, (start + full) / 2)):
-            share = ramp(self.free, begin, full)
+        for kept, free, begin in ((offline, self.free, start), (online, 1.0 - self._online, (start + full) / 2)):
+            share = ramp(free, begin, full)
             if share > 0.0:
                 count = math.ceil(round(share * len(kept), 6))
                 chosen += kept[:count]
@@ -133,6 +139,10 @@ class Coverage:
     def _speed(self, backlog: int, free_blocks: int) -> int:
         """Blocks a step: what fills up meanwhile, and of the backlog so much that it is done when the free blocks are used up."""
         return math.ceil(self._filled + backlog * max(1.0, self._filled) / max(1, free_blocks)) if backlog > 0 else 0
+
+
+def _average(average: float, value: float) -> float:
+    return average + (RISE if value > average else FALL) * (value - average)
 
 
 def to_save(blocks: int, covered: int, tail_tokens: int, limit_blocks: int) -> tuple[int, bool]:

@@ -64,6 +64,15 @@ def test_online_requests_are_covered_only_under_twice_the_pressure_and_only_if_w
         assert set(found) == expected
 
 
+def test_chats_are_not_covered_while_offline_work_holds_what_they_would_take() -> None:
+    """All KV is in use in each case, and the chat's own share of it decides."""
+    found = {}
+    for held in (60, 75, 100):
+        requests = [Kept("work", TOTAL - held, 0), Kept("chat", held, 0, offline=False)]
+        found[held] = set(settled(0, *requests).plan(view(*requests, free=0)))
+    assert found == {60: {"work"}, 75: {"work", "chat"}, 100: {"chat"}}
+
+
 def test_the_speed_is_what_fills_up_and_enough_of_the_backlog_to_be_done_when_the_free_blocks_are_gone() -> None:
     coverage = Coverage(Thresholds(start=1.0, full=0.9))
     blocks, covered, free, most = 0, 0, 80, 0
