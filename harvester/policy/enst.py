@@ -40,19 +40,21 @@ def enst(levels: Mapping[str, int], promote_s: Mapping[str, float], quantum_s: f
     return {name: min(max(0.0, promote_s[name]), execute_s[level]) for name, level in levels.items()}
 
 
-def swap_out(residents: Sequence[Resident], need_blocks: int, waiting_enst_s: float, copy_s: float) -> tuple[str, ...]:
+def swap_out(residents: Sequence[Resident], need_blocks: int, waiting_enst_s: float, copy_s: float, save_blocks: int) -> tuple[str, ...]:
     """Who gives up KV, the latest turn first, so that ``need_blocks`` come free for one whose turn comes in ``waiting_enst_s``; none where
     they would not.
 
-    ``copy_s``: to bring a block back. A victim's turn comes later than the waiting one's by the hysteresis and the time of its way back,
-    and all but its last block or two are covered: what is not would be computed again.
+    ``copy_s``: to bring a block back; ``save_blocks``: most that the step waits for, of those that are not on the host yet. A victim's turn
+    comes later than the waiting one's by the hysteresis and the time of its way back, and nothing of it would have to be computed again.
     """
     chosen: list[str] = []
     for one in sorted(residents, key=lambda one: -one.enst_s):
         if need_blocks <= 0:
             break
-        if one.enst_s <= HYSTERESIS * waiting_enst_s + one.blocks * copy_s or one.uncovered > 2:
+        saved = one.uncovered + 1  # and the partly filled one
+        if one.enst_s <= HYSTERESIS * waiting_enst_s + one.blocks * copy_s or saved > save_blocks:
             continue
         chosen.append(one.name)
         need_blocks -= one.blocks
+        save_blocks -= saved
     return tuple(chosen) if need_blocks <= 0 else ()

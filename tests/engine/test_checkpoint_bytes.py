@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,6 +122,34 @@ def test_online_requests_swap_their_kv_by_turns_and_read_their_own(drive: Callab
     assert one.board.count(Count.SWAPPED) > 0
     assert one.board.count(Count.UNCOVERED_TOKENS) < 0.1 * one.board.count(Count.LOST_TOKENS)
     assert one.planner.pool.used == 0
+
+
+@pytest.mark.parametrize("wait_blocks", [100, 2], ids=["what is missing is saved at once", "more is missing than a step waits for"])
+def test_a_chat_whose_first_token_is_late_finds_kv_though_nothing_was_copied_ahead(
+    drive: Callable[..., KvDrive], monkeypatch: pytest.MonkeyPatch, wait_blocks: int
+) -> None:
+    """Long answers hold all KV, and no step has slack for copies: those that make room are what the chat waits for."""
+    from harvester.engine.checkpoints import saving
+
+    one = drive(30)
+    one.in_step(monkeypatch, 0.01)
+    limit_blocks = saving.limit_blocks
+    monkeypatch.setattr(saving, "limit_blocks", lambda *given, online: 0 if online else limit_blocks(*given, False))
+    checkpoints = one.scheduler._checkpoints
+    checkpoints._config = checkpoints._config.model_copy(update={"wait_blocks": wait_blocks})
+    for _ in range(4):
+        one.add([one.rng.randrange(1000) for _ in range(5 * BLOCK)], 8 * BLOCK, offline=False)
+    while one.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
+        one.step()
+    for number in range(8):
+        one.scheduler._turns.ran(list(one.live), 0.01, time.monotonic() + 0.01 * number)
+    assert all(one.planner.covered(name) == 0 for name in one.live)
+    chat = one.live[one.add([one.rng.randrange(1000) for _ in range(3 * BLOCK)], 4, offline=False)]
+    for _ in range(12):
+        one.step()
+    assert chat.num_output_tokens == 4
+    one.settle()
+    assert one.finished == 5
 
 
 def test_ten_thousand_requests_leave_nothing_on_the_host_and_nothing_in_flight(drive: Callable[..., KvDrive]) -> None:

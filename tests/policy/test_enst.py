@@ -42,12 +42,12 @@ def residents(*ensts: float, uncovered: int = 0) -> list[Resident]:
 
 
 def test_the_latest_turn_gives_up_its_kv_first_and_no_more_do_than_must() -> None:
-    assert swap_out(residents(1.0, 9.0, 5.0), 12, 0.0, 0.0) == ("1", "2")
-    assert swap_out(residents(1.0, 9.0, 5.0), 10, 0.0, 0.0) == ("1",)
+    assert swap_out(residents(1.0, 9.0, 5.0), 12, 0.0, 0.0, 4) == ("1", "2")
+    assert swap_out(residents(1.0, 9.0, 5.0), 10, 0.0, 0.0, 4) == ("1",)
 
 
 def test_nobody_gives_up_kv_where_it_would_not_be_enough() -> None:
-    assert swap_out(residents(1.0, 9.0), 21, 0.0, 0.0) == ()
+    assert swap_out(residents(1.0, 9.0), 21, 0.0, 0.0, 4) == ()
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,18 @@ def test_nobody_gives_up_kv_where_it_would_not_be_enough() -> None:
     ids=["nearly as soon", "soon again", "not covered"],
 )
 def test_a_request_keeps_its_kv(enst_s: float, waiting_s: float, copy_s: float, uncovered: int) -> None:
-    assert swap_out(residents(enst_s, uncovered=uncovered), 5, waiting_s, copy_s) == ()
+    assert swap_out(residents(enst_s, uncovered=uncovered), 5, waiting_s, copy_s, 3) == ()
+
+
+def test_what_is_not_on_the_host_is_saved_while_the_step_waits_for_it_and_no_more() -> None:
+    """Each has two blocks to save and its partly filled one."""
+    given = residents(9.0, 8.0, 7.0, uncovered=2)
+    assert [swap_out(given, 20, 0.0, 0.0, bound) for bound in (5, 6)] == [(), ("0", "1")]
+    assert swap_out([*given, Resident("covered", 6.0, 10, 0)], 20, 0.0, 0.0, 4) == ("0", "covered")
 
 
 @given(st.lists(st.floats(0, 100), max_size=10), st.integers(1, 60), st.floats(0, 50))
 def test_two_requests_never_push_each_other_out(ensts: list[float], need: int, waiting_s: float) -> None:
-    for name in swap_out(residents(*ensts), need, waiting_s, 0.01):
+    for name in swap_out(residents(*ensts), need, waiting_s, 0.01, 100):
         given_up = ensts[int(name)]
-        assert swap_out([Resident("w", waiting_s, 10, 0)], 1, given_up, 0.01) == ()
+        assert swap_out([Resident("w", waiting_s, 10, 0)], 1, given_up, 0.01, 100) == ()

@@ -58,9 +58,10 @@ class Checkpoints:
         self._measure(planner, now_s, running=bool(scheduler.running))
         online = not plan.preemptible
         slack_s = plan.limit_s - self._step_s
-        self._limit = limit_blocks(self._step_s, slack_s, self._block_s, online)
         awaited = limit_blocks(self._step_s, slack_s, self._block_s, online=False)
         back = any(not is_offline(request) for request in scheduler.kv_holding_waiting)
+        short = _short_blocks(scheduler, planner) > 0
+        self._limit = awaited if short else limit_blocks(self._step_s, slack_s, self._block_s, online=online)
         allowed, for_chat = (awaited if back else max(1, self._limit), awaited) if online else (None, None)
         given = self._config.wait_blocks
         self._waited = waited_blocks(self._ttft_s, self._block_s) if given is None else given
@@ -99,14 +100,11 @@ class Checkpoints:
 
     def swap_out(self, scheduler: Any, turns: OnlineTurns, now_s: float) -> None:
         """Where the next online request finds no KV, and no offline work has any, those whose turn comes last give theirs up."""
-        planner, waiting = self._planner, scheduler.waiting.online
-        if planner is None or not len(waiting):
+        planner = self._planner
+        need = _short_blocks(scheduler, planner) if planner is not None else 0
+        if planner is None or need <= 0:
             return
-        first = waiting.peek()
-        need = -(-first.num_tokens // planner.block_tokens) - scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        if need <= 0 or any(is_offline(request) for request in scheduler.running):
-            return
-        enst = turns.enst(now_s, scheduler.max_num_active_reqs)
+        first, enst = scheduler.waiting.online.peek(), turns.enst(now_s, scheduler.max_num_active_reqs)
         if first.request_id not in enst:
             return
         online = {request.request_id: request for request in scheduler.running if request.request_id in enst}
@@ -114,7 +112,7 @@ class Checkpoints:
             Resident(name, enst[name], blocks := answered(request) // planner.block_tokens, blocks - planner.covered(name))
             for name, request in online.items()
         ]
-        chosen = swap_out(residents, need, enst[first.request_id], self._block_s or 0.0)
+        chosen = swap_out(residents, need, enst[first.request_id], self._block_s or 0.0, self._waited)
         for name in chosen:
             scheduler.running.remove(online[name])
             scheduler._preempt_request(online[name], now_s)
@@ -205,6 +203,14 @@ def begin_anew(scheduler: Any) -> bool:
 def answered(request: Request) -> int:
     """Tokens whose KV is computed, without those in flight."""
     return max(0, int(request.num_computed_tokens - request.num_in_flight_tokens))
+
+
+def _short_blocks(scheduler: Any, planner: Planner) -> int:
+    """KV blocks that the next online request lacks where no offline work holds any; 0 or less where it lacks none."""
+    if not len(scheduler.waiting.online) or any(is_offline(request) for request in scheduler.running):
+        return 0
+    needed = -(-scheduler.waiting.online.peek().num_tokens // planner.block_tokens)
+    return int(needed - scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
 
 def fail_load(scheduler: Any, request: Request) -> None:
