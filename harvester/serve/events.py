@@ -57,7 +57,8 @@ class Looks:
 
 async def _in_time(work: Awaitable[list[Any]]) -> list[Any] | None:
     try:
-        return await asyncio.wait_for(work, LOOK_WAIT_S)
+        async with asyncio.timeout(LOOK_WAIT_S):  # `wait_for` of Python 3.11 may lose a cancellation
+            return await work
     except (TimeoutError, HarvesterError):
         return None
     except Exception:  # of Ray, while a replica starts or goes; the next look finds out

@@ -118,7 +118,8 @@ class Keeper:
                 await self.look()
                 self._wake.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._poll_s)
+                    async with asyncio.timeout(self._poll_s):  # `wait_for` of Python 3.11 may lose a cancellation
+                        await self._wake.wait()
         finally:
             for task in (tidying, *self._work.values()):
                 task.cancel()

@@ -150,6 +150,19 @@ async def bureau(office: Bureau) -> AsyncIterator[Bureau]:
         yield office
 
 
+async def test_a_keeper_that_is_woken_and_told_to_end_at_once_ends(tmp_path: Path) -> None:
+    keeper = Bureau(tmp_path, BatchConfig(), last_content).keeper
+    task = asyncio.create_task(keeper.run())
+    await asyncio.sleep(0.05)
+    keeper._poll_s = 60.0
+    await asyncio.sleep(0.05)  # it sleeps
+    keeper._wake.set()
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=PATIENCE_S)
+    assert task in done
+    assert task.cancelled()
+
+
 # -- a batch from end to end --------------------------------------------------------------------------------------------------------
 
 
