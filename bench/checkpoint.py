@@ -14,13 +14,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from bench.apart import apart
 from bench.counters import work_between
 from bench.kvgoals import Round, goals_of, ratios_of, same, summary
 from bench.kvload import Span, chat, closed, mixed, steady
@@ -42,10 +41,12 @@ ON: dict[str, Any] = {"enabled": True, "host_gib": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """``checkpoint``: that section of the config; None: vLLM's own scheduler with its priority policy."""
+    """``checkpoint``: that section of the config; None: vLLM's own scheduler with its priority policy. ``link_block_s``: least time of a
+    block's copy (`bench.slow_link`); None: what it takes."""
 
     checkpoint: dict[str, Any] | None
     kv_mib: int = KV_MIB
+    link_block_s: float | None = None
 
 
 SYSTEMS = {
@@ -80,15 +81,13 @@ def run(options: Options) -> dict[str, Any]:
 
     def measure(systems: Mapping[str, System], load: Load) -> dict[str, list[Round]]:
         return in_turns(
-            list(systems), rounds, lambda name, number: _alone(name, systems[name], model, seconds, options.seed + 10 * number, load)
+            list(systems), rounds, lambda name, number: alone(name, systems[name], model, seconds, options.seed + 10 * number, load)
         )
 
     short = measure({name: SYSTEMS[name] for name in (QUICK if options.quick else SYSTEMS)}, mixed)
     plenty = {} if options.quick else measure(PLENTY, steady)
-    most = _alone("closed", CHATS["chat_plenty"], model, CLOSED_S, options.seed + 2, closed)
-    if not most.seen.latency_s:
-        raise EngineError(f"no chat of {CLOSED_S:g} s was answered to its end; the machine is too slow for this scenario")
-    rates = {load: load * len(most.seen.latency_s) / CLOSED_S for load in (QUICK_LOADS if options.quick else LOADS)}
+    most = most_chats_per_s(model, options.seed)
+    rates = {load: load * most for load in (QUICK_LOADS if options.quick else LOADS)}
     chats = {load: measure(CHATS, partial(chat, rate=rate)) for load, rate in rates.items()}
     ratios = ratios_of(short | plenty)
     return {
@@ -115,13 +114,18 @@ def _rounds(options: Options) -> int:
     return rounds_of(options.set, 1 if options.quick else 3)
 
 
-def _alone(name: str, system: System, model: str, seconds: float, seed: int, load: Load) -> Round:
-    """In a process of its own: an engine's metrics can be registered once in a process."""
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder,
-        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone,
-    ):
-        found: Round = alone.submit(_measure, system, model, seconds, seed, Path(folder), load).result()
+def most_chats_per_s(model: str, seed: int) -> float:
+    """What an engine with KV for all answers."""
+    answered = len(alone("closed", CHATS["chat_plenty"], model, CLOSED_S, seed + 2, closed).seen.latency_s)
+    if not answered:
+        raise EngineError(f"no chat of {CLOSED_S:g} s was answered to its end; the machine is too slow for this scenario")
+    return answered / CLOSED_S
+
+
+def alone(name: str, system: System, model: str, seconds: float, seed: int, load: Load) -> Round:
+    """One engine once."""
+    with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder:
+        found: Round = apart(_measure, system, model, seconds, seed, Path(folder), load)
     print(f"{name}: {json.dumps(summary([found]))}", file=sys.stderr)
     return found
 
@@ -157,4 +161,7 @@ def _arguments(system: System, model: str, counts: Path, board: Any, engine_argu
     if system.checkpoint is None:
         values |= counted(counts, f"bench.counting.Counted{'' if cpu else 'Async'}Stock")
         values |= {"worker_cls": "bench.patient.PatientWorker"} if cpu else {}
+    if system.link_block_s is not None:
+        link = {"spec_name": "LinkSpec", "spec_module_path": "bench.slow_link", "link_block_s": system.link_block_s}
+        values["kv_transfer_config"]["kv_connector_extra_config"] |= link
     return values

@@ -133,7 +133,7 @@ def goals_of(
     }
     for other, least in (("recompute", 2.7), ("reactive", 1.7)):
         loads = {
-            load: ratio_of_rounds(_latencies(systems[f"chat_{other}"]), _latencies(systems["chat_proactive"]))
+            load: ratio_of_rounds(latencies_ms(systems[f"chat_{other}"]), latencies_ms(systems["chat_proactive"]))
             for load, systems in chats.items()
         }
         most = max(ratio["ratio"] for ratio in loads.values())
@@ -154,7 +154,7 @@ def _won_back(gain: float, lost: float) -> float:
     return (gain - 1.0) * (1.0 - lost) / max(1e-9, lost)
 
 
-def _latencies(rounds: Sequence[Round]) -> list[float]:
+def latencies_ms(rounds: Sequence[Round]) -> list[float]:
     return [each.seen.normalized_ms()["mean"] or 0.0 for each in rounds]
 
 

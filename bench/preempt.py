@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from bench.apart import apart
 from bench.latency import percentiles
 from bench.models import deep_model
 from bench.scenario import Options
@@ -43,7 +42,7 @@ def run(options: Options) -> dict[str, Any]:
     prompts = 12 if options.quick else 96
     model = options.model or str(deep_model())
     kinds = {"off": ("off", 0), "on": ("auto", 0), "signals": ("auto", signals)}
-    found = {name: _alone(model, safepoints, prompts, count, options.seed) for name, (safepoints, count) in kinds.items()}
+    found = {name: apart(_measure, model, safepoints, prompts, count, options.seed) for name, (safepoints, count) in kinds.items()}
     on, hit = found["on"], found["signals"]
     step_s = sum(on.steps_s) / len(on.steps_s)
     met_s = sum(step * step for step in on.steps_s) / sum(on.steps_s)  # of the step that a moment falls into: long ones have more of them
@@ -65,12 +64,6 @@ def run(options: Options) -> dict[str, Any]:
         "systems": {name: {"seconds": one.seconds, "steps": len(one.steps_s)} for name, one in found.items()},
         "ratios": {"seconds_on_over_off": on.seconds / found["off"].seconds},
     }
-
-
-def _alone(*given: Any) -> Found:
-    """An engine in a process of its own: its metrics can be registered once in a process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_measure, *given).result()
 
 
 def _measure(model: str, safepoints: str, prompts: int, signals: int, seed: int) -> Found:

@@ -49,5 +49,6 @@ SCENARIOS = {
     "checkpoint": Scenario(
         "bench.checkpoint", "what a preemption costs with recompute, swap and checkpoints, and checkpoints where KV is plentiful"
     ),
+    "swap_link": Scenario("bench.swap_link", "chat alone with little KV, copied ahead of time or when needed, over an emulated link"),
     "mlfq": Scenario("bench.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
 }

@@ -92,6 +92,12 @@ class CheckpointConfig(Section):
         ge=0,
         description="Most blocks that a step waits for, of the requests that make room in it; None: what takes 2% of `slo.ttft_slo_ms`.",
     )
+    copy_cost: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Of a copy's time, what the step beside it takes longer, which may be 2% of a step with online work; "
+        "None: all of it on a CPU, 0.04 of it on CUDA, whose copy engines take a fiftieth of the memory's rate.",
+    )
     verify: bool = Field(default=False, description="Checksum every host block; one that changed is computed again. For tests and doubts.")
 
     @model_validator(mode="after")

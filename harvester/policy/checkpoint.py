@@ -14,8 +14,10 @@ from dataclasses import dataclass
 RISE, FALL = 0.5, 0.05  # weight of a step in the average pressure: quick to begin, slow to stop
 FILL = 0.1  # weight of a step in the average consumption
 FIRST_BLOCKS = 2  # a step, until the time of a copy is known
-ONLINE_SHARE = 0.02  # of the time of a step that holds online work, what copies beside it may take
+ONLINE_SHARE = 0.02  # of the time of a step that holds online work, what copies beside it may add to it
 OFFLINE_SHARE = 0.25  # of one that holds none, and of one in which online work waits for its own copies
+LINK_SHARE = 0.5  # of any step, what copies beside it may take, however little it feels them
+CPU_COST, CUDA_COST = 1.0, 0.04  # of a copy's time, what the step beside it takes longer (docs/design/0018)
 WAIT_SHARE = 0.02  # of the time to first token, what a step may wait for the last blocks of the requests that make room in it
 LEAST_WAITED = 4  # blocks, whatever they take
 
@@ -59,18 +61,18 @@ def ramp(free: float, start: float, full: float) -> float:
     return min(1.0, max(0.0, (start - free) / (start - full)))
 
 
-def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: bool) -> int:
-    """Most blocks to copy beside a step of ``step_s``. ``slack_s``: left of what online requests are promised; ``block_s``: of one copy.
+def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: bool, cost: float = CPU_COST) -> int:
+    """Most blocks to copy beside a step of ``step_s``. ``slack_s``: left of what online requests are promised; ``block_s``: of one copy;
+    ``cost``: of a copy's time, what the step takes longer.
 
-    Copies take a small share of a step that holds online work and never more than its slack; a larger share of one that holds none, where
-    one block is always allowed, so that copying never stands still. Where an online request waits for the copies they may take that share
-    too: each further step costs it more than they cost the others. An engine that has not measured a copy begins with a few.
+    Copies add little to a step that holds online work and never more than its slack; more to one that holds none, where one block is
+    always allowed, so that copying never stands still. Where an online request waits for the copies they may add as much: each further
+    step costs it more than they cost the others. An engine that has not measured a copy begins with a few.
     """
     if block_s is None or block_s <= 0.0:
         return FIRST_BLOCKS if slack_s > 0.0 or not online else 0
-    if online:
-        return max(0, int(min(ONLINE_SHARE * step_s, slack_s) / block_s))
-    return max(1, int(OFFLINE_SHARE * step_s / block_s))
+    added_s = min(ONLINE_SHARE * step_s, slack_s) if online else OFFLINE_SHARE * step_s
+    return max(0 if online else 1, int(min(added_s / cost, LINK_SHARE * step_s) / block_s))
 
 
 def waited_blocks(ttft_s: float, block_s: float | None) -> int:

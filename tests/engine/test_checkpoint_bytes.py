@@ -134,7 +134,7 @@ def test_a_chat_whose_first_token_is_late_finds_kv_though_nothing_was_copied_ahe
     one = drive(30)
     one.in_step(monkeypatch, 0.01)
     limit_blocks = saving.limit_blocks
-    monkeypatch.setattr(saving, "limit_blocks", lambda *given, online: 0 if online else limit_blocks(*given, False))
+    monkeypatch.setattr(saving, "limit_blocks", lambda *given, online, cost: 0 if online else limit_blocks(*given, False, cost))
     checkpoints = one.scheduler._checkpoints
     checkpoints._config = checkpoints._config.model_copy(update={"wait_blocks": wait_blocks})
     for _ in range(4):

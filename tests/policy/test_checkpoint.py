@@ -111,6 +111,22 @@ def test_copies_beside_online_work_stay_within_the_slack_and_a_fiftieth_of_the_s
     assert blocks == 0 or blocks * block_s <= min(slack_s, 0.02 * step_s) * 1.000001
 
 
+@given(st.floats(1e-4, 10), st.floats(-1, 10), st.floats(1e-6, 1), st.floats(1e-3, 1), st.booleans())
+def test_copies_that_a_step_hardly_feels_may_be_more_up_to_half_of_its_time(
+    step_s: float, slack_s: float, block_s: float, cost: float, online: bool
+) -> None:
+    least = 0 if online else 1
+    blocks = limit_blocks(step_s, slack_s, block_s, online, cost)
+    added_s = min(slack_s, 0.02 * step_s) if online else 0.25 * step_s
+    assert blocks >= limit_blocks(step_s, slack_s, block_s, online)
+    assert blocks <= least or blocks * block_s <= min(0.5 * step_s, added_s / cost) * 1.000001
+
+
+def test_a_copy_engine_is_given_half_of_a_step_that_holds_online_work() -> None:
+    assert limit_blocks(0.02, 1.0, 1e-4, online=True, cost=0.04) == 100
+    assert limit_blocks(0.02, 1.0, 1e-4, online=True) == 4
+
+
 @given(st.floats(0, 10), st.floats(1e-6, 1))
 def test_copies_beside_offline_work_never_stand_still(step_s: float, block_s: float) -> None:
     assert limit_blocks(step_s, 0.0, block_s, online=False) >= 1

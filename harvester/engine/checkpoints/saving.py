@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import astuple, replace
 from typing import Any
 
+from vllm.platforms import current_platform
 from vllm.v1.request import Request, RequestStatus
 
 from harvester.engine.board import Board, Count
@@ -14,7 +15,7 @@ from harvester.engine.checkpoints.planner import Planner
 from harvester.engine.checkpoints.wish import Done, StepWish
 from harvester.engine.queue import is_offline
 from harvester.engine.settings import Settings
-from harvester.policy.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks, waited_blocks
+from harvester.policy.checkpoint import CPU_COST, CUDA_COST, CopyView, Coverage, Kept, Thresholds, limit_blocks, waited_blocks
 from harvester.policy.enst import Resident, swap_out
 from harvester.policy.online import OnlineTurns
 from harvester.policy.view import Plan, View
@@ -39,6 +40,7 @@ class Checkpoints:
     def __init__(self, connector: Any, settings: Settings) -> None:
         self._planner: Planner | None = connector.connector_scheduler if isinstance(connector, CheckpointConnector) else None
         self._config = settings.checkpoint
+        self._cost = self._config.copy_cost or (CPU_COST if current_platform.is_cpu() else CUDA_COST)
         self._ttft_s = settings.slo.ttft_slo_ms / 1000
         self._board = Board(settings.board) if settings.board is not None else None
         self._coverage = Coverage(Thresholds(self._config.start_free, self._config.full_free, self._config.online))
@@ -58,10 +60,11 @@ class Checkpoints:
         self._measure(planner, now_s, running=bool(scheduler.running))
         online = not plan.preemptible
         slack_s = plan.limit_s - self._step_s
-        awaited = limit_blocks(self._step_s, slack_s, self._block_s, online=False)
+        awaited = limit_blocks(self._step_s, slack_s, self._block_s, online=False, cost=self._cost)
         back = any(not is_offline(request) for request in scheduler.kv_holding_waiting)
         short = _short_blocks(scheduler, planner) > 0
-        self._limit = awaited if short else limit_blocks(self._step_s, slack_s, self._block_s, online=online)
+        within = limit_blocks(self._step_s, slack_s, self._block_s, online=online, cost=self._cost)
+        self._limit = awaited if short else within
         allowed, for_chat = (awaited if back else max(1, self._limit), awaited) if online else (None, None)
         given = self._config.wait_blocks
         self._waited = waited_blocks(self._ttft_s, self._block_s) if given is None else given

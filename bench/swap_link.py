@@ -1,0 +1,59 @@
+"""Scenario ``swap_link``: chat alone with KV for about ten, where copies take as long as over a link (FastServe Fig. 15).
+
+FastServe's OPT-175B on 16 A100 generates a token in about 60 ms and swaps the KV of a job in about 36 (section 4.2): 0.6 of a step. On a
+CPU it is a tenth. Here each block takes ``block_ms`` and no time of a processor (`bench.slow_link`), for about the same share. All else
+is `bench.checkpoint`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.checkpoint import CHATS, alone, most_chats_per_s
+from bench.kvgoals import latencies_ms, same, summary
+from bench.kvload import chat
+from bench.models import bench_model
+from bench.realpath import on_cpu
+from bench.rounds import in_turns, ratio_of_rounds, rounds_of
+from bench.scenario import Options
+from harvester.errors import UsageError
+from harvester.policy.checkpoint import CUDA_COST
+
+BLOCK_MS, LOAD = 1.0, 0.9
+
+
+def run(options: Options) -> dict[str, Any]:
+    """``--seconds``: of each engine in a round (42). ``--set``: ``rounds`` (3; 1 with ``--quick``), ``block_ms`` (1), ``load`` (0.9)."""
+    unknown = options.set.keys() - {"rounds", "block_ms", "load"}
+    if unknown:
+        raise UsageError(f"--set {min(unknown)}: this scenario knows rounds, block_ms and load")
+    if not on_cpu():
+        raise UsageError("swap_link emulates a link on a CPU; where there is one, run checkpoint")
+    seconds, rounds = options.seconds or (18.0 if options.quick else 42.0), rounds_of(options.set, 1 if options.quick else 3)
+    model, block_ms = options.model or str(bench_model()), options.set.get("block_ms", BLOCK_MS)
+    rate = options.set.get("load", LOAD) * most_chats_per_s(model, options.seed)
+    load = partial(chat, rate=rate)
+    systems = {"chat_recompute": CHATS["chat_recompute"]}
+    for name in ("chat_reactive", "chat_proactive"):
+        checkpoint = {**(CHATS[name].checkpoint or {}), "copy_cost": CUDA_COST}
+        systems[name] = replace(CHATS[name], checkpoint=checkpoint, link_block_s=block_ms / 1e3)
+    found = in_turns(
+        list(systems), rounds, lambda name, number: alone(name, systems[name], model, seconds, options.seed + 10 * number, load)
+    )
+    latencies = {name: latencies_ms(each) for name, each in found.items()}
+    return {
+        "model": Path(model).name,
+        "rounds": rounds,
+        "seconds_each": seconds,
+        "block_ms": block_ms,
+        "requests_per_s": round(rate, 3),
+        "tokens_identical": same(found),
+        "systems": {name: summary(each) for name, each in found.items()},
+        "ratios": {
+            f"latency_{name}_over_chat_proactive": ratio_of_rounds(latencies[name], latencies["chat_proactive"])
+            for name in ("chat_recompute", "chat_reactive")
+        },
+    }

@@ -1,0 +1,64 @@
+"""A function in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.apart import apart
+from harvester.errors import UsageError
+
+PATIENCE_S = 30.0
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from bench.apart import apart
+
+def work(folder):
+    (folder / "pid").write_text(str(os.getpid()))
+    try:
+        time.sleep(300)
+    finally:
+        (folder / "cleaned").write_text("")
+
+if __name__ == "__main__":
+    import signal
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    apart(work, Path(sys.argv[1]))
+"""
+
+
+def fails(word: str) -> None:
+    raise UsageError(word)
+
+
+def test_it_gives_what_the_function_gives_from_another_process() -> None:
+    assert apart(os.getppid) == os.getpid()
+    with pytest.raises(UsageError, match="bad"):
+        apart(fails, "bad")
+
+
+def test_told_to_end_it_ends_the_other_process_which_cleans_up(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL) as one:
+        pid = _read(tmp_path / "pid")
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(PATIENCE_S) != 0
+    assert (tmp_path / "cleaned").exists()
+    assert not psutil.pid_exists(pid)
+
+
+def _read(path: Path) -> int:
+    until_s = time.monotonic() + PATIENCE_S
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    return int(path.read_text())
