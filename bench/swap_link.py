@@ -27,14 +27,11 @@ BLOCK_MS, LOAD = 1.0, 0.9
 
 def run(options: Options) -> dict[str, Any]:
     """``--seconds``: of each engine in a round (42). ``--set``: ``rounds`` (3; 1 with ``--quick``), ``block_ms`` (1), ``load`` (0.9)."""
-    unknown = options.set.keys() - {"rounds", "block_ms", "load"}
-    if unknown:
-        raise UsageError(f"--set {min(unknown)}: this scenario knows rounds, block_ms and load")
+    block_ms, times, rounds = _given(options)
     if not on_cpu():
         raise UsageError("swap_link emulates a link on a CPU; where there is one, run checkpoint")
-    seconds, rounds = options.seconds or (18.0 if options.quick else 42.0), rounds_of(options.set, 1 if options.quick else 3)
-    model, block_ms = options.model or str(bench_model()), options.set.get("block_ms", BLOCK_MS)
-    rate = options.set.get("load", LOAD) * most_chats_per_s(model, options.seed)
+    seconds, model = options.seconds or (18.0 if options.quick else 42.0), options.model or str(bench_model())
+    rate = times * most_chats_per_s(model, options.seed)
     load = partial(chat, rate=rate)
     systems = {"chat_recompute": CHATS["chat_recompute"]}
     for name in ("chat_reactive", "chat_proactive"):
@@ -57,3 +54,14 @@ def run(options: Options) -> dict[str, Any]:
             for name in ("chat_recompute", "chat_reactive")
         },
     }
+
+
+def _given(options: Options) -> tuple[float, float, int]:
+    """``block_ms``, ``load``, ``rounds``."""
+    unknown = options.set.keys() - {"rounds", "block_ms", "load"}
+    if unknown:
+        raise UsageError(f"--set {min(unknown)}: this scenario knows rounds, block_ms and load")
+    block_ms, load = options.set.get("block_ms", BLOCK_MS), options.set.get("load", LOAD)
+    if block_ms < 0 or load <= 0:
+        raise UsageError(f"--set block_ms={block_ms:g} load={load:g}: give at least 0 ms, and a load above 0")
+    return block_ms, load, rounds_of(options.set, 1 if options.quick else 3)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench import checkpoint
+from bench import checkpoint, swap_link
 from bench.counters import Work
 from bench.kvgoals import COUNTERS, Round, goals_of, ratios_of, same
 from bench.kvload import Seen, Span, all_seen
@@ -118,3 +118,9 @@ def test_answers_are_compared_between_engines() -> None:
 def test_a_wrong_number_of_rounds_is_refused(given: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="--set"):
         checkpoint._rounds(Options(set=given))
+
+
+@pytest.mark.parametrize("given", [{"rounds": 0.0}, {"load": 0.0}, {"block_ms": -1.0}, {"turns": 2.0}])
+def test_a_link_that_cannot_be_is_refused_before_an_engine_starts(given: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=f"--set.*{next(iter(given))}"):
+        swap_link.run(Options(set=given))
