@@ -76,19 +76,14 @@ LOADS, QUICK_LOADS = (0.9, 1.0), (0.9,)  # times the rate that an engine with KV
 
 def run(options: Options) -> dict[str, Any]:
     """``--seconds``: of each engine in a round (42), after a warm-up. ``--set rounds=N``: how many (3; 1 with ``--quick``)."""
-    seconds, rounds = options.seconds or (18.0 if options.quick else 42.0), _rounds(options)
+    seconds, rounds = seconds_of(options), _rounds(options)
     model = options.model or str(bench_model())
-
-    def measure(systems: Mapping[str, System], load: Load) -> dict[str, list[Round]]:
-        return in_turns(
-            list(systems), rounds, lambda name, number: alone(name, systems[name], model, seconds, options.seed + 10 * number, load)
-        )
-
-    short = measure({name: SYSTEMS[name] for name in (QUICK if options.quick else SYSTEMS)}, mixed)
-    plenty = {} if options.quick else measure(PLENTY, steady)
+    given = (rounds, model, seconds, options.seed)
+    short = measure({name: SYSTEMS[name] for name in (QUICK if options.quick else SYSTEMS)}, mixed, *given)
+    plenty = {} if options.quick else measure(PLENTY, steady, *given)
     most = most_chats_per_s(model, options.seed)
     rates = {load: load * most for load in (QUICK_LOADS if options.quick else LOADS)}
-    chats = {load: measure(CHATS, partial(chat, rate=rate)) for load, rate in rates.items()}
+    chats = {load: measure(CHATS, partial(chat, rate=rate), *given) for load, rate in rates.items()}
     ratios = ratios_of(short | plenty)
     return {
         "model": Path(model).name,
@@ -114,15 +109,25 @@ def _rounds(options: Options) -> int:
     return rounds_of(options.set, 1 if options.quick else 3)
 
 
+def seconds_of(options: Options) -> float:
+    """Of each engine in a round."""
+    return options.seconds or (18.0 if options.quick else 42.0)
+
+
+def measure(systems: Mapping[str, System], load: Load, rounds: int, model: str, seconds: float, seed: int) -> dict[str, list[Round]]:
+    """Each system's rounds; those of the same number have the same prompts and times."""
+    return in_turns(list(systems), rounds, lambda name, number: _alone(name, systems[name], model, seconds, seed + 10 * number, load))
+
+
 def most_chats_per_s(model: str, seed: int) -> float:
     """What an engine with KV for all answers."""
-    answered = len(alone("closed", CHATS["chat_plenty"], model, CLOSED_S, seed + 2, closed).seen.latency_s)
+    answered = len(_alone("closed", CHATS["chat_plenty"], model, CLOSED_S, seed + 2, closed).seen.latency_s)
     if not answered:
         raise EngineError(f"no chat of {CLOSED_S:g} s was answered to its end; the machine is too slow for this scenario")
     return answered / CLOSED_S
 
 
-def alone(name: str, system: System, model: str, seconds: float, seed: int, load: Load) -> Round:
+def _alone(name: str, system: System, model: str, seconds: float, seed: int, load: Load) -> Round:
     """One engine once."""
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as folder:
         found: Round = apart(_measure, system, model, seconds, seed, Path(folder), load)

@@ -1,7 +1,7 @@
 """Scenario ``swap_link``: chat alone with KV for about ten, where copies take as long as over a link (FastServe Fig. 15).
 
 FastServe's OPT-175B on 16 A100 generates a token in about 60 ms and swaps the KV of a job in about 36 (section 4.2): 0.6 of a step. On a
-CPU it is a tenth. Here each block takes ``block_ms`` and no time of a processor (`bench.slow_link`), for about the same share. All else
+CPU it is a twentieth. Here each block takes ``block_ms`` and no time of a processor (`bench.slow_link`), for about the same share. All else
 is `bench.checkpoint`'s.
 """
 
@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint import CHATS, alone, most_chats_per_s
+from bench.checkpoint import CHATS, measure, most_chats_per_s, seconds_of
 from bench.kvgoals import latencies_ms, same, summary
 from bench.kvload import chat
 from bench.models import bench_model
 from bench.realpath import on_cpu
-from bench.rounds import in_turns, ratio_of_rounds, rounds_of
+from bench.rounds import ratio_of_rounds, rounds_of
 from bench.scenario import Options
 from harvester.errors import UsageError
 from harvester.policy.checkpoint import CUDA_COST
@@ -30,16 +30,14 @@ def run(options: Options) -> dict[str, Any]:
     block_ms, times, rounds = _given(options)
     if not on_cpu():
         raise UsageError("swap_link emulates a link on a CPU; where there is one, run checkpoint")
-    seconds, model = options.seconds or (18.0 if options.quick else 42.0), options.model or str(bench_model())
+    model = options.model or str(bench_model())
     rate = times * most_chats_per_s(model, options.seed)
-    load = partial(chat, rate=rate)
     systems = {"chat_recompute": CHATS["chat_recompute"]}
     for name in ("chat_reactive", "chat_proactive"):
         checkpoint = {**(CHATS[name].checkpoint or {}), "copy_cost": CUDA_COST}
         systems[name] = replace(CHATS[name], checkpoint=checkpoint, link_block_s=block_ms / 1e3)
-    found = in_turns(
-        list(systems), rounds, lambda name, number: alone(name, systems[name], model, seconds, options.seed + 10 * number, load)
-    )
+    seconds = seconds_of(options)
+    found = measure(systems, partial(chat, rate=rate), rounds, model, seconds, options.seed)
     latencies = {name: latencies_ms(each) for name, each in found.items()}
     return {
         "model": Path(model).name,
