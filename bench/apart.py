@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import active_children, get_context
-from typing import TypeVar
+from contextlib import suppress
+from multiprocessing import get_context
+from typing import Any, NoReturn, TypeVar, cast
+
+from harvester.errors import EngineError
 
 T = TypeVar("T")
+PATIENCE_S = 30.0  # for its cleaning up; an engine that is told while it starts may wait for ever
+TOLD = (signal.SIGINT, signal.SIGTERM)
 
 
 def apart(work: Callable[..., T], *given: object) -> T:
     """What ``work(*given)`` gives. For engines: their metrics can be registered once in a process. Interrupted, it ends the other process
-    too, in which ``work`` sees the same `KeyboardInterrupt`, and waits for it."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_when_told) as process:
-        found = process.submit(work, *given)
+    too, in which ``work`` sees the same `KeyboardInterrupt`, and waits for it. Raises `EngineError` where that process dies by itself."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(theirs, work, given))
+    process.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError:
+        process.join()
+        raise EngineError(f"the process of the engine ended with exit code {process.exitcode} and no result") from None
+    except KeyboardInterrupt:
+        process.terminate()
+        process.join(PATIENCE_S)
+        process.kill()
+        raise
+    finally:
+        process.join()
+    if isinstance(found, Exception):
+        raise found
+    return cast(T, found)
+
+
+def _work(told: Any, work: Callable[..., Any], given: tuple[object, ...]) -> None:
+    for each in TOLD:
+        signal.signal(each, _interrupt)
+    with suppress(KeyboardInterrupt):
         try:
-            return found.result()
-        except KeyboardInterrupt:
-            for child in active_children():
-                child.terminate()
-            raise
+            found = work(*given)
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            found = error
+        told.send(found)
 
 
-def _end_when_told() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _interrupt(*_: object) -> NoReturn:
+    """Once: a terminal tells the whole group, and `apart` its process, which then cleans up."""
+    for each in TOLD:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from bench.apart import apart
-from harvester.errors import UsageError
+from harvester.errors import EngineError, UsageError
 
 PATIENCE_S = 30.0
 SCRIPT = """
@@ -26,6 +27,7 @@ def work(folder):
     try:
         time.sleep(300)
     finally:
+        time.sleep(0.5)
         (folder / "cleaned").write_text("")
 
 if __name__ == "__main__":
@@ -45,12 +47,18 @@ def test_it_gives_what_the_function_gives_from_another_process() -> None:
         apart(fails, "bad")
 
 
-def test_told_to_end_it_ends_the_other_process_which_cleans_up(tmp_path: Path) -> None:
+def test_a_process_that_dies_by_itself_is_an_error() -> None:
+    with pytest.raises(EngineError, match="exit code 7"):
+        apart(os._exit, 7)
+
+
+@pytest.mark.parametrize("tell", [os.kill, os.killpg], ids=["the first alone", "both, as a terminal does"])
+def test_told_to_end_it_ends_the_other_process_which_cleans_up(tmp_path: Path, tell: Callable[[int, int], None]) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL) as one:
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL, start_new_session=True) as one:
         pid = _read(tmp_path / "pid")
-        one.send_signal(signal.SIGTERM)
+        tell(one.pid, signal.SIGTERM)
         assert one.wait(PATIENCE_S) != 0
     assert (tmp_path / "cleaned").exists()
     assert not psutil.pid_exists(pid)
