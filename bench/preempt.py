@@ -119,13 +119,12 @@ async def _signal(board: Any, answers: asyncio.Future[Any], signals: int, rng: r
     found: list[float] = []
     while len(found) < signals and not answers.done():
         await asyncio.sleep(rng.uniform(0.02, 0.3))
-        step = board[Field.STEP]
-        if not step or not board[Field.OFFLINE_ONLY]:
+        steps = board.in_flight()
+        if not steps or not steps[0].endable:
             continue
-        asked_s = time.monotonic()
-        board[Field.ABORT_AT_S] = asked_s
-        board[Field.ABORT_STEP] = step
-        while board[Field.STEP] == step and not answers.done():  # noqa: ASYNC110  # another process writes it
+        step, asked_s = steps[0].number, time.monotonic()
+        board.ask_to_end(step, asked_s)
+        while board[Field.ANSWERED] < step and not answers.done():  # noqa: ASYNC110  # another process writes it
             await asyncio.sleep(0.0005)
         if board[Field.ENDED_STEP] == step:
             found.append(board[Field.ENDED_AT_S] - asked_s)

@@ -41,6 +41,9 @@ def engine_arguments(
     values |= EMBEDDED_DEFAULTS if embedded else {}
     values["worker_cls"] = "harvester.engine." + ("cpu_worker.HarvestCpuWorker" if cpu else "cuda_worker.HarvestCudaWorker")
     values |= config.engine
+    if not cpu and values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1) == 1:
+        # vLLM would run the worker in the engine core's thread, which then waits at safepoints and cannot answer the step before.
+        values.setdefault("distributed_executor_backend", "mp")
     asynchronous = bool(values.get("async_scheduling", not cpu))
     kind = "AsyncHarvestScheduler" if asynchronous else "HarvestScheduler"
     values.setdefault("scheduler_cls", f"harvester.engine.scheduler.{kind}")

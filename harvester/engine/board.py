@@ -12,31 +12,45 @@ import tempfile
 from enum import IntEnum
 from pathlib import Path
 
+from harvester.policy.preempt import Flight
+
 COEFFICIENTS = 16  # places for those of the latency model
 RING = 512
+DEPTH = 8  # more steps than vLLM ever has in flight
 
 
 class Field(IntEnum):
     """Places of the board. The comment says who writes it."""
 
-    STEP = 0  # engine core: number of the running step; 0 between steps
-    OFFLINE_ONLY = 1  # engine core: 1 where the running step holds offline work only
-    STARTED_S = 2  # engine core
-    ESTIMATE_S = 3  # engine core: how long the running step takes; 0 where it cannot tell
-    ABORT_STEP = 4  # front end: the step that should end
+    PLANNED = 0  # engine core: number of the step planned last
+    ANSWERED = 1  # engine core: number of the step answered last
+    ON_DEVICE = 2  # worker 0: the last step that its device is known to have begun
+    ABORT_FROM = 3  # front end: of the steps that should end, the first
+    ABORT_UPTO = 4  # front end: and the last, written after the first
     ABORT_AT_S = 5  # front end: when it asked
     DECIDED_AT = 6  # worker 0: the safepoint at which all workers end the step, written before the next field
     DECIDED_STEP = 7  # worker 0: the step meant
     ENDED_STEP = 8  # worker 0: the last step that was ended
-    ENDED_AT_S = 9  # worker 0
+    ENDED_AT_S = 9  # worker 0: when its device had nothing left to do
     MARGIN = 10  # engine core: P99 of actual over predicted step time
     READY = 11  # engine core: 1 where the latency model may be used
     SAFEPOINT_S = 12  # worker 0: what one safepoint costs
     SAVE_PROFILE = 13  # front end: raised by one to have the profile written
     SAVED_PROFILE = 14  # engine core: the last such wish that was fulfilled
+    ASKED = 15  # front end: how often it asked that steps end
     COUNTERS = 16  # engine core: the first of `Count`
     MODEL = 64  # engine core: the first coefficient
     STEPS_S = 80  # engine core: seconds of the last `RING` steps of offline work alone, a ring
+    IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the places of `Place`
+
+
+class Place(IntEnum):
+    """Of one step in flight, from its place in the ring on."""
+
+    ENDABLE = 0  # engine core: 1 where it holds offline work only and has safepoints
+    ESTIMATE_S = 1  # engine core: how long it takes; 0 where it cannot tell
+    BEGAN_STEP = 2  # worker 0: the step that the next field is of
+    BEGAN_S = 3  # worker 0: when its host began it, and later when its device did
 
 
 class Count(IntEnum):
@@ -86,7 +100,7 @@ class Count(IntEnum):
     KV_USED = 41  # gauge: share of the KV blocks
 
 
-SIZE = (Field.STEPS_S + RING) * 8
+SIZE = (Field.IN_FLIGHT + DEPTH * len(Place)) * 8
 
 
 class Board:
@@ -131,6 +145,52 @@ class Board:
         count = min(RING, int(self.count(Count.OFFLINE_STEPS)))
         return list(self._cells[Field.STEPS_S : Field.STEPS_S + count])
 
+    # Steps in flight
+
+    def planned(self, number: int, endable: bool, estimate_s: float) -> None:
+        """Engine core: the step is about to be sent to the workers. Who reads its number finds the rest set."""
+        place = _place(number)
+        self._cells[place + Place.ENDABLE] = float(endable)
+        self._cells[place + Place.ESTIMATE_S] = estimate_s
+        self._cells[Field.PLANNED] = number
+
+    def told_better(self, number: int, estimate_s: float) -> None:
+        """Engine core: the length of a step in flight is known better now."""
+        self._cells[_place(number) + Place.ESTIMATE_S] = estimate_s
+
+    def began(self, number: int, now_s: float, *, on_device: bool) -> None:
+        """Worker 0: it begins the step, or its device does."""
+        place = _place(number)
+        self._cells[place + Place.BEGAN_S] = now_s
+        self._cells[place + Place.BEGAN_STEP] = number
+        if on_device:
+            self._cells[Field.ON_DEVICE] = number
+
+    def in_flight(self) -> list[Flight]:
+        """Front end: the steps that are planned and not over, oldest first. One that the device has passed is over, answered or not."""
+        first = int(max(self._cells[Field.ANSWERED] + 1, self._cells[Field.ON_DEVICE], self._cells[Field.PLANNED] - DEPTH + 1))
+        return [self._flight(number) for number in range(first, int(self._cells[Field.PLANNED]) + 1)]
+
+    def _flight(self, number: int) -> Flight:
+        cells, place = self._cells, _place(number)
+        began_s = cells[place + Place.BEGAN_S] if cells[place + Place.BEGAN_STEP] == number else None
+        return Flight(number, bool(cells[place + Place.ENDABLE]), began_s, cells[place + Place.ESTIMATE_S])
+
+    def ask_to_end(self, first: int, now_s: float) -> None:
+        """Front end: the steps in flight from ``first`` on should end at their next safepoint."""
+        self._cells[Field.ABORT_AT_S] = now_s
+        self._cells[Field.ABORT_FROM] = first
+        self._cells[Field.ABORT_UPTO] = self._cells[Field.PLANNED]
+        self._cells[Field.ASKED] += 1
+
+    def should_end(self, number: int) -> bool:
+        """Workers: whether the step was asked to end."""
+        return bool(self._cells[Field.ABORT_FROM] <= number <= self._cells[Field.ABORT_UPTO])
+
     def remove(self) -> None:
         """Take its name away; processes that have mapped it go on."""
         self.path.unlink(missing_ok=True)
+
+
+def _place(number: int) -> int:
+    return int(Field.IN_FLIGHT) + number % DEPTH * len(Place)

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from harvester.engine.board import Board, Field
 from harvester.engine.checkpoints.connector import CheckpointConnector
+from harvester.engine.clock import StepClock
+from harvester.engine.device import Device, device_of
 from harvester.engine.kvcopy import measure_kv_copy
 from harvester.engine.safepoint import Safepoints, StepAborted
 
 SAFEPOINTS_KEY = "harvester_safepoints"  # in vLLM's `additional_config`
 ENDED_EARLY = "ended_early"  # attribute of the `ModelRunnerOutput` of a step that counts for nothing
-VOID_STEP = -1
+ORDER = "harvest"  # attribute of the `SchedulerOutput` of a step with tokens: its `Order`
+
+
+class Order(NamedTuple):
+    """What the scheduler tells the workers of a step. ``every``: at every how many layers it may end; 0: it may not.
+
+    A step whose ``epoch`` is that of an ended step was planned before the scheduler knew of that end: it is void.
+    """
+
+    number: int
+    every: int
+    epoch: int
 
 
 class PreemptibleWorker:
@@ -33,63 +47,116 @@ class PreemptibleWorker:
         super().__init__(*args, **kwargs)
         self._safepoints: Safepoints | None = None
         self._board: Board | None = None
+        self._device: Device | None = None
+        self._clock: StepClock | None = None
         self._ended: ModelRunnerOutput | None = None
-        self._void_epoch = -1
+        self._void_epoch: int | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         settings = self.vllm_config.additional_config.get(SAFEPOINTS_KEY)
+        device = device_of(self.vllm_config.device_config.device_type)
+        parallel = self.vllm_config.parallel_config
+        if device.lags and parallel.pipeline_parallel_size == 1 and self.vllm_config.speculative_config is None:
+            self._clock = StepClock(device)
         if settings is None:
             return
-        parallel = self.vllm_config.parallel_config
-        self._board = Board(Path(settings["board"]))
-        self._safepoints = Safepoints(
-            self._board,
+        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
+        safepoints = Safepoints(
+            Board(Path(settings["board"])),
             leader=self.rank == 0,
             ranks=parallel.tensor_parallel_size,
-            device=self.vllm_config.device_config.device_type,
+            device=device,
             chaos=settings.get("chaos", 0.0),
             seed=settings.get("seed", 0),
         )
-        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
-        self._safepoints.install([layer.impl for layer in layers.values()])
+        safepoints.install([layer.impl for layer in layers.values()])
+        self._end_steps(safepoints, device, Board(Path(settings["board"])))
+
+    def _end_steps(self, safepoints: Safepoints, device: Device, board: Board) -> None:
+        """From now on steps may end early."""
+        self._safepoints, self._device, self._board = safepoints, device, board
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM's; where the step ends early, `sample_tokens` answers for it."""
-        step, every = getattr(scheduler_output, "preemptible", (0, 1))
-        epoch = getattr(scheduler_output, "epoch", 0)
-        void = epoch == self._void_epoch  # planned before the scheduler knew that the step before had ended
-        if self._safepoints is None or not (step or void):
+        order: Order | None = getattr(scheduler_output, ORDER, None)
+        if order is None:
             return super().execute_model(scheduler_output)  # type: ignore[misc]
-        self._safepoints.arm(step or VOID_STEP, every, at_once=void)
+        if order.epoch == self._void_epoch:
+            return self._skip(scheduler_output)
+        self._begin(order)
         try:
-            output = super().execute_model(scheduler_output)  # type: ignore[misc]
-            if void and scheduler_output.total_num_scheduled_tokens:  # a step without safepoints, such as one CUDA graph
-                self._end(scheduler_output, 0)
-                return None
-            return output
+            return super().execute_model(scheduler_output)  # type: ignore[misc]
         except StepAborted:
-            self._void_epoch = epoch
-            self._end(scheduler_output, 0 if void else step)
-            return None
+            self._void_epoch = order.epoch
+            return self._end(scheduler_output, order.number)
         finally:
-            self._safepoints.disarm()
+            if self._safepoints is not None:
+                self._safepoints.disarm()
 
-    def _end(self, scheduler_output: SchedulerOutput, step: int) -> None:
-        self.model_runner.execute_model_state = self.model_runner.kv_connector_output = None
-        ids = list(scheduler_output.num_scheduled_tokens)
-        self._ended = ModelRunnerOutput(req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)})
-        setattr(self._ended, ENDED_EARLY, True)
-        if has_kv_transfer_group() and isinstance(connector := get_kv_transfer_group(), CheckpointConnector):
-            self._ended.kv_connector_output = connector.told()  # copies go on, whatever becomes of the step
-        if step and self._board is not None and self.rank == 0:
+    def _begin(self, order: Order) -> None:
+        if self._clock is not None:
+            self._clock.begin()
+        if self._safepoints is None or self._board is None or self._device is None:
+            return
+        if self.rank == 0:
+            self._board.began(order.number, time.monotonic(), on_device=not self._device.lags)
+        if order.every:
+            self._safepoints.arm(order.number, order.every)
+
+    def _skip(self, scheduler_output: SchedulerOutput) -> None:
+        """A void step, taken in and not computed.
+
+        The model must not run: with two steps in flight its input holds tokens that the ended step was to sample. What the step says of
+        requests and blocks counts, and what it says of KV transfers.
+        """
+        empty = dataclasses.replace(scheduler_output, total_num_scheduled_tokens=0)
+        output = super().execute_model(empty)  # type: ignore[misc]
+        self._ended = _nothing(scheduler_output, output.kv_connector_output)
+
+    def _end(self, scheduler_output: SchedulerOutput, number: int) -> None:
+        """The step counts for nothing. It has ended when the device has nothing left of it."""
+        assert self._device is not None
+        assert self._board is not None
+        self._device.drain()
+        if self.rank == 0:
             self._board[Field.ENDED_AT_S] = time.monotonic()
-            self._board[Field.ENDED_STEP] = step
+            self._board[Field.ENDED_STEP] = number
+        if self._clock is not None:
+            self._clock.drop()
+        self.model_runner.execute_model_state = None
+        self._ended = _nothing(scheduler_output, self._transfers(scheduler_output))
+
+    def _transfers(self, scheduler_output: SchedulerOutput) -> KVConnectorOutput | None:
+        """What the step tells of KV transfers, which go on whatever becomes of it. Those that it asked for are begun."""
+        if not has_kv_transfer_group():
+            return None
+        runner = self.model_runner
+        if hasattr(runner, "kv_connector"):  # Model Runner V2, whose `sample_tokens` would do it
+            runner.kv_connector.finish_forward()
+            told: KVConnectorOutput = runner.kv_connector.post_forward(scheduler_output.finished_req_ids)
+            return told
+        runner.kv_connector_output = None
+        connector = get_kv_transfer_group()
+        return connector.told() if isinstance(connector, CheckpointConnector) else None
 
     def kv_copy(self) -> dict[str, float]:
         """How long a KV block takes to host memory and back; called between two steps."""
         return measure_kv_copy(self.model_runner.kv_caches, self.vllm_config.cache_config.num_gpu_blocks)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
+        """vLLM's; the answer of a step that ended early is that of no token."""
         ended, self._ended = self._ended, None
-        return super().sample_tokens(grammar_output) if ended is None else ended  # type: ignore[misc]
+        if ended is not None:
+            return ended
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        return output if self._clock is None else self._clock.end(output)
+
+
+def _nothing(scheduler_output: SchedulerOutput, transfers: KVConnectorOutput | None) -> ModelRunnerOutput:
+    """The answer of a step that counts for nothing."""
+    ids = list(scheduler_output.num_scheduled_tokens)
+    ended = ModelRunnerOutput(req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)})
+    ended.kv_connector_output = transfers
+    setattr(ended, ENDED_EARLY, True)
+    return ended

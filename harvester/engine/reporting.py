@@ -7,6 +7,7 @@ from typing import Any
 
 from harvester.engine.board import RING, Board, Count, Field
 from harvester.engine.learning import Learning
+from harvester.engine.safepoint import segments
 from harvester.engine.settings import Settings
 from harvester.engine.steps import Step
 from harvester.policy.preempt import layers_between
@@ -25,14 +26,13 @@ class Reporting:
         self.can_end_steps = self._board is not None and settings.schedule.safepoints == "auto" and plain
         self._detect_s = settings.schedule.preempt_detect_ms / 1000
         self._layers = vllm_config.model_config.get_num_layers(parallel)
-        cpu = vllm_config.device_config.device_type == "cpu"
-        self._ahead = 0 if parallel.tensor_parallel_size == 1 else 1 if cpu else 2
+        self._segments = segments(parallel.tensor_parallel_size, vllm_config.device_config.device_type != "cpu")
         self._told = 0
 
     def layers_between(self, step_s: float) -> int:
         """Every how many layers a step of ``step_s`` has a safepoint."""
         assert self._board is not None
-        return layers_between(self._layers, step_s, self._board[Field.SAFEPOINT_S], self._detect_s, self._ahead)
+        return layers_between(self._layers, step_s, self._board[Field.SAFEPOINT_S], self._detect_s, self._segments)
 
     def planned(self, plan: Plan, reserve: tuple[int, int] | None) -> None:
         if self._board is None:
@@ -44,28 +44,22 @@ class Reporting:
         for count, value in zip((Count.RESERVED_SLOTS, Count.RESERVED_BLOCKS), reserve or (0, 0), strict=True):
             self._board.set(count, value)
 
-    def begins(self, step: Step) -> None:
-        """The fields that name the step come last: who reads them finds the others set."""
-        board = self._board
-        if board is None:
-            return
-        board[Field.STEP] = 0
-        board[Field.OFFLINE_ONLY] = float(step.offline_only and self.can_end_steps)
-        board[Field.STARTED_S] = step.began_s
-        board[Field.ESTIMATE_S] = step.estimate_s
-        board[Field.STEP] = step.number
+    def sends(self, step: Step, *, endable: bool) -> None:
+        """It is about to be sent to the workers."""
+        if self._board is not None:
+            self._board.planned(step.number, endable, step.estimate_s)
 
     def told_better(self, step: Step) -> None:
         """Its length is known better now."""
-        if self._board is not None and self._board[Field.STEP] == step.number:
-            self._board[Field.ESTIMATE_S] = step.estimate_s
+        if self._board is not None:
+            self._board.told_better(step.number, step.estimate_s)
 
-    def ends(self, step: Step, now_s: float, kv_used: float) -> None:
-        """``kv_used``: the share of the KV blocks in use."""
+    def ends(self, step: Step, seconds: float, kv_used: float) -> None:
+        """It is answered. ``kv_used``: the share of the KV blocks in use."""
         board = self._board
         if board is None or not step.number:
             return
-        board[Field.STEP] = 0
+        board[Field.ANSWERED] = step.number
         if step.void:
             return
         harvested = sum(step.served.values())
@@ -75,13 +69,13 @@ class Reporting:
         board.set(Count.OFFLINE_RUNNING, len(step.output.num_scheduled_tokens) - len(step.online))
         board.set(Count.KV_USED, kv_used)
         if step.offline_only:
-            board[Field.STEPS_S + int(board.count(Count.OFFLINE_STEPS)) % RING] = now_s - step.began_s
+            board[Field.STEPS_S + int(board.count(Count.OFFLINE_STEPS)) % RING] = seconds
         board.add(Count.OFFLINE_STEPS, step.offline_only)
         board.add(Count.MIXED_STEPS, 0 < harvested < whole)
         board.add(Count.OFFLINE_TOKENS, harvested)
         board.add(Count.ONLINE_TOKENS, whole - harvested)
-        board.add(Count.BUSY_S, now_s - step.began_s)
-        board.add(Count.HARVESTED_S, now_s - step.began_s if step.offline_only else 0.0)
+        board.add(Count.BUSY_S, seconds)
+        board.add(Count.HARVESTED_S, seconds if step.offline_only else 0.0)
 
     def took_back(self, step: Step, tokens: int) -> None:
         """``step`` ended early; with those planned after it ``tokens`` count for nothing."""
@@ -90,7 +84,7 @@ class Reporting:
             return
         board.add(Count.ENDED_STEPS, 1)
         board.add(Count.TAKEN_BACK_TOKENS, tokens)
-        if board[Field.ABORT_STEP] == step.number and board[Field.ENDED_STEP] == step.number:
+        if board.should_end(step.number) and board[Field.ENDED_STEP] == step.number:
             board.add(Count.DETECT_S, max(0.0, board[Field.ENDED_AT_S] - board[Field.ABORT_AT_S]))
             board.add(Count.DETECTED, 1)
 

@@ -5,8 +5,8 @@ with piecewise CUDA graphs, where hooks on modules do not run.
 
 All ranks of a tensor-parallel group must end at the same place, or the others wait in a collective for ever. Rank 0 decides, and says so on
 the board one safepoint ahead: between two safepoints lies an all-reduce, which no rank leaves before rank 0, having written, has entered
-it. On CUDA, where threads run ahead of their device, it says so two safepoints ahead, and each rank waits at a safepoint until its device
-has reached the one before: that bounds the run-ahead, without which an abort would save nothing.
+it. Where threads run ahead of their device, it says so two safepoints ahead, and each rank waits at a safepoint until its device has
+reached the one before: that bounds the run-ahead, without which an abort would save nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from harvester.engine.board import Board, Field
+from harvester.engine.device import Device, Mark
 
 NEVER = 1 << 30
+
+
+def ahead(ranks: int, lags: bool) -> int:
+    """Safepoints between decision and end. ``lags``: see `Device`."""
+    return 0 if ranks == 1 else 2 if lags else 1
+
+
+def segments(ranks: int, lags: bool) -> int:
+    """Most stretches between two safepoints that a device still computes after a signal."""
+    return 1 + ahead(ranks, lags) + int(lags)
 
 
 class StepAborted(Exception):
@@ -30,17 +39,17 @@ class StepAborted(Exception):
 class Safepoints:
     """Of one worker. ``chaos``: the probability that a step ends at a random safepoint without being asked, for tests."""
 
-    def __init__(self, board: Board, *, leader: bool, ranks: int, device: str, chaos: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, board: Board, *, leader: bool, ranks: int, device: Device, chaos: float = 0.0, seed: int = 0) -> None:
         self._board = board
         self._leader = leader
-        self._ahead = 0 if ranks == 1 else 1 if device == "cpu" else 2
-        self._cuda = device == "cuda"
+        self._device = device
+        self._ahead = ahead(ranks, device.lags)
         self._chaos, self._random = chaos, random.Random(seed)
         self._step = 0
         self._place = 0
         self._end_at = NEVER
         self._wanted_at = NEVER
-        self._events: list[Any] = []
+        self._passed_mark: Mark | None = None
         self._every = 1
         self._layers = 0
         self._passed, self._cost_s = 0, 0.0
@@ -59,13 +68,10 @@ class Safepoints:
 
         return guarded
 
-    def arm(self, step: int, every: int = 1, *, at_once: bool = False) -> None:
-        """From now on the forward pass is that of ``step``, with a safepoint at every ``every``-th layer.
-
-        ``at_once``: all ranks know already that it ends; it does so at its first safepoint.
-        """
-        self._step, self._every, self._place, self._events = step, every, 0, []
-        self._end_at = 0 if at_once else NEVER
+    def arm(self, step: int, every: int = 1) -> None:
+        """From now on the forward pass is that of ``step``, with a safepoint at every ``every``-th layer."""
+        self._step, self._every, self._place, self._passed_mark = step, every, 0, None
+        self._end_at = NEVER
         places = -(-self._layers // every)
         self._wanted_at = self._random.randrange(places) if self._chaos and self._random.random() < self._chaos else NEVER
 
@@ -76,11 +82,13 @@ class Safepoints:
 
     def _check(self) -> None:
         began_s = time.perf_counter()
-        event = self._event() if self._cuda else None
+        reached = self._advance() if self._device.lags else None
         place, self._place = self._place, self._place + 1
         cost_s = time.perf_counter() - began_s
-        if event is not None:  # not a cost: the device has work queued up meanwhile
-            event.synchronize()
+        if reached is not None:  # not a cost: the device has work queued up meanwhile
+            reached.synchronize()
+            if place == 1 and self._leader:
+                self._board.began(self._step, time.monotonic(), on_device=True)
         began_s = time.perf_counter()
         self._decide(place)
         self._passed, self._cost_s = self._passed + 1, self._cost_s + cost_s + time.perf_counter() - began_s
@@ -90,7 +98,7 @@ class Safepoints:
     def _decide(self, place: int) -> None:
         board = self._board
         if self._leader:
-            asked = board[Field.ABORT_STEP] == self._step or place >= self._wanted_at
+            asked = board.should_end(self._step) or place >= self._wanted_at
             if asked and self._end_at == NEVER:
                 self._end_at = place + self._ahead
                 board[Field.DECIDED_AT] = self._end_at
@@ -98,9 +106,9 @@ class Safepoints:
         elif self._end_at == NEVER and board[Field.DECIDED_STEP] == self._step:
             self._end_at = int(board[Field.DECIDED_AT])
 
-    def _event(self) -> Any:
+    def _advance(self) -> Mark | None:
         """Mark this place in the device's queue; returns the mark of the safepoint before, if there was one."""
-        event = torch.cuda.Event()
-        event.record()
-        self._events.append(event)
-        return self._events.pop(0) if len(self._events) > 1 else None
+        mark = self._device.mark()
+        mark.record()
+        before, self._passed_mark = self._passed_mark, mark
+        return before

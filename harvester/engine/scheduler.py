@@ -20,11 +20,12 @@ from harvester.engine import compat
 from harvester.engine.checkpoints.saving import Checkpoints, begin_anew
 from harvester.engine.learning import Learning
 from harvester.engine.outlook import Outlook, Planned
-from harvester.engine.preemptible import ENDED_EARLY
+from harvester.engine.clock import STEP_SECONDS
+from harvester.engine.preemptible import ENDED_EARLY, ORDER, Order
 from harvester.engine.queue import OfflineRequests, TwoLaneQueue, is_offline, job_of
 from harvester.engine.reporting import Reporting
 from harvester.engine.settings import Settings
-from harvester.engine.steps import Step, registered_blocks, seconds_of, take_back
+from harvester.engine.steps import Step, first_computed, registered_blocks, seconds_of, take_back
 from harvester.engine.waiting import sleep_between_looks
 from harvester.policy.arrivals import Bursts, Pace
 from harvester.policy.fair import FairOrder
@@ -205,7 +206,6 @@ class HarvestScheduling:
 
     def _note(self, output: SchedulerOutput, plan: Plan, now_s: float) -> None:
         """Note the step, tell the worker whether it may end, and the board what runs."""
-        output.epoch = self._epoch
         if not output.total_num_scheduled_tokens:
             if len(self.waiting.online) and not self._steps:
                 self._evict_newest()
@@ -213,12 +213,12 @@ class HarvestScheduling:
             return
         self._step_number += 1
         step = Step(self._step_number, output, plan.preemptible, now_s, self._learning.estimate_s(compat.rough_load(output)))
-        if self._report.can_end_steps and plan.preemptible:
-            output.preemptible = (step.number, self._report.layers_between(step.estimate_s))
+        endable = self._report.can_end_steps and plan.preemptible
+        every = self._report.layers_between(step.estimate_s) if endable else 0
+        setattr(output, ORDER, Order(step.number, every, self._epoch))
         self._steps.append(step)
         self._unsettled = step
-        if len(self._steps) == 1:
-            self._report.begins(step)
+        self._report.sends(step, endable=endable)
 
     def _settle(self) -> None:
         """What is only needed when the step is answered: noted while the workers compute it."""
@@ -230,7 +230,7 @@ class HarvestScheduling:
         self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
         step.load = compat.load_of(step.output, step.computed)
         if self._report.can_end_steps:
-            step.registered = registered_blocks(self, step.computed)
+            step.registered = registered_blocks(self, first_computed(self._steps, step.computed))
         for name, tokens in step.output.num_scheduled_tokens.items():
             job = self._jobs.get(name)
             if job is None:
@@ -252,16 +252,17 @@ class HarvestScheduling:
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         self._settle()
         step, now_s = self._steps.popleft(), time.monotonic()
+        timed_s: float | None = getattr(model_runner_output, STEP_SECONDS, None)
+        seconds = seconds_of(step, self._updated_s, now_s) if timed_s is None else timed_s
         if getattr(model_runner_output, ENDED_EARLY, False):
             if not step.void:
                 self._ended_early(step, now_s)
         elif step.load.tokens:
-            self._answered.append((step, seconds_of(step, self._updated_s, now_s), now_s))
-        self._report.ends(step, now_s, self.kv_cache_manager.usage)  # type: ignore[attr-defined]
+            self._answered.append((step, seconds, now_s))
+        self._report.ends(step, seconds, self.kv_cache_manager.usage)  # type: ignore[attr-defined]
         self._updated_s = now_s
         if self._steps:
             self._steps[0].began_s = max(now_s, self._steps[0].began_s)
-            self._report.begins(self._steps[0])
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     def _ended_early(self, step: Step, now_s: float) -> None:

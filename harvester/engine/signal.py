@@ -1,4 +1,4 @@
-"""The front end's part of layer-wise preemption: it sees an arrival first, and ends the running step where a first token would be late."""
+"""The front end's part of layer-wise preemption: it sees an arrival first, and ends steps where a first token would be late."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ import time
 
 from harvester.engine.board import COEFFICIENTS, Board, Field
 from harvester.policy.latency import FEATURES, StepLoad, predict_with
-from harvester.policy.preempt import RunningStep, must_end
+from harvester.policy.preempt import Arrival, first_to_end
 
 assert FEATURES <= COEFFICIENTS
 
 
 class ArrivalSignal:
-    """Of one replica. The board's writer is the engine core. ``intrusion``: see `must_end`."""
+    """Of one replica. The board's writer is the engine core. ``intrusion``: see `Arrival`."""
 
     def __init__(self, board: Board, intrusion: float = 1.0) -> None:
         self._board, self._intrusion = board, intrusion
 
     def arrived(self, prompt_tokens: int, ttft_slo_s: float, waited_s: float = 0.0) -> bool:
-        """Tell of an online request that the engine core has been sent. Returns whether the running step was asked to end.
+        """Tell of an online request that the engine core has been sent. Returns whether a step in flight was asked to end.
 
         ``waited_s``: since it reached the server.
         """
-        board = self._board
-        number = board[Field.STEP]
-        if not number:
+        steps = self._board.in_flight()
+        if not any(step.endable for step in steps):
             return False
-        step = RunningStep(bool(board[Field.OFFLINE_ONLY]), board[Field.STARTED_S], board[Field.ESTIMATE_S])
         now_s = time.monotonic()
-        if not must_end(step, now_s, self._prompt_s(prompt_tokens), ttft_slo_s, waited_s, self._intrusion):
+        first = first_to_end(steps, now_s, Arrival(self._prompt_s(prompt_tokens), ttft_slo_s, waited_s, self._intrusion))
+        if first is None:
             return False
-        board[Field.ABORT_AT_S] = now_s
-        board[Field.ABORT_STEP] = number
+        self._board.ask_to_end(first, now_s)
         return True
 
     def _prompt_s(self, tokens: int) -> float:

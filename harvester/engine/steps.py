@@ -7,6 +7,7 @@ safepoint, and every step planned after it, none of that came true: the state of
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,19 @@ def seconds_of(step: Step, updated_s: float, now_s: float) -> float:
     return now_s - (updated_s if 0.0 <= step.began_s - updated_s < SAME_ROW_S else step.began_s)
 
 
+def first_computed(steps: Iterable[Step], computed: dict[str, int]) -> dict[str, int]:
+    """Of each request in ``computed``, its fewest computed tokens before any of ``steps`` that is not void.
+
+    vLLM hashes a block when its last token is known, which may be as the step after the one that fills it is planned.
+    """
+    first = dict(computed)
+    for step in steps:
+        for name, tokens in step.computed.items() if not step.void else ():
+            if name in first:
+                first[name] = min(first[name], tokens)
+    return first
+
+
 def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
     """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
     found = []
@@ -66,11 +80,10 @@ def take_back(scheduler: Scheduler, steps: deque[Step], now_s: float) -> int:
     """
     _unregister(scheduler, steps)
     _distrust_loads(scheduler, steps)
-    admitted: set[str] = set()
+    admitted = {name for step in steps for name in step.admitted}  # in any: it may have lost its KV between two of them
     seen: set[str] = set()
     for step in steps:
         step.void = True
-        admitted |= step.admitted
         for request_id, computed in step.computed.items():
             request = scheduler.requests.get(request_id)
             if request_id in seen or request is None or request.status != RequestStatus.RUNNING:

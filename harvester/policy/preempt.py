@@ -3,34 +3,68 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 COST_SHARE = 0.01  # of a step, what its safepoints may cost
 
 
 @dataclass(frozen=True, slots=True)
-class RunningStep:
-    """The step that runs when a request arrives. Times in seconds of one monotonic clock; ``estimate_s`` 0: unknown."""
+class Flight:
+    """One step that was sent to the workers and is not answered yet. Times in seconds of one monotonic clock."""
 
-    offline_only: bool
-    began_s: float
-    estimate_s: float
+    number: int
+    endable: bool  # it holds offline work only, and has safepoints
+    began_s: float | None  # None: it waits for the step before it
+    estimate_s: float  # how long it takes; 0: unknown
 
 
-def must_end(step: RunningStep, now_s: float, prompt_s: float, ttft_slo_s: float, waited_s: float = 0.0, intrusion: float = 1.0) -> bool:
-    """Whether an arrival would miss its first token's time, or wait more than ``intrusion`` of it, if the step ran to its end.
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An online request that has just come.
 
-    ``prompt_s``: how long the step takes that will compute the arrival's prompt; ``waited_s``: since it reached the server. The share is
-    for those behind it: an arrival that has time to wait may be the first of a burst, whose last one then lacks that time. Only a step of
-    offline work alone can be ended: beside online work the budget bounds the step. ConServe takes victims out of the running batch one by
-    one; a batch inside a layer cannot be cut, so here all of it ends. A step whose length is unknown is ended.
+    ``prompt_s``: how long the step takes that will compute its prompt. ``waited_s``: since it reached the server.
+    ``intrusion``: share of ``ttft_slo_s`` that it may wait for steps of offline work.
     """
-    if not step.offline_only:
-        return False
-    if step.estimate_s <= 0.0:
-        return True
-    remaining_s = max(0.0, step.began_s + step.estimate_s - now_s)
-    return remaining_s > intrusion * ttft_slo_s or waited_s + remaining_s + prompt_s > ttft_slo_s
+
+    prompt_s: float
+    ttft_slo_s: float
+    waited_s: float = 0.0
+    intrusion: float = 1.0
+
+    def is_in_time(self, wait_s: float) -> bool:
+        """Whether it can wait ``wait_s`` more for the steps before its own.
+
+        The share is for those behind it: an arrival that has time to wait may be the first of a burst, whose last one then lacks that time.
+        """
+        return wait_s <= self.intrusion * self.ttft_slo_s and self.waited_s + wait_s + self.prompt_s <= self.ttft_slo_s
+
+
+def first_to_end(steps: Sequence[Flight], now_s: float, arrival: Arrival) -> int | None:
+    """Number of the step to end, so that the arrival's first token is in time; None where all may run to their ends.
+
+    ``steps``: oldest first. Ending one makes those behind it void. Of the steps that bring the arrival in time the last one is chosen, since
+    it loses least; where none does, the first that can be ended. Beside online work the budget bounds a step, and it is not ended. ConServe
+    takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
+    """
+    waits_s = _waits_s(steps, now_s)
+    if not steps or arrival.is_in_time(waits_s[-1]):
+        return None
+    endable = [place for place, step in enumerate(steps) if step.endable]
+    in_time = [place for place in endable if arrival.is_in_time(waits_s[place])]
+    chosen = in_time[-1] if in_time else min(endable, default=None)
+    return None if chosen is None else steps[chosen].number
+
+
+def _waits_s(steps: Sequence[Flight], now_s: float) -> list[float]:
+    """Seconds until each step begins, and until the last one ends. A step whose length is unknown is thought endless if it can be ended."""
+    waits_s, at_s = [], now_s
+    for step in steps:
+        waits_s.append(at_s - now_s)
+        unknown_s = math.inf if step.endable else 0.0
+        began_s = at_s if step.began_s is None else step.began_s
+        at_s = max(at_s, began_s + (step.estimate_s if step.estimate_s > 0.0 else unknown_s))
+    return [*waits_s, at_s - now_s]
 
 
 def best_step_s(fixed_s: float, gap_s: float) -> float:
@@ -42,14 +76,15 @@ def best_step_s(fixed_s: float, gap_s: float) -> float:
     return math.sqrt(2.0 * fixed_s * gap_s) if gap_s < math.inf else math.inf
 
 
-def layers_between(layers: int, step_s: float, safepoint_s: float, detect_s: float, ahead: int) -> int:
+def layers_between(layers: int, step_s: float, safepoint_s: float, detect_s: float, segments: int = 1) -> int:
     """Every how many layers a step has a safepoint.
 
     Few enough that all of them cost under 1% of the step, many enough that the step ends within ``detect_s`` of being asked; where both
-    cannot be had, the cost wins. ``safepoint_s``: what one costs; ``ahead``: safepoints between decision and end.
+    cannot be had, the cost wins. ``safepoint_s``: what one costs. ``segments``: most stretches from one safepoint to the next that still
+    run after the signal: the one in work, those between decision and end, and on a device that runs behind its host the one queued up.
     """
     if layers < 1 or step_s <= 0.0:
         return 1
     for_cost = safepoint_s * layers / (COST_SHARE * step_s)
-    for_time = detect_s * layers / (step_s * (1 + ahead))
+    for_time = detect_s * layers / (step_s * segments)
     return min(layers, max(1, -int(-for_cost // 1), int(for_time)))

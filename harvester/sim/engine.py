@@ -11,7 +11,7 @@ from harvester.config import SloConfig
 from harvester.policy.arrivals import Bursts, Pace
 from harvester.policy.fair import FairOrder
 from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.preempt import RunningStep, best_step_s, must_end
+from harvester.policy.preempt import Arrival, Flight, best_step_s, first_to_end
 from harvester.policy.share import Limits, Running, View
 from harvester.sim.cost import Cost
 from harvester.sim.order import Fcfs, Order
@@ -93,8 +93,8 @@ class Brain:
             if request.arrival_s >= now_s + seconds:
                 return None
             prompt_s = self.model.bound(StepLoad.prefill(request.prompt_tokens))
-            step = RunningStep(True, now_s, seconds)
-            if not request.offline and must_end(step, request.arrival_s, prompt_s, ttft_s, 0.0, self.limits.intrusion):
+            step, arrival = Flight(1, True, now_s, seconds), Arrival(prompt_s, ttft_s, intrusion=self.limits.intrusion)
+            if not request.offline and first_to_end([step], request.arrival_s, arrival) is not None:
                 end_s = now_s + math.ceil((request.arrival_s - now_s) / layer_s) * layer_s
                 return end_s if end_s < now_s + seconds else None
         return None

@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.models import small_model
 from harvester.config import parse_config
+from tests.engine.depth import keep_asynchronous_scheduling
 from tests.engine.tokens_child import OURS, answer
 
 OUTPUT_TOKENS = 96
@@ -109,9 +110,13 @@ def main() -> int:
     parser.add_argument("--chaos", type=float, default=0.0, help="probability that a step of offline work ends at a random layer")
     parser.add_argument("--faults", action="store_true", help="spoil host blocks all the time")
     parser.add_argument("--stock", action="store_true", help="vLLM's own scheduler and worker, with KV enough")
+    parser.add_argument("--two-steps", action="store_true", help="keep two steps in flight, as on CUDA")
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
+    if given.two_steps:
+        keep_asynchronous_scheduling()
+        given.engine["async_scheduling"] = True
     given.output.write_text(json.dumps(asyncio.run(run(given))), encoding="utf-8")
     return 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +20,9 @@ PAGE_BYTES = BLOCK * 8  # one hash of 8 bytes a token
 
 
 class KvDrive:
-    """``chances``: of each event before or in a step, by name: preempt, cancel, end, spoil, reset."""
+    """``chances``: of each event before or in a step, by name: preempt, cancel, end, spoil, reset. ``depth``: steps in flight at once."""
 
-    def __init__(self, model: Path, folder: Path, blocks: int, host_blocks: int, seed: int = 0, **chances: float) -> None:
+    def __init__(self, model: Path, folder: Path, blocks: int, host_blocks: int, seed: int = 0, depth: int = 1, **chances: float) -> None:
         import torch
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -29,18 +30,19 @@ class KvDrive:
         from vllm.v1.structured_output import StructuredOutputManager
 
         from harvester.engine.board import Board
-        from harvester.engine.scheduler import HarvestScheduler
+        from harvester.engine.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
         self.board = Board.make()
-        config = _vllm_config(model, self.board.path, host_blocks)
+        config = _vllm_config(model, self.board.path, host_blocks, asynchronous=depth > 1)
         config.cache_config.num_gpu_blocks = blocks
         attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)])
         assert attention.page_size_bytes == PAGE_BYTES
         manager = StructuredOutputManager(config)
-        self.scheduler = HarvestScheduler(
+        kind = AsyncHarvestScheduler if depth > 1 else HarvestScheduler
+        self.scheduler = kind(
             vllm_config=config, kv_cache_config=cache, structured_output_manager=manager, block_size=BLOCK, log_stats=True
         )
         self.planner = self.scheduler.connector.connector_scheduler
@@ -51,6 +53,9 @@ class KvDrive:
         self.preempted: dict[str, int] = {}
         self._hashes: dict[str, list[int]] = {}
         self._tables: dict[str, list[int]] = {}
+        self._tokens: dict[str, list[int]] = {}  # of each request, as the worker knows them
+        self._depth, self._flight = depth, deque[tuple[Any, Any]]()
+        self._void_epoch: int | None = None
         self._serial = 0
         self._in_step = False
 
@@ -115,34 +120,43 @@ class KvDrive:
         if self._happens("reset"):
             with suppress(RuntimeError):  # KV on its way back still has its blocks: vLLM refuses, having preempted everything
                 self.resets += self.scheduler.reset_prefix_cache(reset_running_requests=self.rng.random() < 0.5)
-        output = self.scheduler.schedule()
-        self.scheduler.get_grammar_bitmask(output)  # as the engine does when the workers have the step
-        result = self._compute(output)
-        for outputs in self.scheduler.update_from_output(output, result).values():
-            for item in outputs.outputs:
-                if item.finished:
-                    self.finished += 1
-                    self._gone(item.request_id)
+        if self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            result = self._compute(output)
+            self.scheduler.get_grammar_bitmask(output)  # as the engine does when the workers have the step
+            self._flight.append((output, result))
+        if self._flight and (
+            len(self._flight) == self._depth or not self._flight[-1][0].num_scheduled_tokens or not self.scheduler.has_requests()
+        ):
+            self._answer()
         self.planner.pool.check()
         self.steps += 1
 
+    def _answer(self) -> None:
+        """The oldest step in flight is answered."""
+        for outputs in self.scheduler.update_from_output(*self._flight.popleft()).values():
+            for item in outputs.outputs:
+                if item.finished and item.request_id in self.live:
+                    self.finished += 1
+                    self._gone(item.request_id)
+
     def _gone(self, name: str) -> None:
         self.preempted[name] = self.live.pop(name).num_preemptions
-        del self._hashes[name]
-        self._tables.pop(name, None)
+        self._hashes.pop(name, None)
 
     def _compute(self, output: Any) -> Any:
         from vllm.v1.outputs import ModelRunnerOutput
 
-        from harvester.engine.preemptible import ENDED_EARLY
+        from harvester.engine.preemptible import ENDED_EARLY, ORDER
 
         meta = output.kv_connector_metadata
         self.worker.handle_preemptions(meta)
         self.worker.bind_connector_metadata(meta)
         self._take_tables(output)
-        names = list(output.num_scheduled_tokens)
-        ends = hasattr(output, "preemptible") and names and self._happens("end")
-        count = self.rng.randrange(len(names)) if ends else len(names)
+        names, order = list(output.num_scheduled_tokens), getattr(output, ORDER, None)
+        void = order is not None and order.epoch == self._void_epoch
+        ends = order is not None and order.every and not void and self._happens("end")
+        count = 0 if void else self.rng.randrange(len(names)) if ends else len(names)
         for name in names[:count]:  # the layers before the end of a step write what they write
             self._forward(name, output.num_scheduled_tokens[name], garbage=bool(ends))
         self.worker.start_load_kv(None)
@@ -152,27 +166,32 @@ class KvDrive:
         self.worker.get_transfer_results(output.finished_req_ids)
         self.worker.build_connector_worker_meta()
         self.worker.clear_connector_metadata()
-        tokens = [] if ends else [self._sampled(name, output.num_scheduled_tokens[name]) for name in names]
+        tokens = [] if ends or void else [self._sampled(name) for name in names]
         places = {name: i for i, name in enumerate(names)}
         result = ModelRunnerOutput(names, places, tokens, kv_connector_output=self.worker.told())
         if ends:
             self.ended += 1
+            self._void_epoch = order.epoch
+        if ends or void:
             setattr(result, ENDED_EARLY, True)
         return result
 
     def _take_tables(self, output: Any) -> None:
         for new in output.scheduled_new_reqs:
             self._tables[new.req_id] = list(new.block_ids[0])
+            self._tokens[new.req_id] = list(self.live[new.req_id].all_token_ids)
         cached = output.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             given = list(blocks[0]) if blocks else []
             self._tables[name] = given if name in cached.resumed_req_ids else self._tables[name] + given
+            if name in cached.resumed_req_ids:
+                self._tokens[name], self._hashes[name] = list(self.live[name].all_token_ids), []
 
     def _forward(self, name: str, tokens: int, garbage: bool) -> None:
-        request, table = self.live[name], self._tables[name]
-        before = request.num_computed_tokens - tokens
+        table = self._tables[name]
+        before = self.live[name].num_computed_tokens - tokens
         hashes = self._hashes[name]
-        for token in request.all_token_ids[len(hashes) : before + tokens]:
+        for token in self._tokens[name][len(hashes) : before + tokens]:
             hashes.append(hash((hashes[-1] if hashes else 0, token)) & (2**63 - 1))
         for at in range(before):
             self.read += 1
@@ -181,20 +200,24 @@ class KvDrive:
         for at in range(before, before + tokens):
             self.kv[table[at // BLOCK], at % BLOCK] = 1 if garbage else hashes[at]
 
-    def _sampled(self, name: str, tokens: int) -> list[int]:
-        request = self.live[name]
-        return [self.rng.randrange(1000)] if request.num_computed_tokens >= request.num_tokens else []
+    def _sampled(self, name: str) -> list[int]:
+        """The next token, where the step computes the last one that is known."""
+        known = self._tokens[name]
+        if self.live[name].num_computed_tokens < len(known):
+            return []
+        known.append(self.rng.randrange(1000))
+        return known[-1:]
 
     def settle(self) -> None:
         """Step until nothing is left to do."""
         for _ in range(20_000):
-            if not self.scheduler.has_requests():
+            if not self.scheduler.has_requests() and not self._flight:
                 return
             self.step()
         raise AssertionError(f"{len(self.live)} requests never end; {self.planner.done}")
 
 
-def _vllm_config(model: Path, board: Path, host_blocks: int) -> Any:
+def _vllm_config(model: Path, board: Path, host_blocks: int, *, asynchronous: bool) -> Any:
     from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 
     from harvester.config import CheckpointConfig
@@ -206,7 +229,7 @@ def _vllm_config(model: Path, board: Path, host_blocks: int) -> Any:
         model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=512),
         scheduler_config=SchedulerConfig(
             max_num_seqs=SLOTS, max_num_batched_tokens=256, max_model_len=512, policy="priority", is_encoder_decoder=False,
-            async_scheduling=False,
+            async_scheduling=asynchronous,
         ),
         cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
         kv_transfer_config=KVTransferConfig(**transfer_config(checkpoint, 1)),

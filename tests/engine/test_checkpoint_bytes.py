@@ -35,8 +35,8 @@ def model() -> Path:
 def drive(model: Path, tmp_path: Path) -> Iterator[Callable[..., KvDrive]]:
     made: list[KvDrive] = []
 
-    def make(blocks: int, host_blocks: int = 200, **chances: float) -> KvDrive:
-        made.append(KvDrive(model, tmp_path, blocks, host_blocks, **chances))
+    def make(blocks: int, host_blocks: int = 200, depth: int = 1, **chances: float) -> KvDrive:
+        made.append(KvDrive(model, tmp_path, blocks, host_blocks, depth=depth, **chances))
         return made[-1]
 
     yield make
@@ -70,10 +70,13 @@ CHANCES = {
 }
 
 
+@pytest.mark.parametrize("depth", [1, 2], ids=["one step in flight", "two steps in flight"])
 @pytest.mark.parametrize("host_blocks", [200, 12], ids=["host memory enough", "host memory short"])
 @pytest.mark.parametrize("chances", CHANCES.values(), ids=CHANCES)
-def test_no_request_reads_kv_that_is_not_its_own(drive: Callable[..., KvDrive], chances: dict[str, float], host_blocks: int) -> None:
-    one = drive(60, host_blocks, **chances)
+def test_no_request_reads_kv_that_is_not_its_own(
+    drive: Callable[..., KvDrive], chances: dict[str, float], host_blocks: int, depth: int
+) -> None:
+    one = drive(60, host_blocks, depth=depth, **chances)
     work_off(one, 300)
     assert sum(one.preempted.values()) > 300
     assert one.ended > 40 or "end" not in chances

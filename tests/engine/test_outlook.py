@@ -117,10 +117,11 @@ class Story:
             assert now.view.reserve == ahead.view.reserve
 
     def _answer(self, output: Any) -> None:
-        from harvester.engine.preemptible import ENDED_EARLY
+        from harvester.engine.preemptible import ENDED_EARLY, ORDER
 
         result = self.drive.output(output)
-        if getattr(output, "preemptible", None) is not None and self.depth == 1 and self.rng.random() < 0.1:
+        order = getattr(output, ORDER, None)
+        if order is not None and order.every and self.depth == 1 and self.rng.random() < 0.1:
             setattr(result, ENDED_EARLY, True)
             result.sampled_token_ids = [[] for _ in result.req_ids]
             self.planned["ended early"] += 1

@@ -21,6 +21,7 @@ from typing import Any
 from bench.models import small_model
 from harvester.config import parse_config
 from tests.engine.asking import likeliest
+from tests.engine.depth import keep_asynchronous_scheduling
 
 OURS = ("scheduler_cls", "worker_cls", "additional_config", "kv_transfer_config")
 SCHEMA = {
@@ -103,7 +104,14 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
     finally:
         host.close()
     asked = board.count(Count.DETECTED)
-    return {"tokens": tokens, "ended": board.count(Count.ENDED_STEPS), "asked": asked, "mixed": board.count(Count.MIXED_STEPS)}
+    depth = host.llm.vllm_config.max_concurrent_batches
+    return {
+        "tokens": tokens,
+        "depth": depth,
+        "ended": board.count(Count.ENDED_STEPS),
+        "asked": asked,
+        "mixed": board.count(Count.MIXED_STEPS),
+    }
 
 
 def main() -> int:
@@ -112,9 +120,13 @@ def main() -> int:
     parser.add_argument("--chaos", type=float, default=0.0, help="probability that a step of offline work ends at a random layer")
     parser.add_argument("--least", type=int, default=0, help="ask everything again until so many steps ended early")
     parser.add_argument("--stock", action="store_true", help="vLLM's own scheduler and worker")
+    parser.add_argument("--two-steps", action="store_true", help="keep two steps in flight, as on CUDA")
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
+    if given.two_steps:
+        keep_asynchronous_scheduling()
+        given.engine["async_scheduling"] = True
     found = asyncio.run(run(given.engine, given.chaos, given.least, given.stock, small_model(given.models)))
     given.output.write_text(json.dumps(found), encoding="utf-8")
     return 0

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.preempt import COST_SHARE, RunningStep, best_step_s, layers_between, must_end
+from harvester.policy.preempt import COST_SHARE, Arrival, Flight, best_step_s, first_to_end, layers_between
 
-STEP = RunningStep(offline_only=True, began_s=10.0, estimate_s=0.4)
+STEP = Flight(number=7, endable=True, began_s=10.0, estimate_s=0.4)
+NEXT = Flight(number=8, endable=True, began_s=None, estimate_s=0.4)
+CHAT = Flight(number=7, endable=False, began_s=10.0, estimate_s=0.4)
 
 
 @pytest.mark.parametrize(
@@ -19,20 +21,61 @@ STEP = RunningStep(offline_only=True, began_s=10.0, estimate_s=0.4)
     ids=["in time", "late by its prompt", "in time behind what is left", "late since it waited", "the step is over"],
 )
 def test_a_step_ends_where_the_first_token_would_be_late(now_s: float, prompt_s: float, waited_s: float, ends: bool) -> None:
-    assert must_end(STEP, now_s, prompt_s, ttft_slo_s=1.0, waited_s=waited_s) is ends
+    assert (first_to_end([STEP], now_s, Arrival(prompt_s, 1.0, waited_s)) == 7) is ends
 
 
 @pytest.mark.parametrize(("now_s", "ends"), [(10.0, True), (10.29, True), (10.31, False)], ids=["all left", "too much left", "little left"])
 def test_a_step_ends_where_the_arrival_would_wait_for_more_than_its_share(now_s: float, ends: bool) -> None:
-    assert must_end(STEP, now_s, prompt_s=0.0, ttft_slo_s=1.0, intrusion=0.1) is ends
+    assert (first_to_end([STEP], now_s, Arrival(0.0, 1.0, intrusion=0.1)) == 7) is ends
 
 
 def test_a_step_with_chat_in_it_is_never_ended() -> None:
-    assert not must_end(RunningStep(False, 10.0, 0.4), 10.0, 5.0, 0.1)
+    assert first_to_end([CHAT], 10.0, Arrival(5.0, 0.1)) is None
 
 
 def test_a_step_of_unknown_length_is_ended() -> None:
-    assert must_end(RunningStep(True, 10.0, 0.0), 10.0, 0.0, 100.0)
+    assert first_to_end([Flight(7, True, 10.0, 0.0)], 10.0, Arrival(0.0, 100.0)) == 7
+
+
+def test_without_a_step_in_flight_nothing_ends() -> None:
+    assert first_to_end([], 10.0, Arrival(5.0, 0.1)) is None
+
+
+@pytest.mark.parametrize(
+    ("now_s", "ttft_s", "ends"),
+    [(10.0, 1.0, None), (10.0, 0.7, 8), (10.39, 0.3, 8), (10.0, 0.3, 7)],
+    ids=["both fit", "the second one suffices", "the first one is nearly over", "both must end"],
+)
+def test_of_two_steps_in_flight_the_last_that_suffices_is_ended(now_s: float, ttft_s: float, ends: int | None) -> None:
+    assert first_to_end([STEP, NEXT], now_s, Arrival(0.0, ttft_s)) == ends
+
+
+def test_behind_a_step_with_chat_the_offline_one_is_ended_before_it_begins() -> None:
+    assert first_to_end([CHAT, NEXT], 10.0, Arrival(0.0, 0.5)) == 8
+
+
+def test_before_a_step_with_chat_the_offline_one_is_ended_with_it() -> None:
+    behind = Flight(8, False, None, 0.1)
+    assert first_to_end([STEP, behind], 10.0, Arrival(0.0, 0.3)) == 7
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(0.0, 1.0)), min_size=1, max_size=3),
+    st.floats(0.0, 1.0),
+    st.floats(0.01, 2.0),
+    st.floats(0.0, 1.0),
+)
+def test_only_a_step_that_can_be_ended_is_and_only_where_one_would_be_late(
+    given_steps: list[tuple[bool, float]], run_s: float, ttft_s: float, prompt_s: float
+) -> None:
+    steps = [Flight(n, endable, 10.0 if n == 0 else None, s) for n, (endable, s) in enumerate(given_steps)]
+    arrival = Arrival(prompt_s, ttft_s)
+    chosen = first_to_end(steps, 10.0 + run_s, arrival)
+    if chosen is not None:
+        assert steps[chosen].endable
+        assert first_to_end(steps[:chosen], 10.0 + run_s, arrival) is None or chosen == min(n for n, s in enumerate(steps) if s.endable)
+    elif any(step.endable for step in steps):
+        assert all(s.estimate_s > 0.0 for s in steps if s.endable)
 
 
 @given(st.floats(1e-4, 0.1), st.floats(1e-3, 100.0))
@@ -48,18 +91,18 @@ def test_steps_have_no_bound_where_no_arrival_is_to_be_expected() -> None:
     assert best_step_s(0.01, math.inf) == math.inf
 
 
-@given(st.integers(1, 128), st.floats(1e-3, 10.0), st.floats(1e-7, 1e-3), st.floats(1e-3, 1.0), st.integers(0, 2))
+@given(st.integers(1, 128), st.floats(1e-3, 10.0), st.floats(1e-7, 1e-3), st.floats(1e-3, 1.0), st.integers(1, 4))
 def test_safepoints_cost_little_and_are_no_denser_than_detection_needs(
-    layers: int, step_s: float, safepoint_s: float, detect_s: float, ahead: int
+    layers: int, step_s: float, safepoint_s: float, detect_s: float, segments: int
 ) -> None:
-    between = layers_between(layers, step_s, safepoint_s, detect_s, ahead)
+    between = layers_between(layers, step_s, safepoint_s, detect_s, segments)
     assert 1 <= between <= layers
     if between < layers:
         assert layers / between * safepoint_s <= COST_SHARE * step_s * (1 + 1e-9)
-    denser = (between - 1) * (1 + ahead) * step_s / layers
+    denser = (between - 1) * segments * step_s / layers
     if between > 1 and (between - 1) * COST_SHARE * step_s >= safepoint_s * layers:
         assert denser <= detect_s  # one denser would have been affordable: it was not needed
 
 
 def test_a_step_of_unknown_length_has_a_safepoint_at_every_layer() -> None:
-    assert layers_between(32, 0.0, 1e-5, 0.01, 0) == 1
+    assert layers_between(32, 0.0, 1e-5, 0.01) == 1

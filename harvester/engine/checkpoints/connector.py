@@ -43,9 +43,7 @@ class CheckpointConnector(OffloadingConnector):  # type: ignore[misc]
         return self._told_meta
 
     def told(self) -> KVConnectorOutput:
-        """What the step that ends now has told vLLM, which forgets it where the step ends early."""
-        return KVConnectorOutput(
-            finished_recving=self._told.finished_recving,
-            failed_recving=self._told.failed_recving,
-            kv_connector_worker_meta=self._told_meta,
-        )
+        """What the step that ends now has told Model Runner V1, which forgets it where the step ends early. Told once."""
+        told, self._told = self._told, KVConnectorTransferResults()
+        meta, self._told_meta = self._told_meta, None
+        return KVConnectorOutput(finished_recving=told.finished_recving, failed_recving=told.failed_recving, kv_connector_worker_meta=meta)
