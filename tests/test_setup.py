@@ -94,7 +94,7 @@ def test_a_machine_without_a_driver_gets_the_cpu_engine_and_is_told_how_to_get_t
         ("DRIVER_GPUS/0000:18:00.0", "void", "cpu"),
         (None, "all", "cpu"),
     ],
-    ids=["a device", "a device all the same", "a driver alone", "the host's", "the host's, all of it", "the host's, not ours", "a CUDA image"],
+    ids=["a device", "a device all the same", "a driver alone", "the host's", "the host's, all", "the host's, not ours", "a CUDA image"],
 )
 def test_a_gpu_is_seen_without_nvidia_smi(
     setup: ModuleType, unseen: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, visible: str, expected: str
