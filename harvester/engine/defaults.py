@@ -30,6 +30,7 @@ CUDA_STEP_TOKENS = 2048
 # Planning 256 requests takes 2 ms a step; 1,024, as vLLM has there, take 13, longer than many steps that only decode. Each of 1,024 also
 # has a quarter of the KV.
 CUDA_SLOTS = 256
+SIZES = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")
 GPU_MEMORY = 0.92  # vLLM's `gpu_memory_utilization`, which a replica with a share of a GPU takes its share of
 
 
@@ -51,12 +52,14 @@ def _memory(num_gpus: float | None) -> dict[str, Any]:
 
 
 def described(config: ServeConfig, *, cpu: bool, embedded: bool) -> str:
-    """One line for the start: the values that are harvester's choice, not the user's."""
+    """One line for the start: the sizes that are harvester's choice, not the user's."""
     values = engine_defaults(config, cpu=cpu, embedded=embedded)
-    if not cpu:
+    if cpu:
+        values.pop("gpu_memory_utilization")  # no size there
+    else:
         times = 2 if config.engine.get("performance_mode") == "throughput" else 1
         values = {"max_num_seqs": times * CUDA_SLOTS, "max_num_batched_tokens": times * CUDA_STEP_TOKENS} | values
-    shown = ", ".join(f"{name}={value}" for name, value in values.items() if name not in config.engine)
+    shown = ", ".join(f"{name}={value}" for name, value in values.items() if name in SIZES and name not in config.engine)
     device = "cpu" if cpu else "cuda"
     return f"{device}, with {shown} (defaults; `engine:` in the config overrides)" if shown else f"{device}, sized by the config"
 

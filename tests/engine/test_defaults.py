@@ -103,7 +103,13 @@ def test_the_start_says_what_harvester_chose_and_nothing_that_the_user_did() -> 
     assert described(given, cpu=False, embedded=False) == (
         "cuda, with gpu_memory_utilization=0.46 (defaults; `engine:` in the config overrides)"
     )
-    assert "max_num_seqs=16" in described(ServeConfig(), cpu=True, embedded=False)
+    assert described(ServeConfig(), cpu=True, embedded=True) == (
+        "cpu, with max_num_seqs=16, max_num_batched_tokens=512, kv_cache_memory_bytes=1073741824 "
+        "(defaults; `engine:` in the config overrides)"
+    )
+    assert described(ServeConfig(engine={"max_num_seqs": 64, "max_num_batched_tokens": 4096}), cpu=False, embedded=False) == (
+        "cuda, sized by the config"
+    )
 
 
 def test_the_embedded_model_is_served_in_float32_on_a_cpu_alone() -> None:
