@@ -2,7 +2,8 @@
 
 One system after the other, each alone on the machine, one request at a time, each on a new connection. ``raw`` is vLLM as it comes. On
 few cores its engine spins where the client should run, which hides the way in the noise of it, so ``raw_patient`` is the same server with
-harvester's way of waiting (`harvester.engine.waiting`), and the one that the others are compared with.
+harvester's way of waiting (`harvester.engine.waiting`), and the one that the others are compared with. On a GPU machine cores are plenty
+and harvester waits as vLLM does: there the others are compared with ``raw``.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from typing import Any
 import httpx
 
 from bench.rawserver import RawServer
+from bench.realpath import on_cpu
 from bench.scenario import Options
 from bench.server import ServerProcess
 from harvester.config import ServeConfig
-from harvester.engine.arguments import EMBEDDED_DEFAULTS, engine_arguments
+from harvester.engine.arguments import engine_arguments
+from harvester.engine.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, embedded_defaults
 from harvester.engine.models import ModelChoice, choose_model
 
 TOKENS = 32
 WARM_UP = 5  # requests that fill caches
-SYSTEMS = ("raw", "raw_patient", "harvester", "default_proxy")
-BASE = "raw_patient"
+PATIENT = "raw_patient"
+ON_CUDA = {"max_num_seqs": CUDA_SLOTS, "max_num_batched_tokens": CUDA_STEP_TOKENS}  # vLLM's own server has other defaults there
+SERVED = ("harvester", "default_proxy")
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -33,20 +37,22 @@ def run(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-overhead-") as folder:
         root = Path(folder)
         choice = choose_model(options.model, None)
-        samples = {name: _measure(_server(name, root, choice), choice.name, requests) for name in SYSTEMS}
+        raw, base = (("raw", PATIENT), PATIENT) if on_cpu() else (("raw",), "raw")
+        samples = {name: _measure(_server(name, root, choice), choice.name, requests) for name in (*raw, *SERVED)}
     systems = {name: _summary(found) for name, found in samples.items()}
-    others = [name for name in SYSTEMS if name != BASE]
-    ratios = {f"{kind}_p50_over_{BASE}_{name}": _ratio(systems, name, kind) for name in others for kind in ("ttft_ms", "total_ms")}
-    extra = {f"ttft_p50_minus_{BASE}_ms_{name}": _difference(systems, name) for name in others}
+    others = [name for name in systems if name != base]
+    ratios = {f"{kind}_p50_over_{base}_{name}": _ratio(systems, name, base, kind) for name in others for kind in ("ttft_ms", "total_ms")}
+    extra = {f"ttft_p50_minus_{base}_ms_{name}": _difference(systems, name, base) for name in others}
     return {"model": choice.name, "requests": requests, "tokens": TOKENS, "systems": systems, "ratios": ratios, **extra}
 
 
 def _server(name: str, root: Path, choice: ModelChoice) -> RawServer | ServerProcess:
     """A server of its own for one system; all with the same engine arguments, but for the scheduler and worker that are harvester's."""
+    cpu = on_cpu()
+    engine = (embedded_defaults(cpu=cpu) if choice.embedded else {}) | ({} if cpu else ON_CUDA)
     if name.startswith("raw"):
-        arguments = engine_arguments(ServeConfig(), choice.path, choice.name, cpu=True, embedded=choice.embedded)
-        return RawServer(arguments, root / f"{name}.log", patient=name == BASE)
-    engine = EMBEDDED_DEFAULTS if choice.embedded else {}
+        arguments = engine_arguments(ServeConfig(engine=engine), choice.path, choice.name, cpu=cpu, embedded=choice.embedded)
+        return RawServer(arguments, root / f"{name}.log", patient=name == PATIENT)
     values = {"ingress": "haproxy" if name == "harvester" else "proxy", "model": choice.path, "engine": engine}
     config = root / f"{name}.yaml"
     config.write_text(json.dumps(values))
@@ -84,9 +90,9 @@ def _percentiles(values: list[float]) -> dict[str, float]:
     return {f"p{p}": round(ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))], 2) for p in (50, 90, 99)}
 
 
-def _ratio(systems: dict[str, Any], name: str, kind: str) -> float:
-    return float(round(systems[name][kind]["p50"] / systems[BASE][kind]["p50"], 3))
+def _ratio(systems: dict[str, Any], name: str, base: str, kind: str) -> float:
+    return float(round(systems[name][kind]["p50"] / systems[base][kind]["p50"], 3))
 
 
-def _difference(systems: dict[str, Any], name: str) -> float:
-    return float(round(systems[name]["ttft_ms"]["p50"] - systems[BASE]["ttft_ms"]["p50"], 2))
+def _difference(systems: dict[str, Any], name: str, base: str) -> float:
+    return float(round(systems[name]["ttft_ms"]["p50"] - systems[base]["ttft_ms"]["p50"], 2))

@@ -24,13 +24,13 @@ from bench.server import ServerProcess
 from bench.table import write_speeches
 from bench.watch import submit, wait
 from harvester.cli.client import Client
+from harvester.engine.defaults import embedded_defaults
 from harvester.errors import EngineError
 
 CHARS = (1500, 3400)  # of a row's text: 400 to 900 tokens of the embedded model
 MAX_TOKENS = 96
 ENGINE: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "enable_prefix_caching": True}
 ON_CPU: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.2}
-EMBEDDED: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,13 @@ def measure(folder: Path, plan: Plan) -> dict[str, Any]:
 
 def _model(given: str | None) -> tuple[Path, dict[str, Any]]:
     """The model's folder and the engine arguments of every system."""
-    engine = ENGINE | (ON_CPU if on_cpu() else {})
+    cpu = on_cpu()
+    engine = ENGINE | (ON_CPU if cpu else {})
     if given is not None:
         return Path(given).absolute(), engine
     from harvester.engine.embedded import embedded_model
 
-    return embedded_model(), engine | EMBEDDED
+    return embedded_model(), engine | embedded_defaults(cpu=cpu)
 
 
 def on_cpu() -> bool:

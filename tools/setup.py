@@ -4,7 +4,7 @@
 
 Standard library only. A set-up that finished leaves a stamp named after what went into it, so the next one returns at once; one that
 was killed half-way leaves a mark instead, and the next one starts from an empty `.venv`. `HARVESTER_DEVICE=cpu|cuda` overrides what
-the machine is seen to have.
+the machine is seen to have: an image for GPU machines is built with cuda on any machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -28,6 +29,9 @@ BASE_PYTHON = Path(sys.executable).resolve()
 LOG = VENV / "setup.log"
 UNFINISHED = VENV / ".setup-unfinished"
 LOG_TAIL_LINES = 20
+PYTHONS = {"cpu": ("3.11",), "cuda": ("3.11", "3.12")}  # that each lock was resolved for
+# The driver's own lists of GPUs. The second is that of the whole host, whatever of it a container may use.
+DEVICE_FILES, DRIVER_GPUS = Path("/dev"), Path("/proc/driver/nvidia/gpus")
 NO_CPU_TORCH = """\
 setup: PyTorch's CPU build (the version marked +cpu in requirements/cpu.lock) is in none of the places that pip looks in, or was built for
 setup: another Python than the lock's 3.11. Name a folder or index that holds it: PIP_FIND_LINKS=FOLDER or PIP_EXTRA_INDEX_URL=INDEX"""
@@ -42,18 +46,45 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def device() -> str:
-    """``cuda`` where a GPU answers, else ``cpu``; HARVESTER_DEVICE overrides."""
+class Device(NamedTuple):
+    """The engine to install, ``cpu`` or ``cuda``, and what speaks for it."""
+
+    engine: str
+    why: str
+
+
+def device() -> Device:
+    """HARVESTER_DEVICE; else ``cuda`` where a GPU is seen, ``cpu`` elsewhere. Raises `SetupError` for an unknown HARVESTER_DEVICE."""
     given = os.environ.get("HARVESTER_DEVICE")
-    if given in ("cpu", "cuda"):
-        return given
+    if given in PYTHONS:
+        return Device(given, "HARVESTER_DEVICE says so")
     if given:
         raise SetupError(f"HARVESTER_DEVICE={given} is not known; give cpu or cuda, or leave it out")
+    found = listed() or seen()
+    other = "cpu" if found.engine == "cuda" else "cuda"
+    return found._replace(why=f"{found.why}; for the other one: HARVESTER_DEVICE={other} make setup")
+
+
+def listed() -> Device | None:
+    """What nvidia-smi says; None where it is missing, as in many containers, or fails."""
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        return "cpu"
-    return "cuda" if listing.returncode == 0 and "GPU " in listing.stdout else "cpu"
+        return None
+    if listing.returncode != 0:
+        return None
+    return Device("cuda", "nvidia-smi lists a GPU") if "GPU " in listing.stdout else Device("cpu", "nvidia-smi lists no GPU")
+
+
+def seen() -> Device:
+    """What the driver's files say. NVIDIA_VISIBLE_DEVICES shows no GPU, since CUDA images set it on any machine; void or none hides all."""
+    if any(DEVICE_FILES.glob("nvidia[0-9]*")):
+        return Device("cuda", f"{DEVICE_FILES} has an NVIDIA GPU")
+    visible = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    if visible not in ("void", "none") and DRIVER_GPUS.is_dir() and any(DRIVER_GPUS.iterdir()):
+        return Device("cuda", f"{DRIVER_GPUS} lists a GPU")
+    alone = f" (NVIDIA_VISIBLE_DEVICES={visible} alone shows none)" if visible else ""
+    return Device("cpu", f"no NVIDIA GPU is seen{alone}")
 
 
 def stamp(lock: Path) -> Path:
@@ -81,13 +112,23 @@ def works(*command: str) -> bool:
         return False
 
 
-def make_venv() -> None:
-    """Leave a working `.venv`: the present one if it is whole and no set-up was killed in it, else an empty new one."""
-    whole = works("-c", "import sys; sys.exit(sys.version_info < (3, 11))") and works("-m", "pip", "--version")
-    if whole and not UNFINISHED.exists():
+def usable(engine: str) -> bool:
+    """Whether `.venv` can take ``engine``'s packages: whole, of a Python that its lock is for, and without another engine's packages."""
+    asked = f"import sys; sys.exit('%d.%d' % sys.version_info[:2] not in {PYTHONS[engine]!r})"
+    whole = works("-c", asked) and works("-m", "pip", "--version") and not UNFINISHED.exists()
+    return whole and not [stamp for other in PYTHONS if other != engine for stamp in VENV.glob(f".setup-{other}-*")]
+
+
+def make_venv(engine: str) -> None:
+    """Leave a `.venv` that is `usable`: the present one, else an empty new one. Raises `SetupError` where this Python cannot make one."""
+    if usable(engine):
         return
+    own, known = f"{sys.version_info.major}.{sys.version_info.minor}", PYTHONS[engine]
+    if own not in known:
+        path = f"/path/to/python{known[0]}"
+        raise SetupError(f"the {engine} engine's lock is for Python {' or '.join(known)}, this is {own}; try: make setup PYTHON={path}")
     if VENV.exists():
-        say("the last set-up did not finish; starting again with an empty .venv")
+        say("what is in .venv is unfinished, another engine's or another Python's; starting again with an empty one")
         shutil.rmtree(VENV)
     made = subprocess.run([BASE_PYTHON, "-m", "venv", VENV], capture_output=True, text=True)
     if made.returncode != 0:
@@ -109,7 +150,7 @@ def pip(*arguments: str | Path) -> None:
 
 
 def install(lock: Path, done: Path) -> None:
-    make_venv()
+    make_venv(lock.stem)
     UNFINISHED.touch()
     for old in (*VENV.glob(".setup-cpu-*"), *VENV.glob(".setup-cuda-*")):
         old.unlink()
@@ -125,14 +166,15 @@ def install(lock: Path, done: Path) -> None:
 def main() -> int:
     started_s = time.monotonic()
     try:
-        engine = device()
+        engine, why = device()
         lock = ROOT / "requirements" / f"{engine}.lock"
         done = stamp(lock)
         with alone():
             if done.exists() and PYTHON.exists() and not UNFINISHED.exists():
                 say(f".venv is up to date ({engine} engine)")
                 return 0
-            say(f"installing the {engine} engine into .venv; a few minutes the first time, log in {LOG.relative_to(ROOT)}")
+            say(f"the {engine} engine: {why}")
+            say(f"installing it into .venv; a few minutes the first time, log in {LOG.relative_to(ROOT)}")
             install(lock, done)
     except SetupError as error:
         sys.stderr.write(f"setup: {error}\n")

@@ -114,7 +114,8 @@ class Announcer:
         match kind:
             case "starting":
                 note = f" ({fields['note']})" if fields.get("note") else ""
-                print(f"Starting {fields['model']}{note}; the state folder is {fields['state']}", flush=True)
+                print(f"Starting {fields['model']}{note}; the state folder is {fields['state']}")
+                print(f"Engine: {fields['engine']}", flush=True)
             case "ready":
                 self._print_ready(fields)
             case "stopping":

@@ -13,19 +13,12 @@ from pydantic import TypeAdapter
 
 from harvester.config import ServeConfig
 from harvester.engine.checkpoints.budget import transfer_config
+from harvester.engine.defaults import CPU_DEFAULTS, CUDA_SLOTS, CUDA_STEP_TOKENS, EMBEDDED_DEFAULTS, engine_defaults
 from harvester.engine.preemptible import SAFEPOINTS_KEY
 from harvester.engine.settings import KEY, pack
 from harvester.errors import ConfigError
 
-CPU_DEFAULTS: dict[str, Any] = {
-    "enforce_eager": True,
-    "block_size": 32,
-    "max_num_seqs": 16,
-    "max_num_batched_tokens": 512,  # bounds how long an arrival waits for the step before it
-    "kv_cache_memory_bytes": 1 << 30,  # vLLM's own default is half the machine
-    "gpu_memory_utilization": 0.2,  # on CPU: the share of memory that must be free at start
-}
-EMBEDDED_DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
+__all__ = ["CPU_DEFAULTS", "EMBEDDED_DEFAULTS", "engine_arguments", "namespace"]
 
 
 def engine_arguments(
@@ -37,8 +30,7 @@ def engine_arguments(
     """
     values: dict[str, Any] = {"model": model, "served_model_name": [name], "enable_prefix_caching": True}
     values["enable_prompt_tokens_details"] = True  # cached tokens in `usage`, where OpenAI has them
-    values |= CPU_DEFAULTS if cpu else {}
-    values |= EMBEDDED_DEFAULTS if embedded else {}
+    values |= engine_defaults(config, cpu=cpu, embedded=embedded)
     values["worker_cls"] = "harvester.engine." + ("cpu_worker.HarvestCpuWorker" if cpu else "cuda_worker.HarvestCudaWorker")
     values |= config.engine
     if not cpu and values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1) == 1:
@@ -60,12 +52,12 @@ def engine_arguments(
 
 def namespace(values: Mapping[str, Any]) -> tuple[Namespace, Any]:
     """vLLM's parsed command line and its engine arguments for ``values``. Raises `ConfigError` for a name vLLM does not have."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    engine_class = _engine_class()
     defaults = vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
-    fields = {field.name: field for field in dataclasses.fields(AsyncEngineArgs)}
+    fields = {field.name: field for field in dataclasses.fields(engine_class)}
     engine_names = set(fields)
     for key in values:
         if key not in defaults and key not in engine_names:
@@ -73,11 +65,29 @@ def namespace(values: Mapping[str, Any]) -> tuple[Namespace, Any]:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"engine: vLLM has no argument {key}{hint}")
     try:
-        engine = AsyncEngineArgs(**{key: _typed(fields[key].type, value) for key, value in values.items() if key in engine_names})
+        engine = engine_class(**{key: _typed(fields[key].type, value) for key, value in values.items() if key in engine_names})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"engine: vLLM refuses these arguments: {' '.join(str(error).split())}") from error
     front = {key: value for key, value in values.items() if key not in engine_names}
     return Namespace(**(defaults | front | vars(engine))), engine
+
+
+def _engine_class() -> Any:
+    """vLLM's engine arguments, with harvester's default slots and steps on CUDA in place of vLLM's for an API server."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+
+    class HarvestEngineArgs(AsyncEngineArgs):  # type: ignore[misc]
+        @classmethod
+        def get_batch_defaults(cls, world_size: int) -> tuple[dict[Any, int], dict[Any, int]]:
+            tokens, slots = super().get_batch_defaults(world_size)
+            if current_platform.is_cpu():
+                return tokens, slots
+            server = UsageContext.OPENAI_API_SERVER
+            return tokens | {server: CUDA_STEP_TOKENS}, slots | {server: CUDA_SLOTS}
+
+    return HarvestEngineArgs
 
 
 def _typed(kind: Any, value: Any) -> Any:

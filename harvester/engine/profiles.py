@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,14 +41,20 @@ def profile_path(state: Path, model: str, config: ServeConfig) -> Path:
 
 
 def device_name() -> str:
-    """The accelerator, or the processor and how many cores this process may use."""
-    import os
+    """The accelerator, or the processor and how many cores this process may use.
 
-    import torch
+    Asked of the driver through NVML: the front end must not open a CUDA context, which takes GPU memory of the engine's.
+    """
+    from vllm.platforms import current_platform
 
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()} x{torch.cuda.device_count()}"
-    return f"{_processor()} x{len(os.sched_getaffinity(0))}"
+    if current_platform.is_cpu():
+        return f"{_processor()} x{len(os.sched_getaffinity(0))}"
+    if current_platform.is_cuda():
+        from vllm.platforms.cuda import NvmlCudaPlatform
+
+        if not isinstance(current_platform, NvmlCudaPlatform):
+            return "CUDA without NVML"  # a Jetson: there vLLM itself would ask through a context
+    return str(current_platform.get_device_name())
 
 
 def _processor() -> str:

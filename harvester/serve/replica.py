@@ -15,10 +15,12 @@ from ray import serve
 
 from connectors.parts import PartsSink
 from harvester.config import ServeConfig
+from harvester.engine.defaults import gpus_of_engine
 from harvester.engine.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
 from harvester.serve.processes import stand_back
+from harvester.serve.turns import turn_on_gpu
 from harvester.timers import USUAL_S, set_timer_slack
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
@@ -43,7 +45,8 @@ class Replica:
         values = engine_arguments(
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, board=Board.make().path, profile=profile
         )
-        self._host = await EngineHost.start(values, config.service_tiers)
+        async with turn_on_gpu(config.num_gpus if not cpu else None):
+            self._host = await EngineHost.start(values, config.service_tiers)
         slots = max(1, self._host.max_seqs - config.share.reserved_slots)
         folder = StateFolder(Path(state))
         self._runner = Runner(
@@ -103,8 +106,7 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
     """The chat application. vLLM queues and refuses by itself, so Serve's own bound on requests is out of the way."""
     options: dict[str, Any] = {"num_cpus": config.num_cpus if config.num_cpus is not None else 1}
     if not cpu:
-        parallel = int(config.engine.get("tensor_parallel_size", 1)) * int(config.engine.get("pipeline_parallel_size", 1))
-        options["num_gpus"] = config.num_gpus if config.num_gpus is not None else parallel
+        options["num_gpus"] = config.num_gpus if config.num_gpus is not None else gpus_of_engine(config)
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="replica",

@@ -43,11 +43,15 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
         check_port(config.host, config.port)
         cpu = _device(config) == "cpu"
+        from harvester.engine.defaults import check_gpus, described
         from harvester.engine.models import choose_model
 
+        if not cpu:
+            check_gpus(config)
         choice = choose_model(config.model, config.served_model_name)
+        engine = described(config, cpu=cpu, embedded=choice.embedded)
         url = f"http://{'127.0.0.1' if config.host in ('0.0.0.0', '::') else config.host}:{config.port}"
-        on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url})
+        on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url, "engine": engine})
         prepare_environment(config, folder, mark)
         try:
             from harvester.serve.cluster import Cluster

@@ -14,10 +14,12 @@ import pytest
 
 from harvester.cli import serve as serve_commands
 
+URL = "http://127.0.0.1:8000"
+STARTING = {"model": "tiny", "note": "embedded, for trying things out", "state": "/s", "url": URL, "engine": "cpu, small"}
 EVENTS = [
-    ("starting", {"model": "tiny", "note": "embedded, for trying things out", "state": "/s", "url": "http://127.0.0.1:8000"}),
+    ("starting", STARTING),
     ("warning", {"message": "one CPU only"}),
-    ("ready", {"url": "http://127.0.0.1:8000", "model": "tiny", "seconds": 31.2}),
+    ("ready", {"url": URL, "model": "tiny", "seconds": 31.2}),
     ("stopping", {}),
     ("stopped", {}),
 ]
@@ -54,6 +56,7 @@ def test_ready_prints_the_url_the_model_and_what_to_do_next(cli, runs):
     shown = cli("serve").stdout
     assert "Ready after 31 s: http://127.0.0.1:8000" in shown
     assert "embedded, for trying things out" in shown
+    assert "\nEngine: cpu, small\n" in shown
     assert "--model Qwen/Qwen3-8B" in shown
     assert "in a browser: http://127.0.0.1:8000/\n" in shown
     assert [line.split()[1] for line in shown.split("Next:\n")[1].splitlines()[:3]] == ["submit", "chat", "sql"]

@@ -20,6 +20,7 @@ from bench.demo_model.corpus import read_speeches
 from bench.demo_model.documents import Library
 from bench.demo_model.evaluation import LESSONS, Grammars, exact, exported
 from bench.demo_model.sample import Encoder, Ids
+from bench.realpath import on_cpu
 from harvester.config import parse_config
 from harvester.engine.embedded import EMBEDDED_NAME, embedded_model
 from tests.engine.asking import likeliest
@@ -97,7 +98,7 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
     checkpoint = {"enabled": given.checkpoints, "host_gib": 0.25, "verify": True}
     config = parse_config({"engine": ENGINE, "slo": {"ttft_slo_ms": 50.0}, "checkpoint": checkpoint} | NO_RESERVE, "test")
     board = Board.make()
-    values = engine_arguments(config, str(embedded_model()), EMBEDDED_NAME, cpu=True, embedded=True, board=board.path)
+    values = engine_arguments(config, str(embedded_model()), EMBEDDED_NAME, cpu=on_cpu(), embedded=True, board=board.path)
     values |= {"scheduler_cls": "tests.engine.greedy_scheduler.GreedyScheduler", "num_gpu_blocks_override": KV_BLOCKS}
     values["additional_config"]["harvester_safepoints"]["chaos"] = given.chaos
     host = await EngineHost.start(values)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.models import small_model
+from bench.realpath import on_cpu
 from harvester.config import parse_config
 from tests.engine.depth import keep_asynchronous_scheduling
 from tests.engine.tokens_child import OURS, answer
@@ -80,7 +81,7 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
     checkpoint = {"enabled": not given.stock, "host_gib": 0.25, "verify": True} | given.checkpoint
     config = parse_config({"engine": ENGINE | given.engine, "slo": {"ttft_slo_ms": 50.0}, "checkpoint": checkpoint} | NO_RESERVE, "test")
     board = Board.make()
-    values = engine_arguments(config, str(model), model.name, cpu=True, embedded=True, board=board.path)
+    values = engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=True, board=board.path)
     if given.stock:
         values = {key: value for key, value in values.items() if key not in OURS}
     else:

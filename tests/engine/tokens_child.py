@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.models import small_model
+from bench.realpath import on_cpu
 from harvester.config import parse_config
 from tests.engine.asking import likeliest
 from tests.engine.depth import keep_asynchronous_scheduling
@@ -90,7 +91,7 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
     schedule = {"preempt_detect_ms": 0.1}  # a safepoint at every layer, as far as their cost lets
     config = parse_config({"engine": engine, "slo": {"ttft_slo_ms": 50.0}, "schedule": schedule}, "test")
     board = Board.make()
-    values = engine_arguments(config, str(model), model.name, cpu=True, embedded=True, board=board.path)
+    values = engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=True, board=board.path)
     if stock:
         values = {key: value for key, value in values.items() if key not in OURS}
     else:

@@ -1,0 +1,88 @@
+"""What harvester sets of vLLM's arguments where the user did not, by device, and what a replica may take of a GPU.
+
+Figures behind the values for CUDA: `docs/design/0021-gpu-defaults.md`. Everything here yields to the config's ``engine`` section.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harvester.config import ServeConfig
+from harvester.errors import ConfigError
+
+CPU_DEFAULTS: dict[str, Any] = {
+    "enforce_eager": True,
+    "block_size": 32,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 512,  # bounds how long an arrival waits for the step before it
+    "kv_cache_memory_bytes": 1 << 30,  # vLLM's own default is half the machine
+    "gpu_memory_utilization": 0.2,  # on CPU: the share of memory that must be free at start
+}
+EMBEDDED_DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_model_len": 8192}
+
+# On CUDA these two take the place of vLLM's own defaults (`arguments.namespace`) and are no arguments, so that vLLM still fits them to the
+# model: one without chunked prefill gets longer steps, one whose images must not be cut gets room for the largest, and
+# `performance_mode: throughput` doubles both.
+# A step of 2,048 tokens is seven times what makes an H100 bound by arithmetic, and an arrival can wait for its end: 60 ms of an 8B model, a
+# quarter of a second of a 32B one. vLLM takes 8,192 there.
+CUDA_STEP_TOKENS = 2048
+# Planning 256 requests takes 2 ms a step; 1,024, as vLLM has there, take 13, longer than many steps that only decode. Each of 1,024 also
+# has a quarter of the KV.
+CUDA_SLOTS = 256
+SIZES = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")
+GPU_MEMORY = 0.92  # vLLM's `gpu_memory_utilization`, which a replica with a share of a GPU takes its share of
+
+
+def engine_defaults(config: ServeConfig, *, cpu: bool, embedded: bool) -> dict[str, Any]:
+    """Arguments to lay under the user's. On CUDA the slots and the step are not among them: see `CUDA_STEP_TOKENS`."""
+    values = CPU_DEFAULTS if cpu else _memory(config.num_gpus)
+    return values | (embedded_defaults(cpu=cpu) if embedded else {})
+
+
+def embedded_defaults(*, cpu: bool) -> dict[str, Any]:
+    """Of the embedded model. float32 is for CPUs: on CUDA vLLM takes bfloat16, or float16 on an older GPU."""
+    return {name: value for name, value in EMBEDDED_DEFAULTS.items() if cpu or name != "dtype"}
+
+
+def _memory(num_gpus: float | None) -> dict[str, Any]:
+    if num_gpus is None or not 0 < num_gpus < 1:
+        return {}
+    return {"gpu_memory_utilization": math.floor(100 * GPU_MEMORY * num_gpus) / 100}
+
+
+def described(config: ServeConfig, *, cpu: bool, embedded: bool) -> str:
+    """One line for the start: the sizes that are harvester's choice, not the user's."""
+    values = engine_defaults(config, cpu=cpu, embedded=embedded)
+    if cpu:
+        values.pop("gpu_memory_utilization")  # no size there
+    else:
+        times = 2 if config.engine.get("performance_mode") == "throughput" else 1
+        values = {"max_num_seqs": times * CUDA_SLOTS, "max_num_batched_tokens": times * CUDA_STEP_TOKENS} | values
+    shown = ", ".join(f"{name}={value}" for name, value in values.items() if name in SIZES and name not in config.engine)
+    device = "cpu" if cpu else "cuda"
+    return f"{device}, with {shown} (defaults; `engine:` in the config overrides)" if shown else f"{device}, sized by the config"
+
+
+def check_gpus(config: ServeConfig) -> None:
+    """Raise `ConfigError` where `num_gpus` of one replica cannot hold its engine, or the replicas of one GPU want more than its memory."""
+    share = config.num_gpus
+    if share is None or config.engine.get("distributed_executor_backend") == "ray":  # Ray then places the workers by itself
+        return
+    parallel = gpus_of_engine(config)
+    if share < parallel and not (parallel == 1 and share > 0):
+        raise ConfigError(f"num_gpus={share:g} is less than the {parallel} GPUs of one engine (tensor x pipeline size); leave num_gpus out")
+    if share > 1 and share != int(share):
+        raise ConfigError(f"num_gpus={share:g} must be a whole number above 1; only one GPU can be shared")
+    given = config.engine.get("gpu_memory_utilization")
+    together = min(math.floor(1 / share + 1e-9), config.replicas)
+    if given is not None and together * float(given) > 1 and config.engine.get("kv_cache_memory_bytes") is None:
+        most = _memory(1 / together)["gpu_memory_utilization"]
+        raise ConfigError(
+            f"engine.gpu_memory_utilization={given} does not fit {together} times into one GPU, as num_gpus={share:g} puts replicas there; "
+            f"give at most {most:g}, or leave it out"
+        )
+
+
+def gpus_of_engine(config: ServeConfig) -> int:
+    return int(config.engine.get("tensor_parallel_size", 1)) * int(config.engine.get("pipeline_parallel_size", 1))

@@ -1,0 +1,28 @@
+"""One start after the other, of the replicas that share a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+
+@asynccontextmanager
+async def turn_on_gpu(num_gpus: float | None, folder: Path | None = None) -> AsyncIterator[None]:
+    """Hold the right to start an engine on this process's GPU. Without a share of one (``num_gpus`` below 1) there is nothing to wait for.
+
+    While vLLM measures what a model takes, it counts all memory that goes from the GPU as its own: of two engines that start at once, one
+    would find too little left for KV. The right ends with the process.
+    """
+    if num_gpus is None or not 0 < num_gpus < 1:
+        yield
+        return
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    path = (folder or Path(tempfile.gettempdir())) / f"harvester-start-{os.getuid()}-gpu{gpu.replace('/', '-')}"
+    with path.open("w") as file:
+        await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
+        yield
