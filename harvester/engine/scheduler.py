@@ -18,9 +18,9 @@ from vllm.v1.request import Request
 
 from harvester.engine import compat
 from harvester.engine.checkpoints.saving import Checkpoints, begin_anew
+from harvester.engine.clock import STEP_SECONDS
 from harvester.engine.learning import Learning
 from harvester.engine.outlook import Outlook, Planned
-from harvester.engine.clock import STEP_SECONDS
 from harvester.engine.preemptible import ENDED_EARLY, ORDER, Order
 from harvester.engine.queue import OfflineRequests, TwoLaneQueue, is_offline, job_of
 from harvester.engine.reporting import Reporting

@@ -1,0 +1,100 @@
+"""Behind a device that lags its host, as on CUDA: signals end the steps they mean, and each step is given its own time."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+SECONDS = 60.0  # of virtual time: some 200 chats
+
+
+class Run:
+    """What came of a run. ``errors``: of the time that the scheduler was told each step took, relative, sorted."""
+
+    def __init__(self, engine: Any, learnt: list[tuple[int, float]], ended: int, detect_s: float) -> None:
+        self.engine, self.ended, self.detect_s = engine, ended, detect_s
+        spans = engine.worker.spans
+        true_s = {number: ended_s - began_s for number, (began_s, ended_s) in spans.items()}
+        self.errors = sorted(abs(seconds - true_s[number]) / true_s[number] for number, seconds in learnt if number in true_s)
+
+    def error(self, quantile: float) -> float:
+        return self.errors[int(quantile * (len(self.errors) - 1))]
+
+
+@pytest.fixture(scope="module", params=["uni", "mp"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        importlib.import_module("vllm.v1.structured_output")
+        yield _run(request.param, patch)
+
+
+def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
+    import bench.drive as drive_module
+    from harvester.config import parse_config
+    from harvester.engine import scheduler
+    from harvester.engine.board import Board, Count
+    from harvester.engine.embedded import embedded_model
+    from harvester.engine.settings import pack
+    from tests.engine.lagging import SLO_S, Clock, Engine, InProcess, InThread
+
+    patch.setattr(drive_module, "MODEL_TOKENS", 4096)
+    clock, board = Clock(), Board.make()
+    for name in ("monotonic", "time", "perf_counter"):
+        patch.setattr(time, name, clock.now)
+    slo = {"ttft_slo_ms": 1000 * SLO_S, "tpot_slo_ms": 40.0}
+    config = parse_config({"slo": slo, "schedule": {"preempt_detect_ms": 10.0}}, "test")
+    drive = drive_module.Drive(Path(embedded_model()), scheduler.AsyncHarvestScheduler, 4000, 64, 16, pack(config, board.path))
+    learnt: list[tuple[int, float]] = []
+    learn = drive.scheduler._learn
+
+    def noted() -> None:
+        learnt.extend((step.number, seconds) for step, seconds, _ in drive.scheduler._answered)
+        learn()
+
+    drive.scheduler._learn = noted
+    engine = Engine(drive, board, {"uni": InThread, "mp": InProcess}[kind], clock, config.schedule.intrusion, seed=1)
+    clock.run_until(clock.now_s + SECONDS)
+    detected = max(1.0, board.count(Count.DETECTED))
+    found = Run(engine, learnt, int(board.count(Count.ENDED_STEPS)), board.count(Count.DETECT_S) / detected)
+    board.remove()
+    return found
+
+
+def test_a_signal_ends_the_step_that_it_means(run: Run) -> None:
+    asked, ended = run.engine.asked, run.engine.worker.cut
+    met = [any(first <= number <= last for number in ended) for first, last in asked]
+    assert len(asked) > 50
+    assert sum(met) >= 0.95 * len(asked), f"{sum(met)} of {len(asked)}"
+
+
+def test_the_board_names_the_step_that_the_device_computes(run: Run) -> None:
+    right = run.engine.board_was_right()
+    assert len(right) > 100
+    assert sum(right) >= 0.95 * len(right), f"{sum(right)} of {len(right)}"
+
+
+def test_each_step_is_given_its_own_time(run: Run) -> None:
+    assert len(run.errors) > 500
+    assert run.error(0.5) < 0.05
+    assert run.error(0.9) < 0.15
+
+
+def test_a_step_ends_within_the_time_that_its_safepoints_are_laid_for(run: Run) -> None:
+    """Drained: two stretches between safepoints, each at most half of `preempt_detect_ms`."""
+    assert 0.0 < run.detect_s < 0.010
+
+
+def test_every_chat_is_answered_and_most_in_time(run: Run) -> None:
+    first_s = sorted(run.engine.first_s.values())
+    waiting = set(run.engine.arrived_s) - set(run.engine.first_s)
+    assert all(run.engine.clock.now_s - run.engine.arrived_s[name] < 1.0 for name in waiting)
+    assert first_s[int(0.9 * len(first_s))] < 0.1
