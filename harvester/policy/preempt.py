@@ -43,9 +43,9 @@ class Arrival:
 def first_to_end(steps: Sequence[Flight], now_s: float, arrival: Arrival) -> int | None:
     """Number of the step to end, so that the arrival's first token is in time; None where all may run to their ends.
 
-    ``steps``: oldest first. Ending one makes those behind it void. Of the steps that bring the arrival in time the last one is chosen, since
-    it loses least; where none does, the first that can be ended. Beside online work the budget bounds a step, and it is not ended. ConServe
-    takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
+    ``steps``: oldest first. Ending one makes those behind it void. Of the steps whose end brings the arrival in time the last is chosen,
+    since it loses least; where there is none, the first that can be ended. A step beside online work is bounded by its budget and never
+    ended. ConServe takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
     """
     waits_s = _waits_s(steps, now_s)
     if not steps or arrival.is_in_time(waits_s[-1]):

@@ -39,22 +39,23 @@ def prompts(count: int) -> list[list[int]]:
     ]
 
 
-async def ask_all(host: Any, given: list[list[int]], faults: bool) -> list[list[int]]:
+async def ask_all(host: Any, given: list[list[int]], faults: bool, tokens: int) -> list[list[int]]:
     gate = asyncio.Semaphore(AT_ONCE)
     rng = random.Random(5)
 
     async def offline(number: int) -> list[int]:
         async with gate:
-            return await ask(host.llm, str(number), given[number], online=False, guided=number % 16 == 0)
+            return await answer(host.llm, str(number), given[number], online=False, guided=number % 16 == 0, tokens=tokens)
 
     async def online(number: int) -> list[int]:
         await asyncio.sleep(0.4 * (number // 10))
-        return await ask(host.llm, str(number), given[number], online=True, guided=False)
+        return await answer(host.llm, str(number), given[number], online=True, guided=False, tokens=tokens)
 
     async def cancelled() -> None:
         for number in range(len(given) // 10):
             with suppress(TimeoutError):
-                await asyncio.wait_for(ask(host.llm, f"lost-{number}", given[number], online=False, guided=False), rng.uniform(0.1, 2.0))
+                lost = answer(host.llm, f"lost-{number}", given[number], online=False, guided=False, tokens=tokens)
+                await asyncio.wait_for(lost, rng.uniform(0.1, 2.0))
 
     async def corrupted() -> None:
         while faults:
@@ -66,10 +67,6 @@ async def ask_all(host: Any, given: list[list[int]], faults: bool) -> list[list[
     await others[0]
     others[1].cancel()
     return found
-
-
-async def ask(llm: Any, name: str, ids: list[int], *, online: bool, guided: bool) -> list[int]:
-    return await answer(llm, name, ids, online=online, guided=guided, tokens=OUTPUT_TOKENS)
 
 
 async def run(given: argparse.Namespace) -> dict[str, Any]:
@@ -92,14 +89,18 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
             values["worker_cls"] = "tests.engine.faulty_worker.FaultyWorker"
     host = await EngineHost.start(values)
     try:
-        tokens = await ask_all(host, prompts(given.requests), given.faults)
+        tokens = await ask_all(host, prompts(given.requests), given.faults, given.tokens)
         await asyncio.sleep(0.5)
-        after = await ask(host.llm, "last", prompts(1)[0], online=False, guided=True)  # its steps take in the ends of the last copies
+        after = await answer(
+            host.llm, "last", prompts(1)[0], online=False, guided=True, tokens=given.tokens
+        )  # its steps take in the ends of the last copies
         await asyncio.sleep(0.5)
     finally:
         host.close()
     counts = {count.name.lower(): board.count(count) for count in Count}
-    return {"tokens": [*tokens, after], "counts": counts}
+    config = host.llm.vllm_config
+    depth, v2 = config.max_concurrent_batches, bool(config.use_v2_model_runner)
+    return {"tokens": [*tokens, after], "counts": counts, "depth": depth, "runner_v2": v2}
 
 
 def main() -> int:
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument("--chaos", type=float, default=0.0, help="probability that a step of offline work ends at a random layer")
     parser.add_argument("--faults", action="store_true", help="spoil host blocks all the time")
     parser.add_argument("--stock", action="store_true", help="vLLM's own scheduler and worker, with KV enough")
+    parser.add_argument("--tokens", type=int, default=OUTPUT_TOKENS, help="of each answer")
     parser.add_argument("--two-steps", action="store_true", help="keep two steps in flight, as on CUDA")
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)

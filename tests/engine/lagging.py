@@ -1,8 +1,8 @@
 """An engine whose device runs behind its host, in virtual time: what CUDA does to a scheduler, without a GPU.
 
-Real: scheduler, safepoints, board, signal, and the worker's way through a step. Played: the device, which has a queue; vLLM's two executors,
-with its `EngineCore.step_with_batch_queue`; the model. Each thread of the real engine is an actor here, and the clock goes on when
-all of them wait, so that a run is the same on any machine.
+Real: scheduler, safepoints, board, signal, and the worker's way through a step. Played: the device, which has a queue; the model; vLLM's
+two executors and its `EngineCore.step_with_batch_queue`. Each thread of the real engine is an actor here. The clock goes on when all of
+them wait, so that a run is the same on any machine.
 """
 
 from __future__ import annotations

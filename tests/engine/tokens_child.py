@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,31 @@ SCHEMA = {
     "properties": {"count": {"type": "integer"}, "kind": {"enum": ["ant", "bee", "antelope"]}},
     "required": ["count", "kind"],
 }
-OFFLINE, ONLINE, CANCELLED = 48, 8, 4
-TURNS = 2
 MOST_TURN_S, MOST_S = 240.0, 600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of one turn, in requests and tokens of an answer. Short answers are the beginnings of long ones."""
+
+    offline: int
+    online: int
+    cancelled: int
+    tokens: int
+    turns: int
+
+
+FULL = Size(48, 8, 4, 64, 2)
+SHORT = Size(10, 2, 1, 12, 1)  # for Triton's interpreter, which takes a second a step
+
+
 def prompts() -> list[list[int]]:
-    """Token ids, the same in every run."""
+    """Token ids, the same in every run. A short turn takes the first ones."""
     rng = random.Random(7)
     shared = [rng.randrange(10, 4000) for _ in range(300)]
     return [
         shared[: rng.randrange(1, 300)] + [rng.randrange(10, 4000) for _ in range(rng.randrange(20, 400))]
-        for _ in range(OFFLINE + ONLINE + CANCELLED)
+        for _ in range(FULL.offline + FULL.online + FULL.cancelled)
     ]
 
 
@@ -53,37 +67,37 @@ async def answer(llm: Any, name: str, ids: list[int], *, online: bool, guided: b
     return list(found.token_ids)
 
 
-async def ask_all(llm: Any, turn: int) -> list[list[int]]:
+async def ask_all(llm: Any, turn: int, size: Size) -> list[list[int]]:
     given = prompts()
-
+    last_offline, last_online = size.offline, size.offline + size.online
     answered, alone = [], asyncio.Event()
 
+    async def ask(number: int, *, online: bool, guided: bool = False) -> list[int]:
+        return await answer(llm, f"{turn}-{number}", given[number], online=online, guided=guided, tokens=size.tokens)
+
     async def offline(number: int) -> list[int]:
-        answered.append(await answer(llm, f"{turn}-{number}", given[number], online=False, guided=number % 4 == 0))
-        if len(answered) >= OFFLINE // 4:
+        answered.append(await ask(number, online=False, guided=number % 4 == 0))
+        if len(answered) >= size.offline // 4:
             alone.set()
         return answered[-1]
 
     async def online(number: int) -> list[int]:
         await alone.wait()
-        await asyncio.sleep(0.15 * (number - OFFLINE))
-        return await answer(llm, f"{turn}-{number}", given[number], online=True, guided=False)
+        await asyncio.sleep(0.15 * (number - last_offline))
+        return await ask(number, online=True)
 
     async def cancelled(number: int) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(
-                answer(llm, f"{turn}-{number}", given[number], online=False, guided=False), 0.3 * (number - OFFLINE - ONLINE + 1)
-            )
+            await asyncio.wait_for(ask(number, online=False), 0.3 * (number - last_online + 1))
 
-    lost = [asyncio.create_task(cancelled(i)) for i in range(OFFLINE + ONLINE, len(given))]
-    found = await asyncio.wait_for(
-        asyncio.gather(*map(offline, range(OFFLINE)), *map(online, range(OFFLINE, OFFLINE + ONLINE))), MOST_TURN_S
-    )
+    lost = [asyncio.create_task(cancelled(i)) for i in range(last_online, last_online + size.cancelled)]
+    asked = *map(offline, range(last_offline)), *map(online, range(last_offline, last_online))
+    found = await asyncio.wait_for(asyncio.gather(*asked), MOST_TURN_S)
     await asyncio.gather(*lost)
     return found
 
 
-async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, model: Path) -> dict[str, Any]:
+async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, model: Path, size: Size) -> dict[str, Any]:
     from harvester.engine.arguments import engine_arguments
     from harvester.engine.board import Board, Count
     from harvester.engine.host import EngineHost
@@ -100,8 +114,8 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
     try:
         tokens: list[list[list[int]]] = []
         until = time.monotonic() + MOST_S - MOST_TURN_S
-        while len(tokens) < TURNS or (board.count(Count.ENDED_STEPS) < least and time.monotonic() < until):
-            tokens.append(await ask_all(host.llm, len(tokens)))
+        while len(tokens) < size.turns or (board.count(Count.ENDED_STEPS) < least and time.monotonic() < until):
+            tokens.append(await ask_all(host.llm, len(tokens), size))
     finally:
         host.close()
     asked = board.count(Count.DETECTED)
@@ -112,6 +126,7 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
         "ended": board.count(Count.ENDED_STEPS),
         "asked": asked,
         "mixed": board.count(Count.MIXED_STEPS),
+        "runner_v2": bool(host.llm.vllm_config.use_v2_model_runner),
     }
 
 
@@ -121,6 +136,7 @@ def main() -> int:
     parser.add_argument("--chaos", type=float, default=0.0, help="probability that a step of offline work ends at a random layer")
     parser.add_argument("--least", type=int, default=0, help="ask everything again until so many steps ended early")
     parser.add_argument("--stock", action="store_true", help="vLLM's own scheduler and worker")
+    parser.add_argument("--short", action="store_true", help="few and short answers, asked once")
     parser.add_argument("--two-steps", action="store_true", help="keep two steps in flight, as on CUDA")
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -128,7 +144,8 @@ def main() -> int:
     if given.two_steps:
         keep_asynchronous_scheduling()
         given.engine["async_scheduling"] = True
-    found = asyncio.run(run(given.engine, given.chaos, given.least, given.stock, small_model(given.models)))
+    size = SHORT if given.short else FULL
+    found = asyncio.run(run(given.engine, given.chaos, given.least, given.stock, small_model(given.models), size))
     given.output.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
