@@ -26,6 +26,7 @@ from harvester.core import PRIORITY_OFFLINE
 from harvester.engine import profiler
 from harvester.engine.arguments import namespace
 from harvester.engine.board import Board
+from harvester.engine.graphs import graph_sizes
 from harvester.engine.llm import HarvestLLM
 from harvester.engine.metrics import BoardMetrics, ClassMetrics
 from harvester.engine.now import now
@@ -82,7 +83,7 @@ class EngineHost:
         settings = Settings.parse(vllm_config.additional_config) if KEY in vllm_config.additional_config else None
         board = Board(settings.board) if settings is not None and settings.board is not None else None
         if settings is not None and board is not None:
-            llm.attend(ArrivalSignal(board, settings.schedule.intrusion), ClassMetrics(), settings)
+            llm.attend(ArrivalSignal(board, settings.schedule.intrusion, graph_sizes(vllm_config)), ClassMetrics(), settings)
             REGISTRY.register(BoardMetrics(board))
         return cls(llm, app, args.chat_template, board, tiers)
 

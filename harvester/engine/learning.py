@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harvester.engine.settings import Settings
 from harvester.errors import ConfigError
+from harvester.policy.graphs import GraphSizes
 from harvester.policy.latency import LatencyModel, StepLoad
 
 SAVE_S = 60.0
@@ -19,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class Learning:
-    """``settings.profile`` None: learnt anew and not kept."""
+    """``settings.profile`` None: learnt anew and not kept. ``graphs``: the CUDA graphs that the steps run as."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, graphs: GraphSizes | None = None) -> None:
         self._path = settings.profile
-        self.model = _load(self._path) if self._path is not None else LatencyModel()
+        self.model = _load(self._path, graphs) if self._path is not None else LatencyModel(graphs)
         self._saved_s = time.monotonic()
         self._new_steps = 0
 
@@ -60,11 +61,11 @@ class Learning:
             log.warning("the latency profile was not written to %s: %s", self._path, error.strerror)
 
 
-def _load(path: Path) -> LatencyModel:
+def _load(path: Path, graphs: GraphSizes | None) -> LatencyModel:
     try:
-        return LatencyModel.from_state(json.loads(path.read_text(encoding="utf-8")))
+        return LatencyModel.from_state(json.loads(path.read_text(encoding="utf-8")), graphs)
     except FileNotFoundError:
-        return LatencyModel()
+        return LatencyModel(graphs)
     except (OSError, ValueError, ConfigError) as error:
         log.warning("the latency profile %s is not usable and is learnt anew: %s", path, error)
-        return LatencyModel()
+        return LatencyModel(graphs)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harvester.config import ServeConfig
+from harvester.policy.latency import VERSION
 
 SHAPING = (
     "dtype",
@@ -18,15 +19,19 @@ SHAPING = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "enforce_eager",
+    "compilation_config",
     "block_size",
     "max_model_len",
     "kv_cache_dtype",
+    "max_num_seqs",  # this and the next bound the sizes of the CUDA graphs
+    "max_num_batched_tokens",
 )
 
 
 def profile_key(model: str, config: ServeConfig) -> dict[str, Any]:
-    """What the step time depends on beside the step."""
+    """What the step time depends on beside the step. A profile that this version cannot read lies elsewhere, and is made anew."""
     return {
+        "version": VERSION,
         "model": model,
         "device": device_name(),
         "vllm": _vllm_version(),

@@ -19,6 +19,7 @@ from vllm.v1.request import Request
 from harvester.engine import compat
 from harvester.engine.checkpoints.saving import Checkpoints, begin_anew
 from harvester.engine.clock import STEP_SECONDS
+from harvester.engine.graphs import graph_sizes
 from harvester.engine.learning import Learning
 from harvester.engine.outlook import Outlook, Planned
 from harvester.engine.preemptible import ENDED_EARLY, ORDER, Order
@@ -57,7 +58,7 @@ class HarvestScheduling:
         self._turns = OnlineTurns(Mlfq(schedule.mlfq_levels, 0.01, schedule.starvation_ms / 1000) if schedule.mlfq else None)
         self._bursts = self._first_reserve() if schedule.reserve == "bursts" else None
         self._pace = Pace()
-        self._learning = Learning(self._settings)
+        self._learning = Learning(self._settings, graph_sizes(self.vllm_config))  # type: ignore[attr-defined]
         self._report = Reporting(self._settings, self.vllm_config)  # type: ignore[attr-defined]
         self._checkpoints = Checkpoints(self.connector, self._settings)  # type: ignore[attr-defined]
         self._steps: deque[Step] = deque()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 
 from harvester.engine.board import COEFFICIENTS, Board, Field
-from harvester.policy.latency import FEATURES, StepLoad, predict_with
+from harvester.policy.latency import FEATURES, GraphSizes, StepLoad, predict_with
 from harvester.policy.preempt import Arrival, first_to_end
 
 assert FEATURES <= COEFFICIENTS
 
 
 class ArrivalSignal:
-    """Of one replica. The board's writer is the engine core. ``intrusion``: see `Arrival`."""
+    """Of one replica. The board's writer is the engine core. ``intrusion``: see `Arrival`. ``graphs``: those that steps run as."""
 
-    def __init__(self, board: Board, intrusion: float = 1.0) -> None:
-        self._board, self._intrusion = board, intrusion
+    def __init__(self, board: Board, intrusion: float = 1.0, graphs: GraphSizes | None = None) -> None:
+        self._board, self._intrusion, self._graphs = board, intrusion, graphs
 
     def arrived(self, prompt_tokens: int, ttft_slo_s: float, waited_s: float = 0.0) -> bool:
         """Tell of an online request that the engine core has been sent. Returns whether a step in flight was asked to end.
@@ -36,4 +36,4 @@ class ArrivalSignal:
         if not self._board[Field.READY]:
             return 0.0
         coefficients = [self._board[Field.MODEL + place] for place in range(FEATURES)]
-        return self._board[Field.MARGIN] * predict_with(coefficients, StepLoad.prefill(tokens))
+        return self._board[Field.MARGIN] * predict_with(coefficients, StepLoad.prefill(tokens), self._graphs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -35,28 +34,34 @@ def offline_budget(
 ) -> Budget:
     """The largest budget whose step stays within ``limit_s`` by ``model.bound``, decodes before prompts; O(len(offline_decodes)).
 
+    Both are found by bisection: time never falls as decodes are added, nor as prompt tokens are. Where CUDA graphs make it a staircase, the
+    budget fills a stair to its edge. The first prompt token may cost a jump to another kind of step, so that none fits where decodes do.
+
     ``offline_decodes``: their context tokens, in the order in which they are to run. Prompts are counted as one chunk behind
     ``prefill_context`` tokens, and as ``prefill_seqs`` sequences; they get nothing while a decode is left out, which would only
     make more decodes that do not fit. Decodes and prompt tokens together stay within ``most_tokens``. Nothing fits where the online
     work alone takes longer than ``limit_s``. A higher limit never lowers either number.
     """
     most_tokens = max(0, most_tokens)
-    margin = model.margin  # one look at it, not one a try
+    margin, predict = model.margin, model.predict  # one look at them, not one a try
     contexts = [0, *accumulate(offline_decodes[:most_tokens])]
 
-    def with_decodes(count: int) -> StepLoad:
-        return online + StepLoad(0, 0.0, count, contexts[count], count)
+    chunk, attention, seqs, context, sequences = online
 
-    decodes = _largest(len(contexts) - 1, lambda count: margin * model.predict(with_decodes(count)) <= limit_s)
+    def decodes_fit(count: int) -> bool:
+        load = StepLoad(chunk, attention, seqs + count, context + contexts[count], sequences + count)
+        return margin * predict(load) <= limit_s
+
+    decodes = _largest(len(contexts) - 1, decodes_fit)
     if decodes < len(offline_decodes):
         return Budget(decodes, 0)
-    beside = with_decodes(decodes) + StepLoad(seqs=max(0, prefill_seqs - 1))
+    seqs, context, sequences = seqs + decodes, context + contexts[decodes], sequences + decodes + max(1, prefill_seqs)
 
-    def with_prefill(tokens: int) -> StepLoad:
-        return beside + StepLoad.prefill(tokens, prefill_context)
+    def prompts_fit(tokens: int) -> bool:
+        load = StepLoad(chunk + tokens, attention + tokens * (prefill_context + tokens / 2), seqs, context, sequences)
+        return margin * predict(load) <= limit_s
 
-    tokens = _largest(most_tokens - decodes, lambda tokens: margin * model.predict(with_prefill(tokens)) <= limit_s)
-    return Budget(decodes, tokens)
+    return Budget(decodes, _largest(most_tokens - decodes, prompts_fit))
 
 
 def longest_decode(model: LatencyModel, online: StepLoad, limit_s: float) -> float:
@@ -74,4 +79,11 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
         return 0
     if fits(most):
         return most
-    return bisect_right(range(1, most + 1), False, key=lambda count: not fits(count))
+    fit, beyond = 0, most
+    while beyond - fit > 1:
+        middle = (fit + beyond) // 2
+        if fits(middle):
+            fit = middle
+        else:
+            beyond = middle
+    return fit

@@ -1,11 +1,15 @@
 """How long a step takes, learnt from the steps that were run (ConServe 4.5), and how far that can be trusted.
 
-    seconds = c0 + c1 tokens + hinges in tokens + c5 prefill attention + c6 decode context + c7 sequences,   every c >= 0
+    seconds = c0 + c1 tokens + hinges in tokens + c5 prefill attention + c6 decode context + c7 sequences
+              + c8 if the step is no graph of decodes alone + c9 if it is no graph + closer hinges in tokens,   every c >= 0
 
-With no negative coefficient the time never falls as a step grows, so that a budget can be found by bisection, and the hinges make it
-convex: a GPU takes nearly the same time up to a few hundred tokens, then time in proportion. The fit is least squares of the relative error
-with exponential forgetting, on normal equations. Plans use `LatencyModel.bound`: the prediction times the P99 of actual over predicted in
-the last steps. A noisy machine or a wrong profile makes that margin large, which costs offline throughput and not the SLO.
+With no negative coefficient the time never falls as a step grows, so that a budget can be found by bisection. The hinges make it convex: a
+GPU takes nearly the same time up to a few hundred tokens, then time in proportion. The second line is there on a machine with CUDA graphs
+only. Tokens are then those that the step is padded to, and its time is a staircase with a jump from one kind of step to the next.
+
+The fit is least squares of the relative error with exponential forgetting, on normal equations. Plans use `LatencyModel.bound`: the
+prediction times the P99 of actual over predicted in the last steps. A noisy machine or a wrong profile makes that margin large, which costs
+offline throughput and not the SLO.
 """
 
 from __future__ import annotations
@@ -17,16 +21,18 @@ from operator import mul
 from typing import Any
 
 from harvester.errors import ConfigError
-from harvester.policy.load import FEATURES, StepLoad, features, predict_with
+from harvester.policy.graphs import EAGER, GraphSizes
+from harvester.policy.load import FEATURES, PLAIN_FEATURES, StepLoad, feature_count, features, predict_with
 
-__all__ = ["FEATURES", "LatencyModel", "StepLoad", "features", "predict_with"]
+__all__ = ["FEATURES", "PLAIN_FEATURES", "GraphSizes", "LatencyModel", "StepLoad", "features", "predict_with"]
 
-VERSION = 1
+VERSION = 2
 
 
 class LatencyModel:
     """Step time over step load. Not thread-safe; `observe` is called once a step and takes some microseconds.
 
+    ``graphs``: the CUDA graphs of the machine that runs the steps; None: it has none.
     Ready after ``READY_STEPS`` steps, or ``CHECK_STEPS`` where it began from a profile: one made on another machine is found out first.
     """
 
@@ -42,15 +48,17 @@ class LatencyModel:
     REFIT_STEPS = 4
     PACE = 1.5  # a median error beyond this factor, either way, is a machine that changed its pace
 
-    def __init__(self) -> None:
-        self._coefficients = [0.0] * FEATURES
-        self._normal = [[0.0] * FEATURES for _ in range(FEATURES)]
-        self._moment = [0.0] * FEATURES
+    def __init__(self, graphs: GraphSizes | None = None) -> None:
+        self.graphs = graphs
+        places = feature_count(graphs)
+        self._coefficients = [0.0] * places
+        self._normal = [[0.0] * places for _ in range(places)]
+        self._moment = [0.0] * places
         self._weight = 1.0  # of the next observation: grows instead of all others shrinking
         self._steps = 0
         self._unready_steps, self._warm_up_steps = self.READY_STEPS, self.WARM_UP_STEPS
         self._most_tokens = 0
-        self._kinds: dict[tuple[int, int], int] | None = {}  # steps by the size of prompts and decodes; None: a profile knows all
+        self._kinds: dict[tuple[int, int, bool], int] | None = {}  # steps by sizes, and whether a graph; None: a profile knows all
         self._ratios: deque[tuple[float, float]] = deque()  # predicted seconds, actual over predicted
         self._sorted: list[float] = []
         self._latest: deque[float] = deque(maxlen=self.CHECK_STEPS)
@@ -92,7 +100,7 @@ class LatencyModel:
 
     def predict(self, load: StepLoad) -> float:
         """Seconds, without a margin."""
-        return predict_with(self._coefficients, load)
+        return predict_with(self._coefficients, load, self.graphs)
 
     def bound(self, load: StepLoad) -> float:
         """Seconds that 99 of 100 such steps stay within, as far as the last ``ERROR_STEPS`` steps tell."""
@@ -116,7 +124,7 @@ class LatencyModel:
         if load.tokens <= 0 or not 0.0 < seconds < math.inf:
             return
         predicted = self.predict(load)
-        self._add(features(load), seconds, max(seconds, predicted))
+        self._add(features(load, self.graphs), seconds, max(seconds, predicted))
         self._most_tokens = max(self._most_tokens, load.tokens)
         self._steps += 1
         if self._seen(load) >= self.KIND_STEPS and predicted > 0.0 and self._steps > self._warm_up_steps:
@@ -132,7 +140,8 @@ class LatencyModel:
         """
         if self._kinds is None:
             return math.inf
-        kind = load.prefill_tokens.bit_length(), load.decode_seqs.bit_length()
+        eager = self.graphs is None or self.graphs.padded(load.prefill_tokens, load.decode_seqs)[0] == EAGER
+        kind = load.prefill_tokens.bit_length(), load.decode_seqs.bit_length(), eager
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
         return self._kinds[kind] - 1
 
@@ -187,6 +196,7 @@ class LatencyModel:
         p50, p99 = self.error()
         return {
             "version": VERSION,
+            "graphs": None if self.graphs is None else self.graphs.state(),
             "coefficients": list(self._coefficients),
             "normal": [[value / self._weight for value in row] for row in self._normal],
             "moment": [value / self._weight for value in self._moment],
@@ -196,12 +206,17 @@ class LatencyModel:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> LatencyModel:
-        """A model that begins from a profile. Raises `ConfigError` where ``state`` is not what `state` returns."""
-        model = cls()
+    def from_state(cls, state: dict[str, Any], graphs: GraphSizes | None = None) -> LatencyModel:
+        """A model that begins from a profile of a machine with the same ``graphs``.
+
+        Raises `ConfigError` where ``state`` is not what `state` returns, or was learnt with other graphs.
+        """
+        model = cls(graphs)
         try:
             if state["version"] != VERSION:
                 raise ValueError(f"version {state['version']!r}")
+            if GraphSizes.from_state(state["graphs"]) != graphs:
+                raise ValueError("it was learnt with CUDA graphs of other sizes")
             model._coefficients = [max(0.0, float(value)) for value in state["coefficients"]]
             model._normal = [[float(value) for value in row] for row in state["normal"]]
             model._moment = [float(value) for value in state["moment"]]
@@ -212,8 +227,10 @@ class LatencyModel:
                 f"profile is not a latency profile of version {VERSION} ({error}); make it again with harvester profile"
             ) from error
         shapes = {len(model._coefficients), len(model._moment), len(model._normal), *map(len, model._normal)}
-        if shapes != {FEATURES}:
-            raise ConfigError(f"profile holds {sorted(shapes)} coefficients, not {FEATURES}; make it again with harvester profile")
+        if shapes != {feature_count(graphs)}:
+            raise ConfigError(
+                f"profile holds {sorted(shapes)} coefficients, not {feature_count(graphs)}; make it again with harvester profile"
+            )
         if steps > cls.PROFILE_STEPS:
             model._rescale(cls.PROFILE_STEPS / steps, cls.PROFILE_STEPS / steps)
         model._unready_steps, model._warm_up_steps, model._kinds = cls.CHECK_STEPS, 0, None

@@ -3,6 +3,7 @@
     linear layers  max(2 x parameters x tokens / FLOP/s, weight bytes / bandwidth)
     attention      4 x layers x hidden x (token, context) pairs / FLOP/s for prompts; KV bytes read / bandwidth for decodes
     per step       a fixed time for launching and scheduling, two all-reduces a layer where several GPUs share a layer
+    CUDA graphs    tokens padded to the captured sizes, and what each kind of step costs to launch
 
 The peak figures are the vendor's, the reached shares of them are assumptions, stated where they are set. Absolute times are therefore good
 to a few tens of percent; this is for comparing policies on the same cost.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from harvester.policy.graphs import GraphSizes
 from harvester.policy.latency import StepLoad, predict_with
 
 Cost = Callable[[StepLoad], float]
@@ -65,6 +67,21 @@ class Machine:
     all_reduce_s: float = 20e-6  # one, small message, NVLink
 
 
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """What launching a step costs a layer, by `GraphSizes.padded`'s kind. Assumptions, in the range that traces of such GPUs show.
+
+    ``gap_s``: the GPU idle between kernels. ``host_s``: the host's own time, hidden behind the GPU's where that is longer. A graph of
+    decodes is one launch. A piecewise one is a graph and an attention kernel a layer. Without a graph each kernel is launched by itself.
+    """
+
+    gap_s: tuple[float, float, float] = (0.0, 40e-6, 60e-6)
+    host_s: tuple[float, float, float] = (0.0, 100e-6, 200e-6)
+
+
+LAUNCHES = Launches()
+
+
 # Table 1 of the FastServe paper (arXiv 2305.05920v3); Llama 2: its paper (arXiv 2307.09288) and model card.
 MODELS = {
     model.name: model
@@ -73,20 +90,26 @@ MODELS = {
         Model("opt-66b", 66e9, 64, 9216, 9216),
         Model("opt-175b", 175e9, 96, 12288, 12288),
         Model("llama-2-7b", 6.74e9, 32, 4096, 4096),
+        Model("llama-3.1-8b", 8.03e9, 32, 4096, 1024),  # its model card and config.json
     )
 }
+# NVIDIA H200 data sheet (SXM): 989 TFLOP/s BF16 dense, 4.8 TB/s, 141 GB, PCIe 5.0 x16 at 64 GB/s in one direction.
 # NVIDIA A100 data sheet (SXM): 312 TFLOP/s FP16 dense, 1,555 and 2,039 GB/s, PCIe 4.0 x16 at 32 GB/s in one direction.
 GPUS = {
     gpu.name: gpu
     for gpu in (
         Gpu("a100-40gb", 312e12, 1555e9, 40e9, 32e9),
         Gpu("a100-80gb", 312e12, 2039e9, 80e9, 32e9),
+        Gpu("h200", 989e12, 4800e9, 141e9, 64e9),
     )
 }
 
 
-def roofline(model: Model, machine: Machine) -> Cost:
-    """Cost of a step of ``model`` on ``machine``."""
+def roofline(model: Model, machine: Machine, graphs: GraphSizes | None = None, launches: Launches = LAUNCHES) -> Cost:
+    """Cost of a step of ``model`` on ``machine``.
+
+    With ``graphs`` it is a staircase: linear layers compute the padded tokens, and each kind of step has ``launches`` of its own.
+    """
     flops_per_s = machine.gpus * machine.gpu.flops_per_s * machine.flops_share
     bytes_per_s = machine.gpus * machine.gpu.bytes_per_s * machine.bytes_share
     weights_s = model.weight_bytes / bytes_per_s
@@ -95,11 +118,18 @@ def roofline(model: Model, machine: Machine) -> Cost:
     context_s = model.kv_bytes_per_token / bytes_per_s
     fixed_s = machine.step_s + (2 * model.layers * machine.all_reduce_s if machine.gpus > 1 else 0.0)
 
-    def cost(load: StepLoad) -> float:
-        linear_s = max(token_s * (load.prefill_tokens + load.decode_seqs), weights_s)
-        return fixed_s + linear_s + pair_s * load.prefill_attention + context_s * load.decode_context
+    def computed_s(load: StepLoad, tokens: int) -> float:
+        return max(token_s * tokens, weights_s) + pair_s * load.prefill_attention + context_s * load.decode_context
 
-    return cost
+    if graphs is None:
+        return lambda load: fixed_s + computed_s(load, load.tokens)
+    padded, (gaps_s, hosts_s) = graphs.padded, ([model.layers * layer_s for layer_s in part] for part in (launches.gap_s, launches.host_s))
+
+    def stairs(load: StepLoad) -> float:
+        kind, tokens = padded(load.prefill_tokens, load.decode_seqs)
+        return fixed_s + max(computed_s(load, tokens) + gaps_s[kind], hosts_s[kind])
+
+    return stairs
 
 
 def fitted(coefficients: tuple[float, ...]) -> Cost:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from harvester.policy.budget import Budget, longest_decode, offline_budget
 from harvester.policy.latency import LatencyModel, StepLoad
 from tests.policy.machine import CPU, GPU, a_model
+from tests.policy.stairs import GRAPHS, learn, truth
 
-MODELS = {"cpu": a_model(CPU, 0.05), "gpu": a_model(GPU, 0.05), "blank": LatencyModel()}
+STAIRS = {name: learn(LatencyModel(graphs), truth(graphs), steps=400) for name, graphs in GRAPHS.items()}
+MODELS = {"cpu": a_model(CPU, 0.05), "gpu": a_model(GPU, 0.05), "blank": LatencyModel(), **STAIRS}
 
 models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 online = st.builds(StepLoad, st.integers(0, 4096), st.floats(0, 1e7), st.integers(0, 128), st.integers(0, 100_000), st.integers(0, 130))

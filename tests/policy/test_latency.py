@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.errors import ConfigError
-from harvester.policy.latency import FEATURES, LatencyModel, StepLoad, features, predict_with
+from harvester.policy.latency import PLAIN_FEATURES, LatencyModel, StepLoad, features, predict_with
 from tests.policy.machine import CPU, GPU, a_model, steps
 
 MACHINES = pytest.mark.parametrize("coefficients", [CPU, GPU], ids=["cpu", "gpu"])
@@ -40,7 +40,7 @@ def test_loads_add_up_and_a_chunk_attends_to_what_is_before_it_and_to_half_of_it
 def test_a_prediction_is_the_coefficients_times_the_features() -> None:
     load = StepLoad(300, 1e4, 10, 5000, 11)
     assert features(load) == (1.0, 310, 310 - 128, 310 - 256, 0.0, 1e4, 5000, 11)
-    assert predict_with(tuple(range(1, FEATURES + 1)), load) == 1 + 2 * 310 + 3 * 182 + 4 * 54 + 6e4 + 7 * 5000 + 8 * 11
+    assert predict_with(tuple(range(1, PLAIN_FEATURES + 1)), load) == 1 + 2 * 310 + 3 * 182 + 4 * 54 + 6e4 + 7 * 5000 + 8 * 11
 
 
 @MACHINES

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from harvester.policy.latency import FEATURES, StepLoad
+from harvester.policy.latency import PLAIN_FEATURES, StepLoad
 from harvester.sim.cost import GPUS, MODELS, Machine, block_copy_s, fitted, kv_blocks, roofline
 from harvester.sim.measure import highest_rate, percentile
 from harvester.sim.trace import SHAREGPT, Fixed, Request, gamma, offline_job, replay, stretched
@@ -89,7 +89,7 @@ def test_a_block_is_copied_over_the_links_of_all_gpus_at_once() -> None:
 
 
 def test_a_measured_profile_can_take_the_place_of_the_roofline() -> None:
-    assert fitted((0.01, *[0.0] * (FEATURES - 1)))(StepLoad.prefill(50)) == 0.01
+    assert fitted((0.01, *[0.0] * (PLAIN_FEATURES - 1)))(StepLoad.prefill(50)) == 0.01
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.0), (0.51, 3.0), (1.0, 4.0)], ids=lambda value: str(value))

@@ -1,0 +1,40 @@
+"""Chat and rows on a machine with CUDA graphs: what the latency model, as it learns, leaves to be had by one that knows the stairs."""
+
+from __future__ import annotations
+
+import random
+
+from harvester.config import SloConfig
+from harvester.policy.arrivals import Bursts
+from harvester.policy.latency import LatencyModel
+from harvester.policy.share import Limits
+from harvester.sim.cost import MODELS, kv_blocks
+from harvester.sim.engine import Brain, Engine
+from harvester.sim.loop import Simulation
+from harvester.sim.trace import SHAREGPT, Drawn, LogNormal, gamma, offline_job
+from tests.policy.stairs import DEFAULT, H200, NOISE, Knower, truth
+
+WARM_UP_S, SECONDS, TPOT_S = 5.0, 8.0, 0.009
+
+
+def served(model: LatencyModel) -> tuple[float, int]:
+    """Of the gaps between tokens of chat, those above the objective; and tokens of the rows that ended. After the warm-up."""
+    rng, noise, cost = random.Random(7), random.Random(8), truth()
+    chat = gamma(8.0, 2.0, WARM_UP_S + SECONDS, SHAREGPT, rng)
+    rows = offline_job("sum", 2000, Drawn(LogNormal(300, 0.7, 16, 3000), LogNormal(100, 0.5, 8, 400)), rng)
+    blocks = kv_blocks(MODELS["llama-3.1-8b"], H200)
+    engine = Engine(lambda load: cost(load) * noise.lognormvariate(0.0, NOISE), blocks, max_seqs=256, max_tokens=2048)
+    slo = SloConfig(ttft_slo_ms=1000.0, tpot_slo_ms=1000 * TPOT_S)
+    simulation = Simulation(engine, Brain(Limits(16, 0.05, 256), model=model, slo=slo, bursts=Bursts()))
+    simulation.run([*chat, *rows], until_s=WARM_UP_S)
+    ended = simulation.run(until_s=WARM_UP_S + SECONDS)
+    gaps = [gap for outcome in ended if not outcome.request.offline for gap in outcome.gaps_s]
+    tokens = sum(outcome.request.prompt_tokens + outcome.request.output_tokens for outcome in ended if outcome.request.offline)
+    return sum(gap > TPOT_S for gap in gaps) / len(gaps), tokens
+
+
+def test_a_model_that_learns_the_stairs_keeps_the_objective_and_harvests_what_one_that_knows_them_does() -> None:
+    late, tokens = served(LatencyModel(DEFAULT))
+    _, best = served(Knower(truth()))
+    assert late <= 0.01
+    assert tokens >= 0.97 * best
