@@ -147,7 +147,7 @@ class KvDrive:
             self._forward(name, output.num_scheduled_tokens[name], garbage=bool(ends))
         self.worker.start_load_kv(None)
         self.worker.wait_for_save()
-        while self._in_step and self.copier._state.queue and self.copier._state.allowed != 0:
+        while self._in_step and self.copier.transfers.queue and self.copier.transfers.allowed != 0:
             time.sleep(0)
         self.worker.get_transfer_results(output.finished_req_ids)
         self.worker.build_connector_worker_meta()

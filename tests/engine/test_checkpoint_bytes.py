@@ -159,6 +159,6 @@ def test_ten_thousand_requests_leave_nothing_on_the_host_and_nothing_in_flight(d
     assert (planner.pool.used, planner.pool.owners) == (0, 0)
     for kept in (planner._jobs, planner._slots, planner._tails, planner._victims, planner._failed, planner._req_status):
         assert not kept
-    assert not one.copier._state.jobs
+    assert not one.copier.transfers.jobs
     assert not one.scheduler._checkpoints._lost
     assert one.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 59
