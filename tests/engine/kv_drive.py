@@ -9,9 +9,12 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from tests.engine.lagging_device import LaggingDevice
 
 BLOCK = 16
 SLOTS = 8
@@ -19,9 +22,14 @@ PAGE_BYTES = BLOCK * 8  # one hash of 8 bytes a token
 
 
 class KvDrive:
-    """``chances``: of each event before or in a step, by name: preempt, cancel, end, spoil, reset."""
+    """``chances``: of each event before or in a step, by name: preempt, cancel, end, spoil, reset.
 
-    def __init__(self, model: Path, folder: Path, blocks: int, host_blocks: int, seed: int = 0, **chances: float) -> None:
+    ``device``: what computes the steps and copies, as a GPU does; without one the copies are a thread's.
+    """
+
+    def __init__(
+        self, model: Path, blocks: int, host_blocks: int, seed: int = 0, device: LaggingDevice | None = None, **chances: float
+    ) -> None:
         import torch
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -44,6 +52,7 @@ class KvDrive:
             vllm_config=config, kv_cache_config=cache, structured_output_manager=manager, block_size=BLOCK, log_stats=True
         )
         self.planner = self.scheduler.connector.connector_scheduler
+        self.device = device
         self._connect(config, cache, blocks)
         self.rng, self.chances = random.Random(seed), chances
         self.live: dict[str, Any] = {}
@@ -74,7 +83,13 @@ class KvDrive:
         self.kv = bytes_.numpy().view("uint64")  # [blocks, BLOCK]
         tensors, refs = [CanonicalKVCacheTensor(bytes_, PAGE_BYTES)], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]
         assert self.worker.connector_worker is not None
-        self.worker.connector_worker._init_worker(CanonicalKVCaches(tensors, refs))
+        caches = CanonicalKVCaches(tensors, refs)
+        if self.device is not None:
+            from harvester.engine.checkpoints.devicecopier import DeviceCopier
+
+            spec = self.worker.connector_worker.spec
+            spec._worker = DeviceCopier(caches, spec.num_chunks, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
+        self.worker.connector_worker._init_worker(caches)
         self.copier = self.worker.connector_worker.worker
 
     def close(self) -> None:
@@ -111,7 +126,7 @@ class KvDrive:
                 self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
                 self._gone(name)
         if self._happens("spoil"):
-            self.copier.host[self.rng.randrange(len(self.copier.host)), self.rng.randrange(PAGE_BYTES)] ^= 1
+            self._spoil()
         if self._happens("reset"):
             with suppress(RuntimeError):  # KV on its way back still has its blocks: vLLM refuses, having preempted everything
                 self.resets += self.scheduler.reset_prefix_cache(reset_running_requests=self.rng.random() < 0.5)
@@ -125,6 +140,12 @@ class KvDrive:
                     self._gone(item.request_id)
         self.planner.pool.check()
         self.steps += 1
+
+    def _spoil(self) -> None:
+        if self.device is None:
+            self.copier.host[self.rng.randrange(len(self.copier.host)), self.rng.randrange(PAGE_BYTES)] ^= 1
+        elif self.copier.memory.ready(slot := self.rng.randrange(self.planner.pool.capacity)):
+            self.copier.memory.row(slot)[self.rng.randrange(PAGE_BYTES)] ^= 1
 
     def _gone(self, name: str) -> None:
         self.preempted[name] = self.live.pop(name).num_preemptions
@@ -147,6 +168,9 @@ class KvDrive:
             self._forward(name, output.num_scheduled_tokens[name], garbage=bool(ends))
         self.worker.start_load_kv(None)
         self.worker.wait_for_save()
+        if self.device is not None:
+            self.device.finish_steps()  # a step is answered when the device has computed it; what is copied beside it may take longer
+            self.device.advance(self.rng.randrange(30))
         while self._in_step and self.copier.transfers.queue and self.copier.transfers.allowed != 0:
             time.sleep(0)
         self.worker.get_transfer_results(output.finished_req_ids)
@@ -174,11 +198,15 @@ class KvDrive:
         hashes = self._hashes[name]
         for token in request.all_token_ids[len(hashes) : before + tokens]:
             hashes.append(hash((hashes[-1] if hashes else 0, token)) & (2**63 - 1))
+        run = partial(self._layers, name, list(table), hashes[: before + tokens], before, garbage)
+        (run if self.device is None else partial(self.device.launch, run))()
+
+    def _layers(self, name: str, table: list[int], hashes: list[int], before: int, garbage: bool) -> None:
         for at in range(before):
             self.read += 1
             found = int(self.kv[table[at // BLOCK], at % BLOCK])
             assert found == hashes[at], f"{name} reads wrong KV at token {at} of {before}"
-        for at in range(before, before + tokens):
+        for at in range(before, len(hashes)):
             self.kv[table[at // BLOCK], at % BLOCK] = 1 if garbage else hashes[at]
 
     def _sampled(self, name: str, tokens: int) -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.kv_drive import BLOCK, KvDrive
+from tests.engine.lagging_device import LaggingDevice
 
 pytestmark = pytest.mark.engine
 
@@ -32,11 +33,11 @@ def model() -> Path:
 
 
 @pytest.fixture
-def drive(model: Path, tmp_path: Path) -> Iterator[Callable[..., KvDrive]]:
+def drive(model: Path) -> Iterator[Callable[..., KvDrive]]:
     made: list[KvDrive] = []
 
-    def make(blocks: int, host_blocks: int = 200, **chances: float) -> KvDrive:
-        made.append(KvDrive(model, tmp_path, blocks, host_blocks, **chances))
+    def make(blocks: int, host_blocks: int = 200, device: LaggingDevice | None = None, **chances: float) -> KvDrive:
+        made.append(KvDrive(model, blocks, host_blocks, device=device, **chances))
         return made[-1]
 
     yield make
@@ -77,6 +78,18 @@ def test_no_request_reads_kv_that_is_not_its_own(drive: Callable[..., KvDrive], 
     work_off(one, 300)
     assert sum(one.preempted.values()) > 300
     assert one.ended > 40 or "end" not in chances
+    assert one.planner.pool.used == 0
+
+
+@pytest.mark.parametrize("host_blocks", [200, 12], ids=["host memory enough", "host memory short"])
+@pytest.mark.parametrize("chances", CHANCES.values(), ids=CHANCES)
+def test_no_request_reads_kv_that_is_not_its_own_where_a_device_copies(
+    drive: Callable[..., KvDrive], chances: dict[str, float], host_blocks: int
+) -> None:
+    one = drive(60, host_blocks, LaggingDevice(random.Random(2)), **chances)
+    work_off(one, 300)
+    assert sum(one.preempted.values()) > 300
+    assert one.ended > 10 or "end" not in chances
     assert one.planner.pool.used == 0
 
 
