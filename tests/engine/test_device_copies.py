@@ -1,10 +1,8 @@
-"""Copies that a device makes: right in whatever order it runs its streams, no thread waits for them, and memory grows with its use."""
+"""Copies that a device makes are right in whatever order it runs its streams, and no thread waits for them."""
 
 from __future__ import annotations
 
 import importlib
-import logging
-import mmap
 import random
 import warnings
 from typing import Any
@@ -12,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.lagging_device import LaggingDevice, Pinned
+from tests.engine.device_copies import BLOCKS, PAGE, SLOTS, copier_of, layers
+from tests.engine.lagging_device import LaggingDevice
 from tests.engine.test_host_copies import specs
 
 pytestmark = pytest.mark.engine
-
-BLOCKS, PAGE, SLOTS = 12, 64, 40
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,26 +23,6 @@ def _vllm() -> None:
         warnings.simplefilter("ignore")
         for module in ("vllm.config", "harvester.engine.checkpoints.connector"):
             importlib.import_module(module)
-
-
-def caches_of(tensors: list[Any]) -> Any:
-    from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
-
-    refs = [CanonicalKVCacheRef(index, tensor.shape[1]) for index, tensor in enumerate(tensors)]
-    return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, tensor.shape[1]) for tensor in tensors], [refs])
-
-
-def copier_of(device: LaggingDevice, tensors: list[Any], *, verify: bool = False, slots: int = SLOTS, piece_bytes: int = 4096) -> Any:
-    from harvester.engine.checkpoints.devicecopier import DeviceCopier
-
-    return DeviceCopier(caches_of(tensors), slots, device, verify, piece_bytes=piece_bytes, ahead=False)
-
-
-def layers() -> list[Any]:
-    import torch
-
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(-128, 128, (BLOCKS, page), dtype=torch.int8, generator=generator) for page in (PAGE, PAGE + 24)]
 
 
 class Engine:
@@ -261,152 +238,3 @@ def test_a_job_of_more_blocks_than_scratch_memory_holds_is_checked_in_parts() ->
     assert [(result.job_id, result.success) for result in copier.get_finished()] == [(1, True)]
     assert bytes(copier.memory.row(count - 1))[:PAGE] == bytes(tensors[0][(count - 1) % BLOCKS].numpy())
     copier.shutdown()
-
-
-def test_on_a_host_of_2_tb_a_budget_of_500_gb_pins_one_piece_at_start_and_more_as_it_is_used() -> None:
-    import torch
-
-    from harvester.engine.checkpoints.devicecopier import DeviceCopier
-    from harvester.engine.checkpoints.pieces import PIECE_BYTES
-
-    page = 1 << 20
-    device, tensors = LaggingDevice(random.Random(0)), [torch.ones((4, page), dtype=torch.int8) for _ in range(2)]
-    copier = DeviceCopier(caches_of(tensors), (500 << 30) // (2 * page), device, False)
-    try:
-        while not copier.memory.ready(0):
-            pass
-        assert sum(device.pinned.ranges.values()) == copier.memory.taken_bytes == PIECE_BYTES
-        last = PIECE_BYTES // (2 * page) + 1  # in the second piece
-        copier.submit_store(1, *specs([1, 2], [0, last]))
-        while not copier.memory.ready(last):
-            pass
-        copier.launch()
-        device.drain()
-        assert [result.success for result in copier.get_finished()] == [True]
-        assert sum(device.pinned.ranges.values()) == copier.memory.taken_bytes == 2 * PIECE_BYTES
-    finally:
-        copier.shutdown()
-
-
-def test_under_a_limit_of_64_kib_on_locked_memory_copies_go_to_other_pages_and_one_line_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from harvester.engine.checkpoints import pieces
-
-    monkeypatch.setattr(pieces, "memlock_bytes", lambda: 64 << 10)
-    tensors, device = layers(), LaggingDevice(random.Random(0), Pinned(64 << 10))
-    slots = (64 << 10) // (2 * PAGE + 24) * 2
-    copier = copier_of(device, tensors, slots=slots, piece_bytes=16 << 10)
-    with caplog.at_level(logging.WARNING):
-        copier.submit_store(1, *specs([1, 2, 3], [0, slots - 2, slots - 1]))
-        copier.launch()
-    device.drain()
-    assert [result.success for result in copier.get_finished()] == [True]
-    assert bytes(copier.memory.row(slots - 1))[:PAGE] == bytes(tensors[0][3].numpy())
-    assert copier.memory.pinned_bytes == 64 << 10 < copier.memory.taken_bytes
-    assert device.pinned.asked == 5, "not asked again once it was refused"
-    (line,) = caplog.messages
-    assert "ulimit -l: 64 KiB" in line
-    copier.shutdown()
-    assert not device.pinned.ranges
-
-
-def test_where_the_machine_has_no_more_memory_a_job_fails_and_others_go_on(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tensors, device = layers(), LaggingDevice(random.Random(0))
-    copier = copier_of(device, tensors)
-    assert copier.memory.prepare()
-
-    def refused(*given: Any, **named: Any) -> Any:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(mmap, "mmap", refused)
-    with caplog.at_level(logging.WARNING):
-        for number, slot in enumerate([0, SLOTS - 1, SLOTS - 2]):
-            copier.submit_store(number, *specs([1, 2], [slot, 1]))
-        copier.launch()
-        device.drain()
-    assert {result.job_id: result.success for result in copier.get_finished()} == {0: True, 1: False, 2: False}
-    assert len(caplog.messages) == 1
-    copier.shutdown()
-
-
-def spec_of(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, ranks: int = 1, replicated: bool = False, verify: bool = False) -> Any:
-    """The spec of a worker on CUDA, with a lagging device for the GPU, in a container with 64 MB of ``/dev/shm``."""
-    from vllm.platforms.interface import PlatformEnum
-    from vllm.v1.kv_offload import config
-    from vllm.v1.kv_offload.cpu import shared_offload_region, spec
-
-    from harvester.engine.checkpoints import spec as module
-
-    def short(size_bytes: int, **named: Any) -> None:
-        assert size_bytes <= 64 << 20, "No space left in /dev/shm"
-
-    platform = type(spec.current_platform)()
-    platform._enum = PlatformEnum.CUDA
-    for place in (spec, module):
-        monkeypatch.setattr(place, "current_platform", platform)
-    monkeypatch.setattr(shared_offload_region, "check_shm_free_space", short)
-    monkeypatch.setattr(module, "CudaDevice", lambda device: LaggingDevice(random.Random(0)), raising=False)
-    page = 2 * PAGE + 24
-    return module.CheckpointSpec(
-        config.OffloadingConfig(
-            groups=(config.OffloadingGroupConfig(tokens_per_block=16, layer_names=("a", "b"), group_id=0),),
-            worker_kv_bytes_per_block=page,
-            enable_kv_cache_events=False,
-            extra_config={"cpu_bytes_to_use": 1 << 30, "verify": verify},
-            engine_id="test",
-            model=config.OffloadingModelConfig("m", "float32"),
-            cache=config.OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
-            parallel=config.OffloadingParallelConfig(rank, ranks, ranks, 1, 1, 1, 0, 1, 0, False),
-            replicated_layout=replicated,
-            canonical_layout=False,
-            kv_cache_layout=None,
-        )
-    )
-
-
-def test_a_container_with_64_mb_of_shared_memory_has_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of(monkeypatch)
-    copier = spec.get_worker(caches_of(layers()))
-    try:
-        assert spec.num_chunks * copier.block_bytes > 32 << 20
-        copier.submit_store(1, *specs([1], [0]))
-        copier.wait({1})
-        copier._device.drain()
-        assert [result.success for result in copier.get_finished()] == [True]
-    finally:
-        copier.shutdown()
-
-
-def fails_on_spoilt_memory(copier: Any) -> None:
-    copier.submit_store(1, *specs([1], [0]))
-    copier.wait({1})
-    copier._device.drain()
-    assert [result.success for result in copier.get_finished()] == [True]
-    copier.memory.row(0)[0] ^= 1
-    cache, host = specs([2], [0])
-    copier.submit_load(2, host, cache)
-    copier.launch()
-    copier._device.drain()
-    assert [result.success for result in copier.get_finished()] == [False]
-
-
-def test_verify_is_heeded_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    copier = spec_of(monkeypatch, verify=True).get_worker(caches_of(layers()))
-    try:
-        fails_on_spoilt_memory(copier)
-    finally:
-        copier.shutdown()
-
-
-def test_of_kv_that_is_the_same_on_all_ranks_each_stores_its_own_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLA's latents: a rank reads only its own host memory, so that what rank 0 stores is of no use to the others."""
-    from types import SimpleNamespace
-
-    from harvester.engine.checkpoints.copies import Copies
-
-    spec = spec_of(monkeypatch, rank=1, ranks=2, replicated=True)
-    assert Copies(spec, SimpleNamespace(), SimpleNamespace())._is_store_writer
-    assert spec.kv_bytes_per_chunk >= 2 * (2 * PAGE + 24), "the account of host memory is of both copies"

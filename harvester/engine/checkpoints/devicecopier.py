@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,6 @@ class _Layers:
         self.place = np.array([layer.place.start for layer in layers], np.int64)
         self.bytes = np.array([layer.place.stop - layer.place.start for layer in layers], np.int64)
         self.size = layers[-1].place.stop if layers else 0
-
-    def pages(self, block: int) -> np.ndarray:
-        return self.base + block * self.stride
-
-    def places(self, row: int) -> np.ndarray:
-        return row + self.place
 
 
 @dataclass(slots=True)
@@ -140,8 +135,8 @@ class DeviceCopier(StepCopier):
             most = min(most, self.transfers.allowed)
         if self._checks is not None:
             most = min(most, self._checks.room)
-        if self._ahead is None:
-            return most
+        if self._ahead is None or not self._ahead.alive:
+            return most  # what is missing is taken now
         slots = (slot for _, _, slot in job.blocks[job.begun : job.begun + most])
         return next((number for number, slot in enumerate(slots) if not (self.memory.ready(slot) or self.memory.full)), most)
 
@@ -159,11 +154,13 @@ class DeviceCopier(StepCopier):
         self._copying[job.store].append(_Copying(job, fit, flight, rows))
 
     def _batch(self, blocks: list[Block], slots: Sequence[int], memory: HostPieces, *, out: bool) -> Batch:
-        groups = [self._groups[group] for group, _, _ in blocks]
-        pages = np.concatenate([group.pages(block) for group, (_, block, _) in zip(groups, blocks, strict=True)])
-        rows = [memory.address(slot) for slot in slots]
-        places = np.concatenate([group.places(row) for group, row in zip(groups, rows, strict=True) if row is not None])
-        sizes = np.concatenate([group.bytes for group in groups])
+        parts = []
+        for number, run in groupby(zip(blocks, slots, strict=True), key=lambda pair: pair[0][0]):
+            group, pairs = self._groups[number], list(run)
+            kv = np.array([block for (_, block, _), _ in pairs], np.int64)[:, None]
+            rows = np.array([memory.address(slot) for _, slot in pairs], np.int64)[:, None]
+            parts.append((group.base + kv * group.stride, rows + group.place, np.broadcast_to(group.bytes, (len(pairs), len(group.bytes)))))
+        pages, places, sizes = (np.concatenate([array.ravel() for array in arrays]) for arrays in zip(*parts, strict=True))
         return Batch(pages, places, sizes, to_device=False) if out else Batch(places, pages, sizes, to_device=True)
 
     def _whole(self, block: Block) -> bool:
@@ -194,6 +191,10 @@ class _Ahead:
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="kv-host-memory", daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def close(self) -> None:
         self._closed = True

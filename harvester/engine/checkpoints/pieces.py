@@ -94,7 +94,7 @@ class HostPieces:
 
     def address(self, slot: int) -> int | None:
         """Of the row."""
-        if self.row(slot) is None:
+        if not self.ready(slot) and self.row(slot) is None:
             return None
         return self._pieces[slot // self._each].address + slot % self._each * self._block_bytes
 
