@@ -10,6 +10,8 @@ import warnings
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine.device_copies import PAGE, SLOTS, caches_of, copier_of, layers
 from tests.engine.lagging_device import LaggingDevice, Pinned
@@ -93,3 +95,42 @@ def test_where_the_machine_has_no_more_memory_a_job_fails_and_others_go_on(
     assert {result.job_id: result.success for result in copier.get_finished()} == {0: True, 1: False, 2: False}
     assert len(caplog.messages) == 1
     copier.shutdown()
+
+
+@given(
+    block_bytes=st.integers(1, 9000),
+    piece_bytes=st.sampled_from([4096, 16384]),
+    most_bytes=st.one_of(st.none(), st.integers(0, 1 << 18)),
+    uses=st.lists(st.tuples(st.integers(0, 29), st.sampled_from(["use", "prepare", "row"])), max_size=40),
+)
+def test_memory_that_grows_keeps_what_was_written_and_takes_no_more_than_a_piece_ahead(
+    block_bytes: int, piece_bytes: int, most_bytes: int | None, uses: list[tuple[int, str]]
+) -> None:
+    from harvester.engine.checkpoints.pieces import HostPieces
+
+    device = LaggingDevice(random.Random(0), Pinned(most_bytes))
+    memory = HostPieces(30, block_bytes, device.pin, device.unpin, piece_bytes)
+    each, highest, written = max(1, piece_bytes // block_bytes), 0, {}
+    for count, (slot, kind) in enumerate(uses):
+        if kind == "prepare":
+            memory.prepare()
+            continue
+        highest = max(highest, slot)
+        memory.use(slot)
+        if kind == "row":
+            row = memory.row(slot)
+            assert row is not None
+            assert row.ctypes.data == memory.address(slot)
+            row[:] = written[slot] = count
+    while memory.prepare():
+        pass
+    assert memory.ready(highest)
+    assert not memory.ready(highest + 2 * each)
+    for slot, value in written.items():
+        row = memory.row(slot)
+        assert row is not None
+        assert len(row) == block_bytes
+        assert (row == value).all(), f"slot {slot} was written over"
+    assert sum(device.pinned.ranges.values()) == memory.pinned_bytes <= memory.taken_bytes
+    memory.close()
+    assert not device.pinned.ranges
