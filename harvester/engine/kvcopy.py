@@ -21,11 +21,21 @@ def measure_kv_copy(caches: Sequence[torch.Tensor], blocks: int) -> dict[str, fl
     count = min(BLOCKS, blocks - 1)
     device = [view[1 : 1 + count] for view in views]  # block 0 is vLLM's null block
     pinned = torch.cuda.is_available() and views[0].is_cuda
-    host = [torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned) for part in device]
+    host = [_empty(part, pinned) for part in device]
     store_s = [_timed(device, host, pinned) for _ in range(ROUNDS)]
     load_s = [_timed(host, device, pinned) for _ in range(ROUNDS)]
     size = sum(part[0].numel() * part.element_size() for part in device)
     return {"store_s": sorted(store_s)[ROUNDS // 2] / count, "load_s": sorted(load_s)[ROUNDS // 2] / count, "block_bytes": float(size)}
+
+
+def _empty(like: torch.Tensor, pinned: bool) -> torch.Tensor:
+    """Host memory, not pinned where the machine refuses to: a slower copy is what checkpoints would have there too."""
+    try:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)
+    except RuntimeError:
+        if not pinned:
+            raise
+        return torch.empty(like.shape, dtype=like.dtype)
 
 
 def _by_block(cache: torch.Tensor, blocks: int) -> torch.Tensor:

@@ -29,15 +29,21 @@ class _Slot(Generic[K]):
 
 
 class HostPool(Generic[K]):
-    """``capacity`` slots of one KV block each, named by keys. Not thread-safe; calls are O(keys given), but for `room` and eviction."""
+    """``slots`` slots of one KV block each, named by keys. Not thread-safe; calls are O(keys given), but for `room` and eviction."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, slots: int) -> None:
+        self._all = slots
+        self.withheld = 0  # of the free slots, those that there is no memory for at present
         self.evicted = 0  # blocks given up for want of memory, in all
-        self._free = list(range(capacity - 1, -1, -1))
+        self._free = list(range(slots - 1, -1, -1))  # the lowest first: memory is taken as far as the highest used
         self._found: dict[K, _Slot[K]] = {}
         self._slots: dict[int, _Slot[K]] = {}  # all that are not free
         self._owned: OrderedDict[str, dict[K, None]] = OrderedDict()  # least recently used first
+
+    @property
+    def capacity(self) -> int:
+        """Slots that may be used."""
+        return self._all - self.withheld
 
     @property
     def used(self) -> int:
@@ -60,7 +66,7 @@ class HostPool(Generic[K]):
     def room(self, protected: Iterable[str]) -> int:
         """Slots that are free, or would be if all but the ``protected`` owners gave theirs up; O(blocks held)."""
         kept = {key for owner in protected for key in self._owned.get(owner, ())}
-        return len(self._free) + sum(1 for key, slot in self._found.items() if key not in kept and not slot.busy)
+        return len(self._free) - self.withheld + sum(1 for key, slot in self._found.items() if key not in kept and not slot.busy)
 
     def touch(self, owner: str) -> None:
         """It was used just now."""
@@ -73,9 +79,9 @@ class HostPool(Generic[K]):
         The owner's own blocks, those of ``protected`` owners and those given are not given up for it.
         """
         new = [key for key in dict.fromkeys(keys) if key not in self._found]
-        if len(new) > len(self._free):
-            self._evict(len(new) - len(self._free), {owner, *protected}, set(keys))
-            if len(new) > len(self._free):
+        if len(new) > len(self._free) - self.withheld:
+            self._evict(len(new) - len(self._free) + self.withheld, {owner, *protected}, set(keys))
+            if len(new) > len(self._free) - self.withheld:
                 return None
         own = self._owned.setdefault(owner, {})
         self._owned.move_to_end(owner)
@@ -128,7 +134,9 @@ class HostPool(Generic[K]):
 
     def clear(self) -> None:
         """Forget everything, the copies on their way too: their ends must not be told."""
-        self.__init__(self.capacity)  # type: ignore[misc]
+        withheld = self.withheld
+        self.__init__(self._all)  # type: ignore[misc]
+        self.withheld = withheld
 
     def _evict(self, count: int, protected: set[str], keep: set[K]) -> None:
         """Give up ``count`` slots, if there are so many, of the least recently used owners, from the end of each."""
@@ -174,7 +182,8 @@ class HostPool(Generic[K]):
 
     def check(self) -> None:
         """Raise AssertionError where a slot is lost, in two places, or held for nobody."""
-        assert sorted([*self._free, *self._slots]) == list(range(self.capacity))
+        assert sorted([*self._free, *self._slots]) == list(range(self._all))
+        assert 0 <= self.withheld <= len(self._free)
         assert all(slot.number == number for number, slot in self._slots.items())
         assert {slot.number for slot in self._found.values()} == {n for n, slot in self._slots.items() if not slot.gone}
         assert all(slot.key == key and slot.owners and not slot.gone for key, slot in self._found.items())

@@ -10,9 +10,12 @@ import random
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from tests.engine.lagging_device import LaggingDevice
 
 BLOCK = 16
 SLOTS = 8
@@ -20,9 +23,21 @@ PAGE_BYTES = BLOCK * 8  # one hash of 8 bytes a token
 
 
 class KvDrive:
-    """``chances``: of each event before or in a step, by name: preempt, cancel, end, spoil, reset. ``depth``: steps in flight at once."""
+    """``chances``: of each event before or in a step, by name: preempt, cancel, end, spoil, reset. ``depth``: steps in flight at once.
 
-    def __init__(self, model: Path, folder: Path, blocks: int, host_blocks: int, seed: int = 0, depth: int = 1, **chances: float) -> None:
+    ``device``: what computes the steps and copies, as a GPU does; without one the copies are a thread's.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        blocks: int,
+        host_blocks: int,
+        seed: int = 0,
+        depth: int = 1,
+        device: LaggingDevice | None = None,
+        **chances: float,
+    ) -> None:
         import torch
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -46,6 +61,7 @@ class KvDrive:
             vllm_config=config, kv_cache_config=cache, structured_output_manager=manager, block_size=BLOCK, log_stats=True
         )
         self.planner = self.scheduler.connector.connector_scheduler
+        self.device = device
         self._connect(config, cache, blocks)
         self.rng, self.chances = random.Random(seed), chances
         self.live: dict[str, Any] = {}
@@ -54,7 +70,7 @@ class KvDrive:
         self._hashes: dict[str, list[int]] = {}
         self._tables: dict[str, list[int]] = {}
         self._tokens: dict[str, list[int]] = {}  # of each request, as the worker knows them
-        self._depth, self._flight = depth, deque[tuple[Any, Any]]()
+        self._depth, self._flight = depth, deque[tuple[Any, Any, Any]]()
         self._void_epoch: int | None = None
         self._serial = 0
         self._in_step = False
@@ -79,7 +95,13 @@ class KvDrive:
         self.kv = bytes_.numpy().view("uint64")  # [blocks, BLOCK]
         tensors, refs = [CanonicalKVCacheTensor(bytes_, PAGE_BYTES)], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]
         assert self.worker.connector_worker is not None
-        self.worker.connector_worker._init_worker(CanonicalKVCaches(tensors, refs))
+        caches = CanonicalKVCaches(tensors, refs)
+        if self.device is not None:
+            from harvester.engine.checkpoints.devicecopier import DeviceCopier
+
+            spec = self.worker.connector_worker.spec
+            spec._worker = DeviceCopier(caches, spec.num_chunks, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
+        self.worker.connector_worker._init_worker(caches)
         self.copier = self.worker.connector_worker.worker
 
     def close(self) -> None:
@@ -116,15 +138,15 @@ class KvDrive:
                 self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
                 self._gone(name)
         if self._happens("spoil"):
-            self.copier.host[self.rng.randrange(len(self.copier.host)), self.rng.randrange(PAGE_BYTES)] ^= 1
+            self._spoil()
         if self._happens("reset"):
             with suppress(RuntimeError):  # KV on its way back still has its blocks: vLLM refuses, having preempted everything
                 self.resets += self.scheduler.reset_prefix_cache(reset_running_requests=self.rng.random() < 0.5)
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
-            result = self._compute(output)
+            result, computed = self._compute(output)
             self.scheduler.get_grammar_bitmask(output)  # as the engine does when the workers have the step
-            self._flight.append((output, result))
+            self._flight.append((output, result, computed))
         if self._flight and (
             len(self._flight) == self._depth or not self._flight[-1][0].num_scheduled_tokens or not self.scheduler.has_requests()
         ):
@@ -133,18 +155,29 @@ class KvDrive:
         self.steps += 1
 
     def _answer(self) -> None:
-        """The oldest step in flight is answered."""
-        for outputs in self.scheduler.update_from_output(*self._flight.popleft()).values():
+        """The oldest step in flight is answered when the device has computed it; what is copied beside it may take longer."""
+        output, result, computed = self._flight.popleft()
+        if self.device is not None:
+            self.device.finish_steps(computed)
+            self.device.advance(self.rng.randrange(30))
+        for outputs in self.scheduler.update_from_output(output, result).values():
             for item in outputs.outputs:
                 if item.finished and item.request_id in self.live:
                     self.finished += 1
                     self._gone(item.request_id)
 
+    def _spoil(self) -> None:
+        if self.device is None:
+            self.copier.host[self.rng.randrange(len(self.copier.host)), self.rng.randrange(PAGE_BYTES)] ^= 1
+        elif self.copier.memory.ready(slot := self.rng.randrange(self.planner.pool.capacity)):
+            self.copier.memory.row(slot)[self.rng.randrange(PAGE_BYTES)] ^= 1
+
     def _gone(self, name: str) -> None:
         self.preempted[name] = self.live.pop(name).num_preemptions
         self._hashes.pop(name, None)
 
-    def _compute(self, output: Any) -> Any:
+    def _compute(self, output: Any) -> tuple[Any, Any]:
+        """As the worker does; the answer, and where in the device's queue the step is computed."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         from harvester.engine.preemptible import ENDED_EARLY, ORDER
@@ -161,7 +194,12 @@ class KvDrive:
             self._forward(name, output.num_scheduled_tokens[name], garbage=bool(ends))
         self.worker.start_load_kv(None)
         self.worker.wait_for_save()
-        while self._in_step and self.copier._state.queue and self.copier._state.allowed != 0:
+        computed = None
+        if self.device is not None:
+            computed = self.device.mark()
+            if ends:  # it has ended when the device has drained
+                self.device.finish_steps()
+        while self._in_step and self.copier.transfers.queue and self.copier.transfers.allowed != 0:
             time.sleep(0)
         self.worker.get_transfer_results(output.finished_req_ids)
         self.worker.build_connector_worker_meta()
@@ -174,7 +212,7 @@ class KvDrive:
             self._void_epoch = order.epoch
         if ends or void:
             setattr(result, ENDED_EARLY, True)
-        return result
+        return result, computed
 
     def _take_tables(self, output: Any) -> None:
         for new in output.scheduled_new_reqs:
@@ -193,11 +231,15 @@ class KvDrive:
         hashes = self._hashes[name]
         for token in self._tokens[name][len(hashes) : before + tokens]:
             hashes.append(hash((hashes[-1] if hashes else 0, token)) & (2**63 - 1))
+        run = partial(self._layers, name, list(table), hashes[: before + tokens], before, garbage)
+        (run if self.device is None else partial(self.device.launch, run))()
+
+    def _layers(self, name: str, table: list[int], hashes: list[int], before: int, garbage: bool) -> None:
         for at in range(before):
             self.read += 1
             found = int(self.kv[table[at // BLOCK], at % BLOCK])
             assert found == hashes[at], f"{name} reads wrong KV at token {at} of {before}"
-        for at in range(before, before + tokens):
+        for at in range(before, len(hashes)):
             self.kv[table[at // BLOCK], at % BLOCK] = 1 if garbage else hashes[at]
 
     def _sampled(self, name: str) -> list[int]:

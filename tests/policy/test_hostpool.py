@@ -106,6 +106,19 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
     assert (pool.used, pool.owners) == (0, 0)
 
 
+def test_slots_that_there_is_no_memory_for_are_not_used_and_others_are_given_up_instead() -> None:
+    pool: HostPool[str] = HostPool(6)
+    full(pool, "a", "a1", "a2")
+    pool.withheld = 4
+    assert (pool.capacity, pool.room([])) == (2, 2)
+    assert pool.store("b", ["b1", "b2", "b3"]) is None
+    slots = pool.store("b", ["b1"])
+    assert slots is not None
+    assert max(slots.values()) < 2
+    pool.clear()
+    assert pool.capacity == 2
+
+
 class Pool(RuleBasedStateMachine):
     """Owners store chains of a small tree of prefixes, are read, fail, end and are evicted, in any order."""
 
@@ -154,6 +167,11 @@ class Pool(RuleBasedStateMachine):
     @rule(owner=st.sampled_from("abc"), at=st.integers(1, 4))
     def forget(self, owner: str, at: int) -> None:
         self.pool.forget(owner, self.chains.get(owner, "")[:at])
+
+    @rule(slots=st.integers(0, 5))
+    def withhold(self, slots: int) -> None:
+        """Memory grows short, or there is some again."""
+        self.pool.withheld = min(slots, 5 - self.pool.used)
 
     @invariant()
     def no_slot_is_lost_and_none_in_two_hands(self) -> None:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-import psutil
-
 from harvester.config import CheckpointConfig
+from harvester.engine.checkpoints.room import GIB, Room, memory_room
 from harvester.errors import ConfigError
 
-SHARE = 0.25  # of the memory that is free at start, for all replicas together
+log = logging.getLogger(__name__)
+
+SHARE = 0.25  # of the memory that may be taken at start, for all replicas together
 MOST_SHARE = 0.9  # of it, what a configured budget may be
-GIB = 1 << 30
+LEAST_BYTES = 256 << 20  # of a replica, where nobody says how much: the KV of 2,000 tokens of an 8B model
 
 
-def transfer_config(checkpoint: CheckpointConfig, replicas: int, free_bytes: int | None = None) -> dict[str, Any]:
-    """`kv_transfer_config` of one replica. Raises `ConfigError` for a budget that the machine does not have."""
+def transfer_config(checkpoint: CheckpointConfig, replicas: int, room: Room | None = None) -> dict[str, Any] | None:
+    """`kv_transfer_config` of one replica; None: too little memory for checkpoints, which is logged.
+
+    ``room``: the memory that may be taken; None: asked of the machine. Raises `ConfigError` for a configured budget that is not there.
+    """
+    room = memory_room() if room is None else room
+    budget_bytes = host_bytes(checkpoint.host_gib, replicas, room.free_bytes, room.bound)
+    if budget_bytes is None:
+        log.warning(
+            "KV checkpoints are off: a share of %d%% for replicas=%d is under %d MiB (%s); give more memory or checkpoint.host_gib",
+            SHARE * 100,
+            replicas,
+            LEAST_BYTES >> 20,
+            room,
+        )
+        return None
+    log.info("KV checkpoints take up to %.2f GiB of host memory a replica, as they need it (%s)", budget_bytes / GIB, room)
     return {
         "kv_connector": "CheckpointConnector",
         "kv_connector_module_path": "harvester.engine.checkpoints.connector",
@@ -24,7 +41,7 @@ def transfer_config(checkpoint: CheckpointConfig, replicas: int, free_bytes: int
         "kv_connector_extra_config": {
             "spec_name": "CheckpointSpec",
             "spec_module_path": "harvester.engine.checkpoints.spec",
-            "cpu_bytes_to_use": host_bytes(checkpoint.host_gib, replicas, free_bytes),
+            "cpu_bytes_to_use": budget_bytes,
             "offload_prompt_only": False,
             "partial_blocks": checkpoint.partial_blocks,
             "verify": checkpoint.verify,
@@ -32,15 +49,15 @@ def transfer_config(checkpoint: CheckpointConfig, replicas: int, free_bytes: int
     }
 
 
-def host_bytes(host_gib: float | None, replicas: int, free_bytes: int | None = None) -> int:
-    """The budget of one replica. ``free_bytes``: of the machine; None: looked up."""
-    free = psutil.virtual_memory().available if free_bytes is None else free_bytes
+def host_bytes(host_gib: float | None, replicas: int, free_bytes: int, bound: str = "memory of the machine") -> int | None:
+    """The budget of one replica, of ``free_bytes`` for all; None where nobody says how much and the share is too small to be of use."""
     if host_gib is None:
-        return int(SHARE * free / replicas)
+        share = int(SHARE * free_bytes / replicas)
+        return share if share >= LEAST_BYTES else None
     asked = int(host_gib * GIB)
-    if asked * replicas > MOST_SHARE * free:
+    if asked * replicas > MOST_SHARE * free_bytes:
         raise ConfigError(
-            f"checkpoint.host_gib={host_gib:g} for replicas={replicas} is more than {MOST_SHARE:.0%} of the {free / GIB:.1f} GiB of memory "
-            f"that are free; give at most {MOST_SHARE * free / GIB / replicas:.1f}"
+            f"checkpoint.host_gib={host_gib:g} for replicas={replicas} is more than {MOST_SHARE:.0%} of the {free_bytes / GIB:.1f} GiB "
+            f"that are free ({bound}); give at most {MOST_SHARE * free_bytes / GIB / replicas:.1f}"
         )
     return asked

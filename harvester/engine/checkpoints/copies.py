@@ -9,6 +9,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata, OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 
+from harvester.engine.checkpoints.transfers import StepCopier
+
 
 @dataclass
 class StepCopies(OffloadingConnectorMetadata):  # type: ignore[misc]
@@ -31,38 +33,45 @@ class EndedCopies(OffloadingWorkerMetadata):  # type: ignore[misc]
 class Copies(OffloadingConnectorWorker):  # type: ignore[misc]
     """vLLM's, but copies may fail, and begin in the step that plans them: a store reads blocks that were computed before that step.
 
-    A thread that copies on the CPU reads back beside the forward pass of that step, so that a request may be back in the next. On CUDA
-    vLLM's worker puts copies on a stream, after the pass was launched.
+    What is read back is read beside the forward pass of that step, so that a request may be back in the next. A thread that copies on
+    the CPU stores after the pass; a device begins with the pass.
     """
+
+    worker: StepCopier
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._connector_worker_meta = EndedCopies()
 
     def handle_preemptions(self, kv_connector_metadata: StepCopies) -> None:
-        """Before the forward pass: what is copied from blocks that the step, or a copy beside it, may overwrite must be done."""
+        """Before the forward pass: what is copied from blocks that the step, or a copy beside it, may overwrite goes before them."""
         flush = kv_connector_metadata.jobs_to_flush or ()
         for job_id in flush:
             entry = kv_connector_metadata.store_jobs.pop(job_id, None)
             if entry is not None:
                 self._store(job_id, entry)
         if flush:
-            self.worker.wait(flush)
-        if hasattr(self.worker, "allow"):
-            self.worker.allow(kv_connector_metadata.allowed)
-            self._load(kv_connector_metadata)
+            self.worker.wait(set(flush))
+        self.worker.allow(kv_connector_metadata.allowed)
+        self._load(kv_connector_metadata)
+        if self.worker.stores_ahead:
+            self._store_all(kv_connector_metadata)
 
     def start_kv_transfers(self, metadata: StepCopies) -> None:
         """After the forward pass."""
         self._load(metadata)
-        for job_id, entry in metadata.store_jobs.items():
-            self._store(job_id, entry)
+        self._store_all(metadata)
+        self.worker.launch()
 
     def _load(self, metadata: StepCopies) -> None:
         for job_id in list(metadata.load_jobs):
             entry = metadata.load_jobs.pop(job_id)
             self._load_jobs[job_id] = entry.req_id
             self.worker.submit_load(job_id, entry.src_spec, entry.dst_spec)
+
+    def _store_all(self, metadata: StepCopies) -> None:
+        for job_id in list(metadata.store_jobs):
+            self._store(job_id, metadata.store_jobs.pop(job_id))
 
     def prepare_store_kv(self, metadata: StepCopies) -> None:
         """Nothing is left to the next step."""

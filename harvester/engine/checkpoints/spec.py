@@ -1,7 +1,11 @@
-"""vLLM's offloading spec with our account of the host blocks; on CPU with our copier, on CUDA with vLLM's (own stream, pinned memory)."""
+"""vLLM's offloading spec with our account of the host blocks and our copies: by a thread on CPU, by the device on CUDA.
+
+Each rank has host memory of its own, for its own pages. vLLM's has one region for all ranks in ``/dev/shm``, mapped and pinned at start.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -22,14 +26,22 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from harvester.engine.checkpoints.copier import HostCopier
+from harvester.engine.checkpoints.device import CudaDevice
+from harvester.engine.checkpoints.devicecopier import DeviceCopier
+from harvester.engine.checkpoints.growth import Growth
+from harvester.engine.checkpoints.room import GIB
+from harvester.engine.checkpoints.transfers import StepCopier
 from harvester.policy.hostpool import HostPool
+
+log = logging.getLogger(__name__)
 
 
 class HostManager(OffloadingManager):  # type: ignore[misc]
     """vLLM's view of the pool. A request's id is the owner; the planner tells the ends of copies, by slot, to the pool itself."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, slot_bytes: int) -> None:
         self.pool: HostPool[bytes] = HostPool(slots)
+        self.growth = Growth(self.pool, slot_bytes)
         self.protected: Collection[str] = ()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -45,6 +57,7 @@ class HostManager(OffloadingManager):  # type: ignore[misc]
         return CPULoadStoreSpec(self.pool.load(req_context.req_id, keys))
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        self.growth.prepare(len(keys))
         slots = self.pool.store(req_context.req_id, list(keys), self.protected)
         if slots is None:
             return None
@@ -66,18 +79,27 @@ class CheckpointSpec(CPUOffloadingSpec):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._manager: HostManager | None = None
-        self._worker: OffloadingWorker | None = None
+        self._worker: StepCopier | None = None
         self.verify = bool(self.extra_config.get("verify", False))
         self.offload_prompt_only = False
 
+    def _uses_shared_region(self) -> bool:
+        """Asked by vLLM's: with a region for all ranks one of them would store for the others what is the same on all (MLA's latents)."""
+        return False
+
     def get_manager(self) -> HostManager:
         if self._manager is None:
-            self._manager = HostManager(self.num_chunks)
+            if self.num_chunks == 0:
+                given = int(self.extra_config["cpu_bytes_to_use"]) / GIB
+                log.warning("KV checkpoints hold nothing: a KV block is more than their %.2f GiB; give checkpoint.host_gib", given)
+            self._manager = HostManager(self.num_chunks, self.kv_bytes_per_chunk)
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        if not current_platform.is_cpu():
-            return super().get_worker(kv_caches)
         if self._worker is None:
-            self._worker = HostCopier(kv_caches, self.num_chunks, self.verify)
+            if current_platform.is_cpu():
+                self._worker = HostCopier(kv_caches, self.num_chunks, self.verify)
+            else:
+                device = CudaDevice(kv_caches.tensors[0].tensor.device)
+                self._worker = DeviceCopier(kv_caches, self.num_chunks, device, self.verify)
         return self._worker

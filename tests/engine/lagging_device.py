@@ -1,0 +1,130 @@
+"""A device whose streams run when they are told to, in any order that streams and events allow: what a GPU may do, on its worst day."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False)
+class Event:
+    reached: bool = False
+    at_s: float = 0.0
+
+
+@dataclass
+class Pinned:
+    """``most_bytes``: what may be pinned; None: no limit."""
+
+    most_bytes: int | None = None
+    ranges: dict[int, int] = field(default_factory=dict)
+    asked: int = 0
+
+
+class LaggingDevice:
+    """The `Device` of `harvester.engine.checkpoints.device`, over the memory of this process. An operation takes a millisecond."""
+
+    def __init__(self, rng: random.Random, pinned: Pinned | None = None) -> None:
+        self.rng = rng
+        self.pinned = Pinned() if pinned is None else pinned
+        self.streams: dict[str, deque[tuple[str, Any]]] = {"steps": deque(), "out": deque(), "back": deque()}
+        self.host_waits = 0
+        self._now_s = 0.0
+
+    # What the copier asks for
+
+    def enter_thread(self) -> None:
+        pass
+
+    def pin(self, address: int, size_bytes: int) -> bool:
+        assert address % 4096 == size_bytes % 4096 == 0, "whole pages"
+        self.pinned.asked += 1
+        if self.pinned.most_bytes is not None and sum(self.pinned.ranges.values()) + size_bytes > self.pinned.most_bytes:
+            return False
+        self.pinned.ranges[address] = size_bytes
+        return True
+
+    def unpin(self, address: int) -> None:
+        assert not any(self.streams[name] for name in ("out", "back")), "copies may still be on their way"
+        del self.pinned.ranges[address]
+
+    def mark(self) -> Event:
+        event = Event()
+        self.streams["steps"].append(("record", event))
+        return event
+
+    def hold(self, event: Event) -> None:
+        self.streams["steps"].append(("wait", event))
+
+    def copy(self, out: bool, after: Event, batches: Sequence[Any]) -> Any:
+        from harvester.engine.checkpoints.device import Flight
+
+        flight, stream = Flight(Event(), Event()), self.streams["out" if out else "back"]
+        stream.extend([("wait", after), ("record", flight.began)])
+        for batch in batches:
+            copies = [self._copy(*map(int, one), batch.to_device) for one in zip(batch.sources, batch.targets, batch.sizes, strict=True)]
+            self.rng.shuffle(copies)
+            stream.extend(("run", copy) for copy in copies)
+        stream.append(("record", flight.ended))
+        return flight
+
+    def _copy(self, source: int, target: int, size_bytes: int, to_device: bool) -> Callable[[], None]:
+        if to_device and self.rng.random() < 0.5:  # a copy engine may read host memory before its stream comes to the copy
+            early = ctypes.string_at(source, size_bytes)
+            return lambda: ctypes.memmove(target, early, size_bytes) and None
+        return lambda: ctypes.memmove(target, source, size_bytes) and None
+
+    def reached(self, event: Event) -> bool:
+        return event.reached
+
+    def wait(self, event: Event) -> None:
+        self.host_waits += 1
+        while not event.reached:
+            assert self.advance(1), "the event waits for itself"
+
+    def seconds(self, flight: Any) -> float:
+        return float(flight.ended.at_s - flight.began.at_s)
+
+    # What a test does with it
+
+    def launch(self, work: Callable[[], None]) -> None:
+        """On the stream of the steps."""
+        self.streams["steps"].append(("run", work))
+
+    def advance(self, operations: int) -> int:
+        """Run at most so many, of streams chosen at random; how many ran."""
+        for done in range(operations):
+            able = [stream for stream in self.streams.values() if stream and self._able(stream[0])]
+            if not able:
+                return done
+            self._run(self.rng.choice(able).popleft())
+        return operations
+
+    def finish_steps(self, until: Event | None = None) -> None:
+        """Run what was launched on the stream of the steps, all or up to ``until``, and of the copies no more than it waits for."""
+        while self.streams["steps"] and not (until is not None and until.reached):
+            if self._able(self.streams["steps"][0]):
+                self._run(self.streams["steps"].popleft())
+            else:
+                assert self.advance(1), "the steps wait for themselves"
+
+    def drain(self) -> None:
+        while self.advance(1000):
+            pass
+        assert not any(self.streams.values()), "streams wait for each other"
+
+    def _able(self, operation: tuple[str, Any]) -> bool:
+        kind, what = operation
+        return kind != "wait" or what.reached
+
+    def _run(self, operation: tuple[str, Any]) -> None:
+        kind, what = operation
+        if kind == "run":
+            self._now_s += 0.001
+            what()
+        elif kind == "record":
+            what.reached, what.at_s = True, self._now_s
