@@ -41,10 +41,8 @@ def engine_arguments(
     values |= EMBEDDED_DEFAULTS if embedded else {}
     values["worker_cls"] = "harvester.engine." + ("cpu_worker.HarvestCpuWorker" if cpu else "cuda_worker.HarvestCudaWorker")
     values |= config.engine
-    asynchronous = bool(values.get("async_scheduling", not cpu))
-    kind = "AsyncHarvestScheduler" if asynchronous else "HarvestScheduler"
-    values.setdefault("scheduler_cls", f"harvester.engine.scheduler.{kind}")
-    values |= {"scheduling_policy": "priority", "async_scheduling": asynchronous}
+    values.setdefault("async_scheduling", None)  # vLLM decides; `harvester.engine.abilities.settle` takes the scheduler that fits
+    values["scheduling_policy"] = "priority"
     values |= {"api_key": list(config.api_keys)} if config.api_keys else {}  # vLLM takes a plain string letter by letter
     extra = {**values.get("additional_config", {}), KEY: pack(config, board, profile)}
     if board is not None and config.schedule.safepoints == "auto":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from harvester.engine.board import Board, Field
 from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.kvcopy import measure_kv_copy
+from harvester.engine.places import find
 from harvester.engine.safepoint import Safepoints, StepAborted
+
+log = logging.getLogger(__name__)
 
 SAFEPOINTS_KEY = "harvester_safepoints"  # in vLLM's `additional_config`
 ENDED_EARLY = "ended_early"  # attribute of the `ModelRunnerOutput` of a step that counts for nothing
@@ -41,6 +45,11 @@ class PreemptibleWorker:
         settings = self.vllm_config.additional_config.get(SAFEPOINTS_KEY)
         if settings is None:
             return
+        places, without = find(get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase))
+        if without and self.rank == 0:
+            log.warning("safepoints %s: %s", "in other layers only" if places else "off", "; ".join(without))
+        if not places:
+            return
         parallel = self.vllm_config.parallel_config
         self._board = Board(Path(settings["board"]))
         self._safepoints = Safepoints(
@@ -51,8 +60,7 @@ class PreemptibleWorker:
             chaos=settings.get("chaos", 0.0),
             seed=settings.get("seed", 0),
         )
-        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
-        self._safepoints.install([layer.impl for layer in layers.values()])
+        self._safepoints.install(places)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM's; where the step ends early, `sample_tokens` answers for it."""
