@@ -64,8 +64,21 @@ def recurrent(folder: Path) -> Path:
 
     shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
     kinds = ["conv", "full_attention", "conv", "full_attention"]
-    given = {"num_hidden_layers": 4, "layer_types": kinds, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False, "conv_dim": 256, "block_dim": 256}
-    given |= {"block_ff_dim": 512, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "block_use_swiglu": True, "block_norm_eps": 1e-5}
+    given = {
+        "num_hidden_layers": 4,
+        "layer_types": kinds,
+        "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": False,
+        "conv_dim": 256,
+        "block_dim": 256,
+    }
+    given |= {
+        "block_ff_dim": 512,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_use_swiglu": True,
+        "block_norm_eps": 1e-5,
+    }
     return _made(folder / "recurrent", Lfm2Config(**shape, **given))
 
 
@@ -91,7 +104,14 @@ def adapter(folder: Path) -> Path:
             tensors[stem + "A.weight"] = torch.randn(8, width, generator=generator) * 0.2
             tensors[stem + "B.weight"] = torch.randn(out, 8, generator=generator) * 0.2
     save_file(tensors, target / "adapter_model.safetensors")
-    given = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none", "task_type": "CAUSAL_LM"}
+    given = {
+        "peft_type": "LORA",
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }
     (target / "adapter_config.json").write_text(json.dumps(given), encoding="utf-8")
     return target
 
