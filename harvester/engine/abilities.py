@@ -31,8 +31,8 @@ def settle(vllm_config: Any) -> list[str]:
     lines = []
     why = without_safepoints(vllm_config)
     if why and SAFEPOINTS_KEY in ours:
-        del ours[SAFEPOINTS_KEY]
-        ours[KEY] = {**ours[KEY], "schedule": {**ours[KEY].get("schedule", {}), "safepoints": "off"}}
+        settings = {**ours[KEY], "schedule": {**ours[KEY].get("schedule", {}), "safepoints": "off"}}
+        vllm_config.additional_config = {name: value for name, value in ours.items() if name != SAFEPOINTS_KEY} | {KEY: settings}
         lines.append(f"safepoints are off, a running step is not ended for an arrival: {'; '.join(why)}")
     if _foreign_connector(vllm_config) and ours[KEY].get("checkpoint", {}).get("enabled"):
         lines.append("KV checkpoints are off: engine.kv_transfer_config names another connector")

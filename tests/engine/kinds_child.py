@@ -1,7 +1,7 @@
 """``python -m tests.engine.kinds_child``: the same prompts to tiny models of each kind; answers and what ended early, written down.
 
-``--stock``: vLLM alone, one model after another in this process. Otherwise one engine as `harvester serve` starts it, whose steps of offline
-work end at random layers.
+``--stock``: vLLM alone, one model after another in this process. Otherwise one engine as `harvester serve` starts it, whose steps of
+offline work end at random layers.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from tests.engine.kinds import KINDS, adapter
 
 LONGEST = 512
-PROMPTS, ONLINE, TOKENS, TURNS, MOST_TURNS = 14, 2, 24, 2, 8
+PROMPTS, FEW, ONLINE, TOKENS, TURNS, MOST_TURNS = 14, 6, 2, 24, 2, 8
 SHARED: dict[str, Any] = {"dtype": "float32", "max_model_len": LONGEST}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding": ("sliding", {}),
     "latent": ("latent", {"attention_config": {"backend": "CPU_MLA"}}),
-    "recurrent": ("recurrent", {}),
+    "recurrent": ("recurrent", {"enable_prefix_caching": False}),
     "lora": ("plain", {"enable_lora": True, "max_lora_rank": 8}),
     "drafts": ("plain", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}}),
     "embed": ("plain", {"runner": "pooling", "convert": "embed"}),
 }
+# On a CPU vLLM itself answers these otherwise when other requests are in the step, or come from its prefix cache: one is asked at a time.
+ALONE = ("latent", "recurrent")
 
 
 def prompts() -> list[list[int]]:
@@ -58,18 +60,23 @@ def stock(cases: list[str], models: Path) -> dict[str, Any]:
             found[case] = [output.outputs.embedding for output in llm.embed(given, use_tqdm=False)]
         else:
             params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-            adapters = [_adapter(case, models, number) for number in range(PROMPTS)]
-            found[case] = [list(o.outputs[0].token_ids) for o in llm.generate(given, params, use_tqdm=False, lora_request=adapters)]
+            adapters = [_adapter(case, models)] * PROMPTS
+            whole = [(given, adapters)] if case not in ALONE else [([one], None) for one in given[:FEW]]
+            found[case] = [
+                list(output.outputs[0].token_ids)
+                for some, lora in whole
+                for output in llm.generate(some, params, use_tqdm=False, lora_request=lora)
+            ]
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
     return found
 
 
-def _adapter(case: str, models: Path, number: int) -> Any:
+def _adapter(case: str, models: Path) -> Any:
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest("adapter", 1, str(adapter(models))) if case == "lora" and number % 2 else None
+    return LoRARequest("adapter", 1, str(adapter(models))) if case == "lora" else None
 
 
 async def ask(llm: Any, case: str, models: Path, number: int, turn: int) -> list[Any]:
@@ -85,7 +92,7 @@ async def ask(llm: Any, case: str, models: Path, number: int, turn: int) -> list
             found = output.outputs.data.tolist()
         return found
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
-    async for output in llm.generate(prompt, params, name, priority=priority, lora_request=_adapter(case, models, number)):
+    async for output in llm.generate(prompt, params, name, priority=priority, lora_request=_adapter(case, models)):
         found = list(output.outputs[0].token_ids)
     return found
 
@@ -106,7 +113,11 @@ async def ours(case: str, models: Path, chaos: float, least: int) -> dict[str, A
     answers: list[Any] = []
     try:
         while len(answers) < TURNS or (board.count(Count.ENDED_STEPS) < least and len(answers) < MOST_TURNS):
-            answers.append(await asyncio.gather(*(ask(host.llm, case, models, number, len(answers)) for number in range(PROMPTS))))
+            turn = len(answers)
+            if case in ALONE:
+                answers.append([await ask(host.llm, case, models, number, turn) for number in range(FEW)])
+            else:
+                answers.append(await asyncio.gather(*(ask(host.llm, case, models, number, turn) for number in range(PROMPTS))))
         scheduler = str(host.llm.vllm_config.scheduler_config.scheduler_cls)
     finally:
         host.close()
@@ -123,10 +134,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    if given.stock:
-        found = stock(given.cases, given.models)
-    else:
-        found = asyncio.run(ours(given.cases[0], given.models, given.chaos, given.least))
+    alone = given.cases[0]
+    found = stock(given.cases, given.models) if given.stock else asyncio.run(ours(alone, given.models, given.chaos, given.least))
     given.output.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
