@@ -44,7 +44,7 @@ def prompts() -> list[list[int]]:
 
 
 def stock(cases: list[str], models: Path) -> dict[str, Any]:
-    """Answers of vLLM's own scheduler and worker."""
+    """Answers of vLLM's own scheduler and worker. After one with drafts, which load numba, vLLM makes no further engine in a process."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # an engine in this process starts in a few seconds
     from vllm import LLM, SamplingParams
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 CLASS = re.compile(r"^\s*class\s+(\w+)\s*\(([^)]*)\)\s*:", re.MULTILINE)
@@ -31,13 +32,21 @@ def descendants(root: str) -> dict[str, Source]:
     return below
 
 
-def _families(root: str) -> dict[str, tuple[tuple[str, ...], frozenset[str]]]:
-    """Bases and methods of each class whose name says that it may be below ``root``."""
+@cache
+def _texts() -> dict[Path, str]:
+    return {path: path.read_text("utf-8") for path in _package().rglob("*.py")}
+
+
+def _package() -> Path:
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
     assert spec.origin is not None
-    package = Path(spec.origin).parent
-    texts = {path: path.read_text("utf-8") for path in package.rglob("*.py")}
+    return Path(spec.origin).parent
+
+
+def _families(root: str) -> dict[str, tuple[tuple[str, ...], frozenset[str]]]:
+    """Bases and methods of each class whose name says that it may be below ``root``."""
+    package, texts = _package(), _texts()
     parents = {path: [(name, set(re.findall(r"\w+", bases))) for name, bases in CLASS.findall(text)] for path, text in texts.items()}
     names = {root}
     while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def keeps_async(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def keeps_async(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU turns async scheduling off after vLLM has decided; here its decision stands, as on CUDA."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -44,7 +43,6 @@ def keeps_async(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         vllm_config.scheduler_config.async_scheduling = decided
 
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(kept))
-    yield
 
 
 def configured(model: Path, board: Path, checkpoint: dict[str, Any] | None = None, **engine: Any) -> Any:

@@ -34,7 +34,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory, models: Path) -> dict[str, Any]:
-    found: dict[str, Any] = child(tmp_path_factory.mktemp("stock"), models, "--stock", *ENDED, "embed")
+    found: dict[str, Any] = child(
+        tmp_path_factory.mktemp("stock"), models, "--stock", "embed", *ENDED
+    )  # `drafts` comes last: see `stock` there
     return found
 
 
