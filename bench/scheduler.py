@@ -21,11 +21,12 @@ from bench.drive import MODEL_TOKENS, Drive
 from bench.models import bench_model
 from bench.scenario import Options
 from harvester.config import ServeConfig
-from harvester.engine.board import Board
+from harvester.engine.board import Board, Field
 from harvester.engine.scheduler import HarvestScheduling
 from harvester.engine.settings import pack
 
 BLOCK_TOKENS = 32
+LAYERS = 32
 PROMPT, ANSWER = 200, 1200  # tokens: long answers keep a batch full while it is measured
 
 
@@ -119,6 +120,7 @@ def measure(case: Case, model: Path, steps: int) -> dict[str, Any]:
     blocks = 2 * slots * MODEL_TOKENS // BLOCK_TOKENS
     with tempfile.TemporaryDirectory(prefix="harvester-bench-"):
         board = Board.make()
+        board[Field.PLACES] = LAYERS
         sections = pack(ServeConfig.model_validate({"slo": {"ttft_slo_ms": 5000.0, "tpot_slo_ms": 5000.0}}), board.path)
         drive = Drive(model, TimedHarvest, blocks, slots, BLOCK_TOKENS, sections)
         for number in range(case.offline + case.waiting):

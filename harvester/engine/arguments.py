@@ -36,10 +36,8 @@ def engine_arguments(
     if not cpu and values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1) == 1:
         # vLLM would run the worker in the engine core's thread, which then waits at safepoints and cannot answer the step before.
         values.setdefault("distributed_executor_backend", "mp")
-    asynchronous = bool(values.get("async_scheduling", not cpu))
-    kind = "AsyncHarvestScheduler" if asynchronous else "HarvestScheduler"
-    values.setdefault("scheduler_cls", f"harvester.engine.scheduler.{kind}")
-    values |= {"scheduling_policy": "priority", "async_scheduling": asynchronous}
+    values.setdefault("async_scheduling", None)  # vLLM decides; `harvester.engine.abilities.settle` takes the scheduler that fits
+    values["scheduling_policy"] = "priority"
     values |= {"api_key": list(config.api_keys)} if config.api_keys else {}  # vLLM takes a plain string letter by letter
     extra = {**values.get("additional_config", {}), KEY: pack(config, board, profile)}
     if board is not None and config.schedule.safepoints == "auto":

@@ -31,7 +31,7 @@ class Field(IntEnum):
     DECIDED_AT = 6  # worker 0: the safepoint at which all workers end the step, written before the next field
     DECIDED_STEP = 7  # worker 0: the step meant
     ENDED_STEP = 8  # worker 0: the last step that was ended
-    ENDED_AT_S = 9  # worker 0: when its device had nothing left to do
+    ENDED_AT_S = 9  # worker 0: when its device had nothing left to do of it
     MARGIN = 10  # engine core: P99 of actual over predicted step time
     READY = 11  # engine core: 1 where the latency model may be used
     SAFEPOINT_S = 12  # worker 0: what one safepoint costs
@@ -39,6 +39,7 @@ class Field(IntEnum):
     SAVED_PROFILE = 14  # engine core: the last such wish that was fulfilled
     ASKED = 15  # front end: how often it asked that steps end
     COUNTERS = 16  # engine core: the first of `Count`
+    PLACES = 62  # worker 0: how many safepoints the model has room for; 0: its steps cannot be ended
     MODEL = 64  # engine core: the first coefficient
     STEPS_S = 80  # engine core: seconds of the last `RING` steps of offline work alone, a ring
     IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the places of `Place`
@@ -68,7 +69,7 @@ class Count(IntEnum):
     BUDGET_TOKENS = 9  # gauge: offline tokens that the last step beside online work had room for
     ERROR_P50 = 10  # gauge: actual over predicted step time
     ERROR_P99 = 11  # gauge
-    DETECT_S = 12  # from the signal to the end of the step, summed
+    DETECT_S = 12  # from the signal, or the beginning of the step, to its end, summed
     DETECTED = 13  # how many of those
     BUSY_S = 14  # in steps
     HARVESTED_S = 15  # in steps with offline work alone
@@ -169,9 +170,10 @@ class Board:
     def in_flight(self) -> list[Flight]:
         """Front end: the steps that are planned and not over, oldest first. One that the device has passed is over, answered or not."""
         first = int(max(self._cells[Field.ANSWERED] + 1, self._cells[Field.ON_DEVICE], self._cells[Field.PLANNED] - DEPTH + 1))
-        return [self._flight(number) for number in range(first, int(self._cells[Field.PLANNED]) + 1)]
+        return [self.flight(number) for number in range(first, int(self._cells[Field.PLANNED]) + 1)]
 
-    def _flight(self, number: int) -> Flight:
+    def flight(self, number: int) -> Flight:
+        """One of the last `DEPTH` steps."""
         cells, place = self._cells, _place(number)
         began_s = cells[place + Place.BEGAN_S] if cells[place + Place.BEGAN_STEP] == number else None
         return Flight(number, bool(cells[place + Place.ENDABLE]), began_s, cells[place + Place.ESTIMATE_S])

@@ -26,9 +26,14 @@ class StepClock:
         """The step's first work is about to be launched."""
         self._began = self._mark()
 
-    def drop(self) -> None:
-        """The step will not be answered with a time."""
-        self._began = None
+    def ended_early(self) -> float:
+        """Seconds that the step kept the device, which has nothing left of it; 0 where it never began."""
+        began, self._began = self._began, None
+        if began is None:
+            return 0.0
+        ended = self._mark()
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1000
 
     def end(self, output: Any) -> Any:
         """All of the step is launched; its output, which will tell how long it took."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.config import TierConfig
 from harvester.core import PRIORITY_OFFLINE
-from harvester.engine import profiler
+from harvester.engine import abilities, profiler
 from harvester.engine.arguments import namespace
 from harvester.engine.board import Board
 from harvester.engine.graphs import graph_sizes
@@ -33,7 +35,9 @@ from harvester.engine.now import now
 from harvester.engine.openai import OfflineApi
 from harvester.engine.settings import KEY, Settings
 from harvester.engine.signal import ArrivalSignal
-from harvester.errors import EngineError, UsageError
+from harvester.errors import ConfigError, EngineError, UsageError
+
+log = logging.getLogger(__name__)
 
 # Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
 # process would have its name.
@@ -67,13 +71,17 @@ class EngineHost:
 
     @classmethod
     async def start(cls, values: dict[str, Any], tiers: TierConfig | None = None) -> EngineHost:
-        """Start the engine for vLLM arguments ``values`` and wait until it answers. Raises `EngineError` with vLLM's own reason."""
-        args, engine_args = namespace(values)
+        """Start the engine for vLLM arguments ``values`` and wait until it answers.
+
+        Raises `EngineError` with vLLM's own reason, and `ConfigError` for what `harvester.engine.abilities` refuses.
+        """
         os.environ.pop(SET_BY_VLLM, None)
         try:
-            vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+            args, vllm_config = configure(values)
             _keep_cores(vllm_config)
             llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
+        except ConfigError:
+            raise
         except Exception as error:
             raise EngineError(f"vLLM did not start with model {values['model']}: {' '.join(str(error).split())[:600]}") from error
         tasks = await llm.get_supported_tasks()
@@ -190,6 +198,20 @@ def _answer(output: RequestOutput) -> Answer:
         output_tokens=len(best.token_ids),
         preemptions=int(getattr(metrics, "num_preemptions", 0) or 0),
     )
+
+
+def configure(values: Mapping[str, Any]) -> tuple[Namespace, Any]:
+    """vLLM's parsed command line and its finished configuration. Says in the log what is off, and why. Raises `ConfigError`."""
+    args, engine_args = namespace(values)
+    vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    lines = []
+    if KEY in vllm_config.additional_config and (why := abilities.without_checkpoints(vllm_config)):
+        args, engine_args = namespace({**values, "kv_transfer_config": None})  # anew: vLLM has fitted other values to the connector
+        vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        lines.append(f"KV checkpoints are off: {'; '.join(why)}")
+    for line in lines + abilities.settle(vllm_config):
+        log.warning(line)
+    return args, vllm_config
 
 
 def _keep_cores(vllm_config: Any) -> None:

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from harvester.engine.board import Board, Count
+from harvester.engine.board import Board, Count, Field
 from harvester.engine.recent import Recent
 from harvester.engine.settings import Promise
 
@@ -149,6 +149,9 @@ class BoardMetrics(Collector):
             yield CounterMetricFamily(name, text, value=self._board.count(place))
         for name, text, place in self.GAUGES + CheckpointMetrics.GAUGES:
             yield GaugeMetricFamily(name, text, value=self._board.count(place))
+        asked, places = self._board[Field.ASKED], self._board[Field.PLACES]
+        yield CounterMetricFamily("harvester_steps_asked_to_end", "Signals that asked steps in flight to end.", value=asked)
+        yield GaugeMetricFamily("harvester_safepoint_places", "Layers where a step may end; 0: no step is ended.", value=places)
         yield self._by_class()
         yield CheckpointMetrics.recomputed(self._board)
         yield self._error()

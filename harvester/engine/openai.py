@@ -45,7 +45,8 @@ class OfflineApi:
 
     def __init__(self, app: FastAPI, llm: AsyncLLM, tiers: TierConfig) -> None:
         self._llm = llm
-        chat, plain = app.state.openai_serving_chat, app.state.openai_serving_completion
+        state = app.state  # of a pooling model it has neither
+        chat, plain = getattr(state, "openai_serving_chat", None), getattr(state, "openai_serving_completion", None)
         self._endpoints = {
             CHAT: _Endpoint(ChatCompletionRequest, None if chat is None else install(chat, "create_chat_completion", tiers)),
             COMPLETIONS: _Endpoint(CompletionRequest, None if plain is None else install(plain, "create_completion", tiers)),

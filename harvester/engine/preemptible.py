@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,10 @@ from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.clock import StepClock
 from harvester.engine.device import Device, device_of
 from harvester.engine.kvcopy import measure_kv_copy
+from harvester.engine.places import find
 from harvester.engine.safepoint import Safepoints, StepAborted
+
+log = logging.getLogger(__name__)
 
 SAFEPOINTS_KEY = "harvester_safepoints"  # in vLLM's `additional_config`
 ENDED_EARLY = "ended_early"  # attribute of the `ModelRunnerOutput` of a step that counts for nothing
@@ -61,17 +65,22 @@ class PreemptibleWorker:
             self._clock = StepClock(device)
         if settings is None:
             return
-        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
+        places, without = find(get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase))
+        if without and self.rank == 0:
+            log.warning("safepoints %s: %s", "in other layers only" if places else "off", "; ".join(without))
+        if not places:
+            return
+        board = Board(Path(settings["board"]))
         safepoints = Safepoints(
-            Board(Path(settings["board"])),
+            board,
             leader=self.rank == 0,
             ranks=parallel.tensor_parallel_size,
             device=device,
             chaos=settings.get("chaos", 0.0),
             seed=settings.get("seed", 0),
         )
-        safepoints.install([layer.impl for layer in layers.values()])
-        self._end_steps(safepoints, device, Board(Path(settings["board"])))
+        safepoints.install(places)
+        self._end_steps(safepoints, device, board)
 
     def _end_steps(self, safepoints: Safepoints, device: Device, board: Board) -> None:
         """From now on steps may end early."""
@@ -119,11 +128,13 @@ class PreemptibleWorker:
         assert self._device is not None
         assert self._board is not None
         self._device.drain()
+        now_s = time.monotonic()
+        computed_s = None if self._clock is None else self._clock.ended_early()
         if self.rank == 0:
-            self._board[Field.ENDED_AT_S] = time.monotonic()
+            if computed_s is not None:
+                self._board.began(number, now_s - computed_s, on_device=True)
+            self._board[Field.ENDED_AT_S] = now_s
             self._board[Field.ENDED_STEP] = number
-        if self._clock is not None:
-            self._clock.drop()
         self.model_runner.execute_model_state = None
         self._ended = _nothing(scheduler_output, self._transfers(scheduler_output))
 

@@ -23,16 +23,20 @@ class Reporting:
         self._board = Board(settings.board) if settings.board is not None else None
         parallel = vllm_config.parallel_config
         plain = parallel.pipeline_parallel_size == 1 and vllm_config.speculative_config is None
-        self.can_end_steps = self._board is not None and settings.schedule.safepoints == "auto" and plain
+        self._may_end_steps = settings.schedule.safepoints == "auto" and plain
         self._detect_s = settings.schedule.preempt_detect_ms / 1000
-        self._layers = vllm_config.model_config.get_num_layers(parallel)
         self._segments = segments(parallel.tensor_parallel_size, vllm_config.device_config.device_type != "cpu")
         self._told = 0
+
+    @property
+    def can_end_steps(self) -> bool:
+        """Whether a step of offline work can end early: the workers have found places for safepoints."""
+        return self._may_end_steps and self._board is not None and self._board[Field.PLACES] > 0
 
     def layers_between(self, step_s: float) -> int:
         """Every how many layers a step of ``step_s`` has a safepoint."""
         assert self._board is not None
-        return layers_between(self._layers, step_s, self._board[Field.SAFEPOINT_S], self._detect_s, self._segments)
+        return layers_between(int(self._board[Field.PLACES]), step_s, self._board[Field.SAFEPOINT_S], self._detect_s, self._segments)
 
     def planned(self, plan: Plan, reserve: tuple[int, int] | None) -> None:
         if self._board is None:
@@ -85,7 +89,8 @@ class Reporting:
         board.add(Count.ENDED_STEPS, 1)
         board.add(Count.TAKEN_BACK_TOKENS, tokens)
         if board.should_end(step.number) and board[Field.ENDED_STEP] == step.number:
-            board.add(Count.DETECT_S, max(0.0, board[Field.ENDED_AT_S] - board[Field.ABORT_AT_S]))
+            from_s = max(board[Field.ABORT_AT_S], board.flight(step.number).began_s or 0.0)  # it may have been asked before it began
+            board.add(Count.DETECT_S, max(0.0, board[Field.ENDED_AT_S] - from_s))
             board.add(Count.DETECTED, 1)
 
     def learnt(self, learning: Learning, steps: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from harvester.engine.board import Board, Field
 from harvester.engine.device import Device, Mark
+from harvester.engine.places import Place
 
 NEVER = 1 << 30
 
@@ -54,11 +55,13 @@ class Safepoints:
         self._layers = 0
         self._passed, self._cost_s = 0, 0.0
 
-    def install(self, implementations: Sequence[Any]) -> None:
-        """Put a place for a safepoint before the attention of each layer. ``implementations``: vLLM's `AttentionImpl`s, in layer order."""
-        for number, implementation in enumerate(implementations):
-            implementation.forward = self._guarded(number, implementation.forward)
-        self._layers = len(implementations)
+    def install(self, places: Sequence[Place]) -> None:
+        """A safepoint may stand at each of these, of which there is at least one."""
+        for number, place in enumerate(places):
+            setattr(place.owner, place.attribute, self._guarded(number, getattr(place.owner, place.attribute)))
+        self._layers = len(places)
+        if self._leader:
+            self._board[Field.PLACES] = len(places)
 
     def _guarded(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:

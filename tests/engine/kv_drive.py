@@ -44,12 +44,13 @@ class KvDrive:
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        from harvester.engine.board import Board
+        from harvester.engine.board import Board, Field
         from harvester.engine.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
         self.board = Board.make()
+        self.board[Field.PLACES] = 4
         config = _vllm_config(model, self.board.path, host_blocks, asynchronous=depth > 1)
         config.cache_config.num_gpu_blocks = blocks
         attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)

@@ -20,6 +20,7 @@ from greenlet import getcurrent, greenlet
 from bench.drive import Drive
 from harvester.engine.board import Field
 from harvester.engine.clock import StepClock
+from harvester.engine.places import Place
 from harvester.engine.preemptible import ORDER, PreemptibleWorker
 from harvester.engine.safepoint import Safepoints
 from harvester.engine.signal import ArrivalSignal
@@ -183,7 +184,7 @@ class LaggingWorker(PreemptibleWorker, _StockWorker):
         super().__init__(clock, device)
         self._clock = StepClock(device)
         safepoints = Safepoints(board, leader=True, ranks=1, device=device)
-        safepoints.install(self.layers)
+        safepoints.install([Place(str(number), layer, "forward") for number, layer in enumerate(self.layers)])
         self._end_steps(safepoints, device, board)
         self.cut: dict[int, tuple[float, float]] = {}
 

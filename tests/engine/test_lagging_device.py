@@ -43,6 +43,7 @@ def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
     from harvester.engine import scheduler
     from harvester.engine.board import Board, Count
     from harvester.engine.embedded import embedded_model
+    from harvester.engine.safepoint import segments
     from harvester.engine.settings import pack
     from tests.engine.lagging import SLO_S, Clock, Engine, InProcess, InThread
 
@@ -53,6 +54,7 @@ def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
     slo = {"ttft_slo_ms": 1000 * SLO_S, "tpot_slo_ms": 40.0}
     config = parse_config({"slo": slo, "schedule": {"preempt_detect_ms": 10.0}}, "test")
     drive = drive_module.Drive(Path(embedded_model()), scheduler.AsyncHarvestScheduler, 4000, 64, 16, pack(config, board.path))
+    drive.scheduler._report._segments = segments(ranks=1, lags=True)  # its config names a CPU
     learnt: list[tuple[int, float]] = []
     learn = drive.scheduler._learn
 

@@ -34,9 +34,10 @@ def _vllm() -> None:
 
 @pytest.fixture
 def board() -> Iterator[Path]:
-    from harvester.engine.board import Board
+    from harvester.engine.board import Board, Field
 
     made = Board.make()
+    made[Field.PLACES] = 4
     yield made.path
     made.remove()
 

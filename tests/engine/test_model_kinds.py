@@ -1,0 +1,59 @@
+"""Tiny models of each kind that vLLM runs on a CPU answer as under vLLM alone, while steps of offline work end at random layers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+# How many steps must have ended early; None: none may, for a step that is done twice would leave another state.
+ENDED: dict[str, int | None] = {"sliding": 20, "latent": 15, "lora": 15, "recurrent": None, "drafts": None}
+CLOSE = 1e-3  # of a normed embedding
+
+
+def child(folder: Path, models: Path, *words: str) -> Any:
+    output, log = folder / "found.json", folder / "log.txt"
+    command = [sys.executable, "-m", "tests.engine.kinds_child", *words, "--models", str(models), "--output", str(output)]
+    with log.open("wb") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ, timeout=800, check=False)
+    assert done.returncode == 0, log.read_text("utf-8", "replace")[-3000:]
+    return json.loads(output.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory, models: Path) -> dict[str, Any]:
+    found: dict[str, Any] = child(
+        tmp_path_factory.mktemp("stock"), models, "--stock", "embed", *ENDED
+    )  # `drafts` comes last: see `stock` there
+    return found
+
+
+@pytest.mark.parametrize("case", ENDED)
+def test_answers_are_those_of_stock_vllm(case: str, stock: dict[str, Any], models: Path, tmp_path: Path) -> None:
+    least = ENDED[case]
+    found = child(tmp_path, models, case, "--least", str(least or 0))
+    assert found["ended"] >= least if least is not None else found["ended"] == 0
+    assert len({str(answer) for answer in stock[case]}) == len(stock[case])  # each prompt has an answer of its own
+    for turn, answers in enumerate(found["answers"]):
+        different = [number for number, pair in enumerate(zip(answers, stock[case], strict=True)) if pair[0] != pair[1]]
+        assert different == [], f"turn {turn}: {len(different)} of {len(answers)} answers differ"
+
+
+def test_a_pooling_model_starts_and_gives_the_embeddings_of_stock_vllm(stock: dict[str, Any], models: Path, tmp_path: Path) -> None:
+    found = child(tmp_path, models, "embed")
+    assert found["ended"] == 0
+    for answers in found["answers"]:
+        for ours, theirs in zip(answers, stock["embed"], strict=True):
+            assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < CLOSE
