@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.apart import apart
+from harvester.engine.apart import apart
 from bench.counters import work_between
 from bench.kvgoals import Round, goals_of, ratios_of, same, summary
 from bench.kvload import Span, chat, closed, mixed, steady

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.apart import apart
+from harvester.engine.apart import apart
 from bench.latency import percentiles
 from bench.models import deep_model
 from bench.scenario import Options

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.apart import apart
+from harvester.engine.apart import apart
 from harvester.errors import EngineError, UsageError
 
 PATIENCE_S = 30.0
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from bench.apart import apart
+from harvester.engine.apart import apart
 
 def work(folder):
     (folder / "pid").write_text(str(os.getpid()))

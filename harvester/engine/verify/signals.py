@@ -1,0 +1,70 @@
+"""Whether a signal ends the step it meant, and after how long."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from harvester.engine.board import Board, Count, Field
+from harvester.engine.llm import HarvestLLM
+from harvester.engine.verify.ask import busy
+
+STREAMS, ANSWER_TOKENS = 8, 4
+PAUSE_S = (0.01, 0.12)
+LOOK_S = 0.0005
+STEPS_AFTER = 3  # two may be in flight: when so many more were answered, the one that was meant is over
+ANSWER_S = 10.0
+
+
+@dataclass(slots=True)
+class Signals:
+    """Steps that were asked to end, and seconds from each signal to the end of its step, of those that did."""
+
+    asked: int = 0
+    detect_s: list[float] = field(default_factory=list)
+
+    @property
+    def ended(self) -> int:
+        return len(self.detect_s)
+
+
+def end_running_step(board: Board) -> bool:
+    """Ask the running step to end; False where none runs that may, or more than half of it is over: then it may end by itself first."""
+    step, now_s = board[Field.STEP], time.monotonic()
+    if not step or not board[Field.OFFLINE_ONLY]:
+        return False
+    estimate_s = board[Field.ESTIMATE_S]
+    if estimate_s > 0.0 and now_s - board[Field.STARTED_S] > estimate_s / 2:
+        return False
+    board[Field.ABORT_AT_S] = now_s
+    board[Field.ABORT_STEP] = step
+    return True
+
+
+async def signals(
+    llm: HarvestLLM, board: Board, count: int, most_s: float, stop: Callable[[], bool] = lambda: False, name: str = "signals"
+) -> Signals:
+    """``count`` signals at random moments of full steps of offline work, or as many as ``most_s`` allows; ``stop``: asked between two."""
+    limits, rng, found = llm.vllm_config.scheduler_config, random.Random(1), Signals()
+    prompt_tokens = max(16, min(limits.max_num_batched_tokens * 2, llm.model_config.max_model_len - ANSWER_TOKENS - 1))
+    until_s = time.monotonic() + most_s
+    async with busy(llm, min(STREAMS, limits.max_num_seqs), prompt_tokens, ANSWER_TOKENS, name):
+        while found.asked < count and time.monotonic() < until_s and not stop():
+            await asyncio.sleep(rng.uniform(*PAUSE_S))
+            await _one(board, found)
+    return found
+
+
+async def _one(board: Board, found: Signals) -> None:
+    detected, seconds, steps = board.count(Count.DETECTED), board.count(Count.DETECT_S), board.count(Count.STEPS)
+    if not end_running_step(board):
+        return
+    found.asked += 1
+    until_s = time.monotonic() + ANSWER_S
+    while board.count(Count.DETECTED) == detected and board.count(Count.STEPS) < steps + STEPS_AFTER and time.monotonic() < until_s:
+        await asyncio.sleep(LOOK_S)
+    if board.count(Count.DETECTED) > detected:
+        found.detect_s.append(board.count(Count.DETECT_S) - seconds)
