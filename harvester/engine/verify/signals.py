@@ -64,7 +64,11 @@ async def _one(board: Board, found: Signals) -> None:
         return
     found.asked += 1
     until_s = time.monotonic() + ANSWER_S
-    while board.count(Count.DETECTED) == detected and board.count(Count.STEPS) < steps + STEPS_AFTER and time.monotonic() < until_s:
+
+    def is_over() -> bool:
+        return board.count(Count.DETECTED) > detected or board.count(Count.STEPS) >= steps + STEPS_AFTER
+
+    while not is_over() and time.monotonic() < until_s:  # noqa: ASYNC110  # another process writes it
         await asyncio.sleep(LOOK_S)
     if board.count(Count.DETECTED) > detected:
         found.detect_s.append(board.count(Count.DETECT_S) - seconds)

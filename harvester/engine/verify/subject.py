@@ -10,8 +10,8 @@ from harvester.config import ServeConfig, ShareConfig
 from harvester.engine.arguments import engine_arguments
 from harvester.engine.preemptible import SAFEPOINTS_KEY
 
-CONTEXT_TOKENS, STEP_TOKENS, SLOTS = 512, 256, 12  # of the engines whose tokens are compared: many steps for few tokens
-FEW_REQUESTS = 5  # have room in the KV of the engine that is put under pressure
+CONTEXT_TOKENS, STEP_TOKENS, SLOTS = 512, 128, 12  # of the engines whose tokens are compared: many steps for few tokens
+FEW_REQUESTS = 4  # have room in the KV of the engine that is put under pressure
 DETECT_MS = 2.0  # safepoints at most this far apart, so that short steps have several
 
 

@@ -1,9 +1,9 @@
 """Two greedy answers compared as far as numbers allow.
 
 The order of floating-point sums depends on who else is in a step, so that two likely tokens of nearly the same probability may change
-places, in stock vLLM too. How near is near is measured on this machine: stock vLLM computes its own answers a second time, as prompts, which
-takes other kernels and other batches. The most that the lead of its first token over its second changed between the two, doubled, is the
-tie. An answer is compared up to its first other token. That token is a difference, unless it was within the tie of stock's own.
+places, in stock vLLM too. How near is near is measured on this machine: stock vLLM computes its own answers a second time, as prompts,
+which takes other kernels and other batches. The most that the lead of a first token over the second changed between the two, doubled, is
+the tie. An answer is compared up to its first other token. That token is a difference, unless it was within the tie of stock's own.
 """
 
 from __future__ import annotations

@@ -43,10 +43,9 @@ async def sum_of_steps(llm: HarvestLLM, board: Board, stretch_s: float) -> tuple
     async with busy(llm, min(STREAMS, limits.max_num_seqs), prompt_tokens, ANSWER_TOKENS, "stretch"):
         await _end_of_step(board, stretch_s)
         began_s, busy_s, steps = time.monotonic(), board.count(Count.BUSY_S), board.count(Count.STEPS)
-        while time.monotonic() < began_s + stretch_s or (
-            board.count(Count.STEPS) < steps + STEPS and time.monotonic() < began_s + MOST_FACTOR * stretch_s
-        ):
-            await asyncio.sleep(0.05)
+        await asyncio.sleep(stretch_s)
+        while board.count(Count.STEPS) < steps + STEPS and time.monotonic() < began_s + MOST_FACTOR * stretch_s:
+            await _end_of_step(board, stretch_s)
         await _end_of_step(board, stretch_s)
         wall_s = time.monotonic() - began_s
         return (board.count(Count.BUSY_S) - busy_s) / wall_s, int(board.count(Count.STEPS) - steps)

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harvester.engine.board import Board, Count
 from harvester.engine.llm import HarvestLLM
 from harvester.engine.start import engine, without_harvester
 from harvester.engine.verify.ask import ask, random_ids
-from harvester.engine.verify.subject import Subject
+from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject
 from harvester.engine.verify.ties import Top, as_top, first_other, lead, moved
 
 OFFLINE, ONLINE, BURST = 20, 12, 4
 PROMPT_TOKENS, ANSWER_TOKENS = (24, 200), 40
+SHARED_WORDS, OWN_WORDS = 16, (12, 32)
+WORDS = """
+    apple river stone window garden silver morning letter bridge candle forest hammer island jacket kitchen ladder market needle ocean paper
+    queen rabbit shadow table umbrella valley winter yellow zebra anchor basket copper desert engine feather glass harbor iron
+""".split()  # noqa: SIM905  # a list of one-word strings is harder to read
 TOP = 5  # likeliest tokens told of each place
 CHAOS = 0.5
 TURNS = 2
 AGAIN_AT_ONCE = 3  # so that steps hold other requests than at first
-MOST_S = 240.0
+MOST_S = 600.0  # an engine that hangs; its start is a part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +38,10 @@ class Stock:
     """``tops``: the likeliest tokens at each place of each answer. ``tie``: see `harvester.engine.verify.ties`."""
 
     tokens: list[list[int]]
-    tops: list[list[Top]]
+    tops: Sequence[Sequence[Top]]
     tie: float
     block_tokens: int
+    longest_tokens: int  # prompt and answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +56,39 @@ class Pressed:
     failed_copies: int
 
 
-def prompts(vocabulary: int) -> list[list[int]]:
-    """The same in every run, offline ones first; two of three begin alike."""
+def prompts(llm: HarvestLLM) -> list[list[int]]:
+    """The same in every run, offline ones first; two of three begin alike.
+
+    A model with a tokenizer is asked to repeat words drawn at random. What it says then hangs on the KV of every one of them, and nearly
+    every token has a large lead, so that ties cut off little. Others, of random weights, get random tokens.
+    """
     rng = random.Random(7)
-    shared = random_ids(rng, vocabulary, PROMPT_TOKENS[1] // 2)
+    vocabulary = llm.model_config.get_vocab_size()
+    try:
+        tokenizer = llm.get_tokenizer()
+    except ValueError:  # the engine runs without one
+        tokenizer = None
+    shared = rng.choices(WORDS, k=SHARED_WORDS), random_ids(rng, vocabulary, PROMPT_TOKENS[1] // 2)
     found = []
     for number in range(OFFLINE + ONLINE):
-        length = rng.randint(*PROMPT_TOKENS)
-        common = shared[: min(length // 2, rng.randrange(len(shared)))] if number % 3 else []
-        found.append(common + random_ids(rng, vocabulary, length - len(common)))
+        common, length = number % 3, rng.randint(*PROMPT_TOKENS)
+        if tokenizer is None:
+            ids = shared[1][: length // 2] if common else []
+            found.append(ids + random_ids(rng, vocabulary, length - len(ids)))
+        else:
+            words = shared[0] if common else []
+            found.append(_rendered(tokenizer, " ".join(words + rng.choices(WORDS, k=rng.randint(*OWN_WORDS)))))
     return found
+
+
+def _rendered(tokenizer: Any, text: str) -> list[int]:
+    asked = f"Repeat: {text}"
+    if getattr(tokenizer, "chat_template", None):
+        message = [{"role": "user", "content": asked}]
+        ids = tokenizer.apply_chat_template(message, tokenize=True, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer.encode(f"{asked}\n\n{text[: len(text) // 8]}")  # a base model goes on with what has begun to repeat
+    return list(ids)[: CONTEXT_TOKENS - ANSWER_TOKENS - 1]
 
 
 def stock_tokens(subject: Subject) -> Stock:
@@ -65,14 +96,14 @@ def stock_tokens(subject: Subject) -> Stock:
     return asyncio.run(asyncio.wait_for(_stock(subject), MOST_S))
 
 
-def pressed_tokens(subject: Subject, block_tokens: int) -> Pressed:
+def pressed_tokens(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
     """Harvester's, with KV for few requests and steps that end early. For `harvester.engine.apart.apart`."""
-    return asyncio.run(asyncio.wait_for(_pressed(subject, block_tokens), MOST_S))
+    return asyncio.run(asyncio.wait_for(_pressed(subject, block_tokens, longest_tokens), MOST_S))
 
 
 async def _stock(subject: Subject) -> Stock:
     async with engine(without_harvester(subject.small())) as llm:
-        given = prompts(llm.model_config.get_vocab_size())
+        given = prompts(llm)
         outputs = await asyncio.gather(*(ask(llm, f"{i}", ids, ANSWER_TOKENS, logprobs=TOP) for i, ids in enumerate(given)))
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
         tops = [[as_top(place) for place in output.outputs[0].logprobs or ()] for output in outputs]
@@ -81,7 +112,8 @@ async def _stock(subject: Subject) -> Stock:
         repeated = await asyncio.gather(*(_again(llm, gate, i, ids) for i, ids in enumerate(given)))
         tie = 2.0 * max(moved(*each) for each in zip(tokens, tops, as_prompts, strict=True))
         tie = max(tie, *(_own_tie(*each) for each in zip(tokens, repeated, tops, strict=True)))
-        return Stock(tokens, tops, tie, int(llm.vllm_config.cache_config.block_size))
+        longest = max(map(len, given)) + ANSWER_TOKENS
+        return Stock(tokens, tops, tie, int(llm.vllm_config.cache_config.block_size), longest)
 
 
 async def _as_prompt(llm: HarvestLLM, gate: asyncio.Semaphore, number: int, ids: list[int], answered: int) -> list[Top]:
@@ -97,17 +129,17 @@ async def _again(llm: HarvestLLM, gate: asyncio.Semaphore, number: int, ids: lis
         return list((await ask(llm, f"again-{number}", ids, ANSWER_TOKENS)).outputs[0].token_ids)
 
 
-def _own_tie(tokens: list[int], repeated: list[int], top: list[Top]) -> float:
+def _own_tie(tokens: list[int], repeated: list[int], top: Sequence[Top]) -> float:
     """The lead that stock vLLM itself did not keep; 0 where it repeats itself."""
     place = first_other(repeated, tokens)
     return 0.0 if place is None else lead(top[place], tokens[place], repeated[place])
 
 
-async def _pressed(subject: Subject, block_tokens: int) -> Pressed:
+async def _pressed(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
     board = Board.make()
-    values = subject.pressed(board.path, block_tokens, PROMPT_TOKENS[1] + ANSWER_TOKENS, CHAOS)
+    values = subject.pressed(board.path, block_tokens, longest_tokens, CHAOS)
     async with engine(values, board) as llm:
-        given = prompts(llm.model_config.get_vocab_size())
+        given = prompts(llm)
         turns = [await _turn(llm, given, turn) for turn in range(TURNS)]
         return Pressed(
             turns,

@@ -42,7 +42,9 @@ def tokens_verdict(turns: Sequence[Compared], tie: float, pressed: Pressed) -> V
     different, tied = sum(one.different for one in turns), sum(one.tied for one in turns)
     answers, tokens, compared = (sum(getattr(one, name) for one in turns) for name in ("answers", "tokens", "compared"))
     done = f"{pressed.ended_steps} steps ended early, {pressed.preempted} requests lost their KV"
-    said = f"{answers - different} of {answers} answers as stock vLLM's ({compared / max(1, tokens):.0%} of the tokens, {tied} ties); {done}"
+    said = (
+        f"{answers - different} of {answers} answers as stock vLLM's ({compared / max(1, tokens):.0%} of the tokens, {tied} ties); {done}"
+    )
     if different:
         return Verdict(Part.TOKENS, False, said)
     if tie > MOST_TIE:
@@ -63,7 +65,9 @@ def signals_verdict(found: Signals) -> Verdict:
 def times_verdict(found: Times) -> Verdict:
     p50, p99, whole = found.ratio_p50, found.ratio_p99, found.sum_over_wall
     ok = RATIO_P50[0] <= p50 <= RATIO_P50[1] and p99 <= MOST_RATIO_P99 and SUM_OVER_WALL[0] <= whole <= SUM_OVER_WALL[1]
-    return Verdict(Part.TIMES, ok, f"actual over predicted step time p50 {p50:.2f}, p99 {p99:.2f}; all steps together {whole:.0%} of the wall")
+    return Verdict(
+        Part.TIMES, ok, f"actual over predicted step time p50 {p50:.2f}, p99 {p99:.2f}; all steps together {whole:.0%} of the wall"
+    )
 
 
 def kv_verdict(ranks: Sequence[bool], pressed: Pressed | None = None) -> Verdict:
