@@ -12,7 +12,8 @@ import typer
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.serve import require_engine
 from harvester.config import load_config
-from harvester.errors import HarvesterError
+from harvester.errors import HarvesterError, StorageError
+from jobs.folder import StateFolder
 
 WORDS = {True: "ok", False: "wrong", None: "unknown"}
 
@@ -38,14 +39,26 @@ def verify(
     values = load_config(config, {"model": model})
     require_engine("vllm")
     whole = importlib.import_module("harvester.engine.verify.whole")
-    found = whole.verify(whole.subject_of(values), lambda line: print(line, file=sys.stderr, flush=True))
+    log = _log(here)
+    found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True))
     if here.json:
         here.print_json(found)
     else:
         print(*_lines(found), sep="\n")
     if not found["ok"]:
         wrong = [part["part"] for part in found["parts"] if part["ok"] is False]
-        raise HarvesterError(f"wrong on this machine: {', '.join(wrong)}" if wrong else "nothing could be told on this machine")
+        told = f"wrong on this machine: {', '.join(wrong)}" if wrong else "nothing could be told on this machine"
+        raise HarvesterError(f"{told}; the engines' log is {log}")
+
+
+def _log(here: Invocation) -> Path:
+    """Raises `StorageError` where the state folder takes no log."""
+    log = StateFolder(here.state_dir).logs / "verify.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {log}: {error.strerror}; choose a folder with --state") from error
+    return log
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm.platforms import current_platform
@@ -49,18 +50,19 @@ def subject_of(config: ServeConfig) -> Subject:
     return Subject(config, choice.path, choice.embedded, cpu)
 
 
-def verify(subject: Subject, say: Say) -> dict[str, Any]:
+def verify(subject: Subject, log: Path, say: Say) -> dict[str, Any]:
     """What was found, as JSON values: ``ok``, the figures by name, and a line for each part. An engine that dies fails its part.
 
-    ``say`` is told what is done now.
+    ``say`` is told what is done now; ``log`` gets what the engines print.
     """
     began_s = time.monotonic()
+    log.write_bytes(b"")
     say("stock vLLM answers")
-    stock = _try(apart, stock_tokens, subject)
+    stock = _try(log, stock_tokens, subject)
     say("harvester answers, with steps that end early and KV that is taken away")
-    pressed = _try(apart, pressed_tokens, subject, stock.block_tokens, stock.longest_tokens) if isinstance(stock, Stock) else stock
+    pressed = _try(log, pressed_tokens, subject, stock.block_tokens, stock.longest_tokens) if isinstance(stock, Stock) else stock
     say("harvester is timed: steps, signals, copies")
-    timed = _try(apart, measure, subject)
+    timed = _try(log, measure, subject)
     verdicts = [*_of_tokens(stock, pressed), *_of_timed(timed, pressed if isinstance(pressed, Pressed) else None)]
     return {
         "ok": all(one.ok is not False for one in verdicts) and any(one.ok for one in verdicts),
@@ -91,10 +93,10 @@ def compared(stock: Stock, pressed: Pressed) -> list[Compared]:
     return [compare(zip(turn, stock.tokens, strict=True), stock.tops, stock.tie) for turn in pressed.turns]
 
 
-def _try(work: Callable[..., T], *given: Any) -> T | Exception:
+def _try(log: Path, work: Callable[..., T], *given: Any) -> T | Exception:
     """What ``work`` gives, or what it failed with: a part that fails leaves the others their turn."""
     try:
-        return work(*given)
+        return apart(work, *given, log=log)
     except Exception as error:  # vLLM's own, of any kind
         return error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
