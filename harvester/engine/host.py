@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -32,6 +33,7 @@ from harvester.engine.now import now
 from harvester.engine.openai import OfflineApi
 from harvester.engine.settings import KEY, Settings
 from harvester.engine.signal import ArrivalSignal
+from harvester.engine.verify.serving import Verified
 from harvester.errors import EngineError, UsageError
 
 # Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
@@ -59,6 +61,7 @@ class EngineHost:
         self.openai = OfflineApi(app, llm, tiers or TierConfig())
         self.board = board
         self.app = app
+        self._verified: Verified | None = None
         self._chat_template = chat_template
         self._tokenizer = llm.get_tokenizer()
         self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
@@ -113,12 +116,20 @@ class EngineHost:
         return await profiler.profile(self.llm, self.board, seconds or profiler.FULL_S)
 
     def now(self) -> dict[str, Any]:
-        """See `harvester.engine.now.now`; empty for an engine without a board."""
-        return {} if self.board is None else now(self.llm, self.board, time.monotonic())
+        """See `harvester.engine.now.now`; ``wrong``: a line for each part that is wrong here. Empty for an engine without a board."""
+        if self.board is None:
+            return {}
+        return {**now(self.llm, self.board, time.monotonic()), "wrong": self._verified.wrong() if self._verified else []}
 
     async def profile_when_absent(self, *, known: bool) -> None:
         if self.board is not None:
             await profiler.profile_when_absent(self.llm, self.board, known)
+
+    async def verify_when_absent(self, profile: Path) -> None:
+        """See `harvester.engine.verify.serving`."""
+        if self.board is not None:
+            self._verified = self._verified or Verified(self.llm, self.board)
+            await self._verified.when_absent(profile)
 
     def close(self) -> None:
         self.llm.shutdown()

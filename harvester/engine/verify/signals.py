@@ -31,13 +31,14 @@ class Signals:
         return len(self.detect_s)
 
 
-def end_running_step(board: Board) -> bool:
-    """Ask the running step to end; False where none runs that may, or more than half of it is over: then it may end by itself first."""
+def end_running_step(board: Board, least_s: float = 0.0) -> bool:
+    """Ask the running step to end; False where none runs that may, it takes less than ``least_s``, or more than half of it is over: then it
+    may end by itself first."""
     step, now_s = board[Field.STEP], time.monotonic()
     if not step or not board[Field.OFFLINE_ONLY]:
         return False
     estimate_s = board[Field.ESTIMATE_S]
-    if estimate_s > 0.0 and now_s - board[Field.STARTED_S] > estimate_s / 2:
+    if estimate_s < least_s or (estimate_s > 0.0 and now_s - board[Field.STARTED_S] > estimate_s / 2):
         return False
     board[Field.ABORT_AT_S] = now_s
     board[Field.ABORT_STEP] = step
@@ -45,22 +46,25 @@ def end_running_step(board: Board) -> bool:
 
 
 async def signals(
-    llm: HarvestLLM, board: Board, count: int, most_s: float, stop: Callable[[], bool] = lambda: False, name: str = "signals"
+    llm: HarvestLLM, board: Board, count: int, most_s: float, stop: Callable[[], bool] = lambda: False, least_s: float = 0.0
 ) -> Signals:
-    """``count`` signals at random moments of full steps of offline work, or as many as ``most_s`` allows; ``stop``: asked between two."""
+    """``count`` signals at random moments of full steps of offline work, or as many as ``most_s`` allows.
+
+    ``stop``: asked between two; ``least_s``: shorter steps are not asked.
+    """
     limits, rng, found = llm.vllm_config.scheduler_config, random.Random(1), Signals()
     prompt_tokens = max(16, min(limits.max_num_batched_tokens * 2, llm.model_config.max_model_len - ANSWER_TOKENS - 1))
     until_s = time.monotonic() + most_s
-    async with busy(llm, min(STREAMS, limits.max_num_seqs), prompt_tokens, ANSWER_TOKENS, name):
+    async with busy(llm, min(STREAMS, limits.max_num_seqs), prompt_tokens, ANSWER_TOKENS, "signals"):
         while found.asked < count and time.monotonic() < until_s and not stop():
             await asyncio.sleep(rng.uniform(*PAUSE_S))
-            await _one(board, found)
+            await _one(board, found, least_s)
     return found
 
 
-async def _one(board: Board, found: Signals) -> None:
+async def _one(board: Board, found: Signals, least_s: float) -> None:
     detected, seconds, steps = board.count(Count.DETECTED), board.count(Count.DETECT_S), board.count(Count.STEPS)
-    if not end_running_step(board):
+    if not end_running_step(board, least_s):
         return
     found.asked += 1
     until_s = time.monotonic() + ANSWER_S

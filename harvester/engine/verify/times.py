@@ -18,19 +18,25 @@ MOST_FACTOR = 4  # of the stretch, for that
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """``ratio_p50``, ``ratio_p99``: actual over predicted step time. ``sum_over_wall``: of all steps of a stretch without a pause."""
+    """``ratio_p50``, ``ratio_p99``: actual over predicted step time, None where too few steps were predicted. ``sum_over_wall``: of all
+    steps of a stretch without a pause."""
 
-    ratio_p50: float
-    ratio_p99: float
+    ratio_p50: float | None
+    ratio_p99: float | None
     sum_over_wall: float
-    steps: int
 
 
 async def times(llm: HarvestLLM, board: Board, learn_s: float, stretch_s: float) -> Times:
     """Let the engine learn for about ``learn_s``, then keep it busy for ``stretch_s``. Raises `EngineError` where it does not answer."""
-    learnt = await profiler.profile(llm, board, learn_s, short=True)
-    sum_over_wall, steps = await sum_of_steps(llm, board, stretch_s)
-    return Times(learnt["ratio_p50"], learnt["ratio_p99"], sum_over_wall, learnt["steps"] + steps)
+    await profiler.profile(llm, board, learn_s, short=True)
+    sum_over_wall, _ = await sum_of_steps(llm, board, stretch_s)
+    return Times(*error(board), sum_over_wall)
+
+
+def error(board: Board) -> tuple[float | None, float | None]:
+    """Actual over predicted time of the last steps, p50 and p99. Both are exactly 1 before any were predicted."""
+    p50, p99 = board.count(Count.ERROR_P50), board.count(Count.ERROR_P99)
+    return (None, None) if p99 == 0.0 or p50 == p99 == 1.0 else (p50, p99)
 
 
 async def sum_of_steps(llm: HarvestLLM, board: Board, stretch_s: float) -> tuple[float, int]:

@@ -64,10 +64,13 @@ def signals_verdict(found: Signals) -> Verdict:
 
 def times_verdict(found: Times) -> Verdict:
     p50, p99, whole = found.ratio_p50, found.ratio_p99, found.sum_over_wall
-    ok = RATIO_P50[0] <= p50 <= RATIO_P50[1] and p99 <= MOST_RATIO_P99 and SUM_OVER_WALL[0] <= whole <= SUM_OVER_WALL[1]
-    return Verdict(
-        Part.TIMES, ok, f"actual over predicted step time p50 {p50:.2f}, p99 {p99:.2f}; all steps together {whole:.0%} of the wall"
-    )
+    sums = f"all steps together {whole:.0%} of the wall"
+    if not SUM_OVER_WALL[0] <= whole <= SUM_OVER_WALL[1]:
+        return Verdict(Part.TIMES, False, sums)
+    if p50 is None or p99 is None:
+        return Verdict(Part.TIMES, None, f"{sums}; too few steps to tell how well they are predicted")
+    ok = RATIO_P50[0] <= p50 <= RATIO_P50[1] and p99 <= MOST_RATIO_P99
+    return Verdict(Part.TIMES, ok, f"actual over predicted step time p50 {p50:.2f}, p99 {p99:.2f}; {sums}")
 
 
 def kv_verdict(ranks: Sequence[bool], pressed: Pressed | None = None) -> Verdict:
