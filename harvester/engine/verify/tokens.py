@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harvester.engine.board import Board, Count
 from harvester.engine.llm import HarvestLLM
 from harvester.engine.start import engine, without_harvester
+from harvester.engine.verify.answers import Pressed, Stock
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject
 from harvester.engine.verify.ties import Top, as_top, first_other, lead, moved
@@ -31,29 +31,6 @@ CHAOS = 0.5
 TURNS = 2
 AGAIN_AT_ONCE = 3  # so that steps hold other requests than at first
 MOST_S = 600.0  # an engine that hangs; its start is a part of it
-
-
-@dataclass(frozen=True, slots=True)
-class Stock:
-    """``tops``: the likeliest tokens at each place of each answer. ``tie``: see `harvester.engine.verify.ties`."""
-
-    tokens: list[list[int]]
-    tops: Sequence[Sequence[Top]]
-    tie: float
-    block_tokens: int
-    longest_tokens: int  # prompt and answer
-
-
-@dataclass(frozen=True, slots=True)
-class Pressed:
-    """Of harvester: the answers of each turn, and what was done to it meanwhile."""
-
-    turns: list[list[list[int]]]
-    ended_steps: int
-    preempted: int
-    stored_blocks: int
-    loaded_blocks: int
-    failed_copies: int
 
 
 def prompts(llm: HarvestLLM) -> list[list[int]]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from harvester.engine.verify.answers import Pressed
 from harvester.engine.verify.signals import Signals
 from harvester.engine.verify.ties import MOST_TIE, Compared
 from harvester.engine.verify.times import Times
-from harvester.engine.verify.tokens import Pressed
 
 LEAST_ENDED = 0.9  # of the steps that were asked to end
 FEW_SIGNALS = 5  # fewer say nothing

@@ -17,11 +17,12 @@ from harvester.engine.apart import apart
 from harvester.engine.board import Board
 from harvester.engine.models import choose_model
 from harvester.engine.start import engine
+from harvester.engine.verify.answers import Pressed, Stock
 from harvester.engine.verify.signals import Signals, signals
 from harvester.engine.verify.subject import Subject
 from harvester.engine.verify.ties import Compared, compare
 from harvester.engine.verify.times import Times, times
-from harvester.engine.verify.tokens import Pressed, Stock, pressed_tokens, stock_tokens
+from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
 from harvester.engine.verify.verdict import Part, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
 from harvester.errors import EngineError
 
