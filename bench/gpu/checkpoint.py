@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.gpu.arrivals import Chat
 from bench.gpu.engine import harvester
 from bench.gpu.ground import Ground
-from bench.gpu.load import Chat, Rows, offline, play
+from bench.gpu.load import Rows, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.work import work_between
 from harvester.engine.apart import apart

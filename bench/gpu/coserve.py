@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.arrivals import Chat, phased_load, trace_load
 from bench.gpu.engine import harvester, stock
 from bench.gpu.ground import Ground
-from bench.gpu.load import Chat, Rows, capacity_per_s, offline, phased_load, play, trace_load
+from bench.gpu.load import Rows, capacity_per_s, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.work import work_between
 from harvester.engine.apart import apart

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from bench.gpu.arrivals import Chat
 from bench.latency import percentiles
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.llm import HarvestLLM
 from harvester.engine.verify.ask import random_ids
 
-TRACE = Path(__file__).with_name("trace.json")
 DRAIN_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """``at_s`` after the start; exactly so many tokens in prompt and answer."""
-
-    at_s: float
-    prompt_tokens: int
-    answer_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +44,6 @@ class Seen:
     def figures(self) -> dict[str, Any]:
         ttft, gaps = ([1e3 * value for value in values] for values in (self.ttft_s, self.gaps_s))
         return {"ttft_ms": percentiles(ttft), "tpot_ms": percentiles(gaps), "online_requests": self.sent, "online_ended": self.ended}
-
-
-def trace_load(rate: float, seconds: float, scale: float, most: tuple[int, int], seed: int) -> list[Chat]:
-    """``rate`` x ``seconds`` requests sampled from the whole trace, its time rescaled to ``seconds`` (ConServe 6.1, Fig. 5)."""
-    trace, rng = json.loads(TRACE.read_text(encoding="utf-8")), random.Random(seed)
-    count = min(len(trace["times"]), max(1, round(rate * seconds)))
-    chosen = sorted(rng.sample(range(len(trace["times"])), count))
-    columns = trace["times"], trace["prompt_tokens"], trace["output_tokens"]
-    return [
-        Chat(at * seconds, max(4, min(most[0], round(prompt * scale))), max(2, min(most[1], round(answer * scale))))
-        for at, prompt, answer in (tuple(column[index] for column in columns) for index in chosen)
-    ]
-
-
-def phased_load(rate: float, phase_s: float, lengths: tuple[int, int], seed: int) -> list[Chat]:
-    """Chat, none, and chat again, each for ``phase_s``; Poisson arrivals of one length (ConServe 6.3.1, Fig. 6)."""
-    rng, found = random.Random(seed), list[Chat]()
-    for begin_s in (0.0, 2 * phase_s):
-        at_s = rng.expovariate(rate)
-        while at_s < phase_s:
-            found.append(Chat(begin_s + at_s, *lengths))
-            at_s += rng.expovariate(rate)
-    return found
 
 
 @asynccontextmanager
