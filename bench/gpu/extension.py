@@ -15,8 +15,6 @@ class Look:
 
     def chosen(self) -> dict[str, Any]:
         """What vLLM chose for this rank."""
-        from vllm.v1.attention.backend import AttentionBackend  # noqa: F401  # the worker has imported it
-
         runner = self.model_runner
         layers = self.vllm_config.compilation_config.static_forward_context.values()
         backends = {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}

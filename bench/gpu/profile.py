@@ -33,7 +33,7 @@ async def _engine(ground: Ground, steps: Path) -> dict[str, Any]:
     kind = "RecordedHarvest" if ground.cpu else "RecordedAsyncHarvest"
     given = {"scheduler_cls": f"bench.gpu.recording.{kind}", "additional_config": {"bench_steps": str(steps)}}
     async with harvester(ground, given) as (llm, board):
-        learnt = await profiler.profile(llm, board, ground.pick(40.0, 10.0, 3.0))
+        learnt = await profiler.profile(llm, board, ground.pick(40.0, 12.0, 8.0))
         began_s = time.monotonic()
         top, each_s = int(llm.model_config.max_model_len), ground.pick(20.0, 8.0, 2.0)
         slots = ground.number(128, 12, 12)

@@ -18,6 +18,7 @@ from harvester.engine.verify.answers import Pressed, Stock
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject
 from harvester.engine.verify.ties import Top, as_top, first_other, lead, moved
+from harvester.errors import EngineError
 
 OFFLINE, ONLINE, BURST = 20, 12, 4
 PROMPT_TOKENS, ANSWER_TOKENS = (24, 200), 40
@@ -98,7 +99,9 @@ async def _as_prompt(llm: HarvestLLM, gate: asyncio.Semaphore, number: int, ids:
     async with gate:
         output = await ask(llm, f"prompt-{number}", ids, 1, prompt_logprobs=TOP)
     places = (output.prompt_logprobs or [])[-answered:]
-    return [as_top(place or {}) for place in places]
+    if len(places) < answered or not all(places):
+        raise EngineError("vLLM gave no log-probabilities for a prompt: how well it repeats itself cannot be told")
+    return [as_top(place) for place in places if place]
 
 
 async def _again(llm: HarvestLLM, gate: asyncio.Semaphore, number: int, ids: list[int]) -> list[int]:
