@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bench.gpu.arrivals import Chat
 from bench.gpu.engine import harvester
 from bench.gpu.ground import Ground
+from bench.gpu.link import link
 from bench.gpu.load import Rows, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.work import work_between
@@ -22,7 +21,6 @@ from harvester.engine.apart import apart
 from harvester.engine.board import Board, Count
 from harvester.engine.llm import HarvestLLM
 
-LINK_BYTES, LINK_ROUNDS = 256 << 20, 10
 FEW = 8  # requests that the KV has room for
 EVERY_S = 3.0  # one burst to the next
 NO_RESERVE: dict[str, Any] = {"share": {"reserved_slots": 1, "reserved_kv": 0.0, "reserve_s": 0.0}}
@@ -33,28 +31,6 @@ TALLY_S = 0.6
 
 def _link(ground: Ground, found: Found) -> dict[str, Any]:
     return apart(link)
-
-
-def link() -> dict[str, Any]:
-    """Bytes a second of a plain copy, both ways; on a CPU within its memory."""
-    import torch
-
-    cuda = torch.cuda.is_available()
-    host = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=cuda)
-    device = torch.zeros(LINK_BYTES, dtype=torch.uint8, device="cuda" if cuda else "cpu")
-    host.zero_()
-
-    def rate(target: Any, source: Any) -> float:
-        seconds = []
-        for _ in range(LINK_ROUNDS):
-            began_s = time.perf_counter()
-            target.copy_(source, non_blocking=True)
-            if cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began_s)
-        return LINK_BYTES / median(seconds)
-
-    return {"to_host_bytes_per_s": round(rate(host, device)), "to_device_bytes_per_s": round(rate(device, host))}
 
 
 def _run(checkpoint: dict[str, Any], *, short: bool, quick: bool) -> Run:
