@@ -180,7 +180,6 @@ async def test_signals_that_end_nothing_are_stopped_at_once_told_once_and_known_
     found = [
         Verdict(Part.SIGNALS, False, "0 of 20 steps asked to end did"),
         Verdict(Part.KV, True, "whole"),
-        Verdict(Part.TIMES, None, "few"),
     ]
     looks: list[float] = []
 
@@ -198,6 +197,23 @@ async def test_signals_that_end_nothing_are_stopped_at_once_told_once_and_known_
         text = generate_latest(registry).decode()
         assert 'harvester_verified{part="signals"} 0.0' in text
         assert 'harvester_verified{part="kv"} 1.0' in text
-        assert "times" not in text
     assert len([record for record in caplog.records if "0 of 20" in record.message]) == 2
     assert math.isclose(looks[0], 0.03)
+
+
+async def test_a_part_that_was_unknown_is_looked_at_again_and_one_that_is_off_stays_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong, unknown = Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.TIMES, None, "too few steps")
+    told = [[wrong, unknown], [Verdict(Part.TIMES, True, "right")]]
+
+    async def look(*given: Any) -> list[Verdict]:
+        return told.pop(0)
+
+    monkeypatch.setattr(serving, "verify_short", look)
+    for left in (1, 0, 0):
+        registry = CollectorRegistry()
+        await Verified(FakeLlm(), SimpleNamespace(), registry).when_absent(tmp_path / "tiny-1.json")  # type: ignore[arg-type]
+        assert len(told) == left
+        assert ('part="times"' in generate_latest(registry).decode()) == (left == 0)
+    assert kept.read(tmp_path / "tiny-1.json") == [wrong, Verdict(Part.TIMES, True, "right")]

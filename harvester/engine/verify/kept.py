@@ -42,6 +42,12 @@ def write(profile: Path, verdicts: Sequence[Verdict]) -> None:
         log.warning("what was verified was not written to %s: %s", path, error.strerror)
 
 
+def merged(before: Sequence[Verdict], now: Sequence[Verdict]) -> list[Verdict]:
+    """By part, what was told last: a part that is off is not looked at, and stays off."""
+    found = {one.part: one for one in before}
+    return list((found | {one.part: one for one in now if one.ok is not None or found.get(one.part) is None}).values())
+
+
 def without_the_wrong(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConfig:
     """The configuration without the parts that are wrong here: no steps that end early, no checkpoints, a budget that knows no times."""
     wrong = {one.part for one in verdicts or () if one.ok is False}

@@ -32,19 +32,26 @@ class Verified(Collector):
         registry.register(self)
 
     async def when_absent(self, profile: Path) -> None:
-        """What is kept beside ``profile``; else the short form, kept there. Wrong parts are turned off. Never raises."""
-        found = kept.read(profile)
-        if found is None:
-            schedule = Settings.parse(self._llm.vllm_config.additional_config).schedule
-            detect_s, safepoints = schedule.preempt_detect_ms / 1000, schedule.safepoints == "auto"
-            try:
-                found = await verify_short(self._llm, self._board, detect_s, safepoints, MOST_S)
-            except (EngineError, ValueError) as error:
-                log.warning("this machine could not be verified: %s", error)
-                return
+        """What is kept beside ``profile``; else, or where a part of it is unknown, the short form, kept there. Wrong parts are turned off.
+
+        Never raises.
+        """
+        known = kept.read(profile)
+        found = known or []
+        if known is None or any(one.ok is None for one in known):
+            found = kept.merged(found, await self._look())
             if found:
                 kept.write(profile, found)
         self._take(found)
+
+    async def _look(self) -> list[Verdict]:
+        schedule = Settings.parse(self._llm.vllm_config.additional_config).schedule
+        detect_s, safepoints = schedule.preempt_detect_ms / 1000, schedule.safepoints == "auto"
+        try:
+            return await verify_short(self._llm, self._board, detect_s, safepoints, MOST_S)
+        except (EngineError, ValueError) as error:
+            log.warning("this machine could not be verified: %s", error)
+            return []
 
     def _take(self, found: Sequence[Verdict]) -> None:
         self._found = found
