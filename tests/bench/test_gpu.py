@@ -42,7 +42,6 @@ def bench(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, timeout=2400, check=False)
 
 
-@pytest.mark.engine
 @pytest.mark.timeout(2500)
 def test_all_parts_run_without_ray_duckdb_and_pyarrow_and_are_passed_over_the_second_time(tmp_path: Path) -> None:
     output = tmp_path / "gpu.json"

@@ -16,6 +16,8 @@ import pytest
 from harvester.engine.apart import apart
 from harvester.errors import EngineError, UsageError
 
+pytestmark = pytest.mark.engine
+
 PATIENCE_S = 30.0
 SCRIPT = """
 import os, sys, time
