@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.apart import apart
-from bench.counters import work_between
 from bench.kvgoals import Round, goals_of, ratios_of, same, summary
 from bench.kvload import Span, chat, closed, mixed, steady
 from bench.models import bench_model
@@ -28,7 +26,9 @@ from bench.realpath import on_cpu
 from bench.rounds import in_turns, rounds_of
 from bench.scenario import Options
 from bench.systems import CPU_ENGINE, counted
+from bench.work import work_between
 from harvester.config import parse_config
+from harvester.engine.apart import apart
 from harvester.errors import EngineError, UsageError
 
 KV_MIB, PLENTY_MIB = 288, 2048

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.counters import Work
 from bench.kvload import Seen, all_seen
 from bench.latency import percentiles
 from bench.rounds import pooled, ratio_of_percentiles, ratio_of_rounds
+from bench.work import Work
 
 
 @dataclass(frozen=True, slots=True)

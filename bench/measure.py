@@ -17,6 +17,7 @@ from bench import counters
 from bench.arrivals import Arrival
 from bench.latency import Online, Slo, attainment, online_summary, percentile, read_online, windows
 from bench.systems import Site, System, client_core
+from bench.work import Work, work_between
 from harvester.errors import EngineError
 
 READY_S = 120.0
@@ -31,7 +32,7 @@ class Stretch:
     window_s: float
     requests: Sequence[Online]
     samples: Sequence[counters.Counters]
-    work: counters.Work
+    work: Work
     offline: bool
 
     def ttft_ms(self) -> list[float]:
@@ -150,7 +151,7 @@ def stretch(
     requests, errors = read_online(output, [arrival.prompt_tokens for arrival in load])
     if errors:
         raise EngineError(f"{len(errors)} of {len(load)} online requests failed at {system.label}; the first: {errors[0]}")
-    work = counters.work_between(system.counts, samples[0].at_s, samples[-1].at_s)
+    work = work_between(system.counts, samples[0].at_s, samples[-1].at_s)
     return Stretch(seconds, seconds / count, requests, samples, work, offline)
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.apart import apart
 from bench.latency import percentiles
 from bench.models import deep_model
 from bench.scenario import Options
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE
+from harvester.engine.apart import apart
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1500, 16
 STREAMS = 12

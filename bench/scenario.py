@@ -50,5 +50,6 @@ SCENARIOS = {
         "bench.checkpoint", "what a preemption costs with recompute, swap and checkpoints, and checkpoints where KV is plentiful"
     ),
     "swap_link": Scenario("bench.swap_link", "chat alone with little KV, copied ahead of time or when needed, over an emulated link"),
+    "gpu": Scenario("bench.gpu.command", "what only a GPU can show, part by part; with options of its own: python -m bench gpu --help"),
     "mlfq": Scenario("bench.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
 }

@@ -18,7 +18,7 @@ PERIOD_S = 0.25
 
 
 class Tally:
-    """Appends one line of running totals to ``file``, at most every `PERIOD_S`; `bench.counters.work_between` reads them."""
+    """Appends one line of running totals to ``file``, at most every `PERIOD_S`; `bench.work.work_between` reads them."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harvester.cli import chat, doctor, jobs, profile, results, serve, status, tasks
+from harvester.cli import chat, doctor, jobs, profile, results, serve, status, tasks, verify
 from harvester.cli.invocation import DebugOption, StateOption, UrlOption, remember
 from harvester.core import __version__
 from harvester.errors import HarvesterError
@@ -92,7 +92,7 @@ def program(
     remember(ctx, state, url, debug)
 
 
-for group in (serve, jobs, status, results, chat, tasks, profile, doctor):
+for group in (serve, jobs, status, results, chat, tasks, profile, doctor, verify):
     app.add_typer(group.app)
 
 

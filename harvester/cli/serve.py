@@ -42,7 +42,7 @@ def serve(
     """
     given = {"model": model, "port": port, "host": host, "replicas": replicas, "address": address}
     values = load_config(config, given)
-    _require_engine()
+    require_engine("ray", "vllm")
     server = importlib.import_module("harvester.serve.server")
     server.run(values, here.state_dir, _json_events(here) if here.json else Announcer(values.model is None))
 
@@ -94,8 +94,9 @@ def _server_process(state_dir: Path) -> psutil.Process | None:
     return process if is_ours else None
 
 
-def _require_engine() -> None:
-    missing = [name for name in ("ray", "vllm") if importlib.util.find_spec(name) is None]
+def require_engine(*modules: str) -> None:
+    """Raise `EngineError` where one of them is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise EngineError(f"{' and '.join(missing)} not installed; install the engine: pip install 'harvester[cpu]' or 'harvester[cuda]'")
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import time
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,15 +16,12 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.config import TierConfig
 from harvester.core import PRIORITY_OFFLINE
-from harvester.engine import abilities, profiler
-from harvester.engine.arguments import namespace
+from harvester.engine import profiler
 from harvester.engine.board import Board
 from harvester.engine.graphs import graph_sizes
 from harvester.engine.llm import HarvestLLM
@@ -35,13 +30,9 @@ from harvester.engine.now import now
 from harvester.engine.openai import OfflineApi
 from harvester.engine.settings import KEY, Settings
 from harvester.engine.signal import ArrivalSignal
-from harvester.errors import ConfigError, EngineError, UsageError
-
-log = logging.getLogger(__name__)
-
-# Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
-# process would have its name.
-SET_BY_VLLM = "TORCHINDUCTOR_COMPILE_THREADS"
+from harvester.engine.start import start_llm
+from harvester.engine.verify.serving import Verified
+from harvester.errors import EngineError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +55,7 @@ class EngineHost:
         self.openai = OfflineApi(app, llm, tiers or TierConfig())
         self.board = board
         self.app = app
+        self._verified: Verified | None = None
         self._chat_template = chat_template
         self._tokenizer = llm.get_tokenizer()
         self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
@@ -75,15 +67,8 @@ class EngineHost:
 
         Raises `EngineError` with vLLM's own reason, and `ConfigError` for what `harvester.engine.abilities` refuses.
         """
-        os.environ.pop(SET_BY_VLLM, None)
-        try:
-            args, vllm_config = configure(values)
-            _keep_cores(vllm_config)
-            llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise EngineError(f"vLLM did not start with model {values['model']}: {' '.join(str(error).split())[:600]}") from error
+        args, llm = start_llm(values)
+        vllm_config = llm.vllm_config
         tasks = await llm.get_supported_tasks()
         app = build_app(args, supported_tasks=tasks, model_config=llm.model_config)
         await init_app_state(llm, app.state, args, tasks)
@@ -122,12 +107,20 @@ class EngineHost:
         return await profiler.profile(self.llm, self.board, seconds or profiler.FULL_S)
 
     def now(self) -> dict[str, Any]:
-        """See `harvester.engine.now.now`; empty for an engine without a board."""
-        return {} if self.board is None else now(self.llm, self.board, time.monotonic())
+        """See `harvester.engine.now.now`; ``wrong``: a line for each part that is wrong here. Empty for an engine without a board."""
+        if self.board is None:
+            return {}
+        return {**now(self.llm, self.board, time.monotonic()), "wrong": self._verified.wrong() if self._verified else []}
 
     async def profile_when_absent(self, *, known: bool) -> None:
         if self.board is not None:
             await profiler.profile_when_absent(self.llm, self.board, known)
+
+    async def verify_when_absent(self, profile: Path) -> None:
+        """See `harvester.engine.verify.serving`."""
+        if self.board is not None:
+            self._verified = self._verified or Verified(self.llm, self.board)
+            await self._verified.when_absent(profile)
 
     def close(self) -> None:
         self.llm.shutdown()
@@ -198,27 +191,3 @@ def _answer(output: RequestOutput) -> Answer:
         output_tokens=len(best.token_ids),
         preemptions=int(getattr(metrics, "num_preemptions", 0) or 0),
     )
-
-
-def configure(values: Mapping[str, Any]) -> tuple[Namespace, Any]:
-    """vLLM's parsed command line and its finished configuration. Says in the log what is off, and why. Raises `ConfigError`."""
-    args, engine_args = namespace(values)
-    vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    lines = []
-    if KEY in vllm_config.additional_config and (why := abilities.without_checkpoints(vllm_config)):
-        args, engine_args = namespace({**values, "kv_transfer_config": None})  # anew: vLLM has fitted other values to the connector
-        vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-        lines.append(f"KV checkpoints are off: {'; '.join(why)}")
-    for line in lines + abilities.settle(vllm_config):
-        log.warning(line)
-    return args, vllm_config
-
-
-def _keep_cores(vllm_config: Any) -> None:
-    """As many cores for a CPU worker with checkpoints as without.
-
-    With a KV connector vLLM 0.32 keeps one more of each rank free, for transfers that take a core; ours takes 1% of one. Where there are
-    not enough it keeps none, and the worker's threads then contend with the engine core for theirs.
-    """
-    if current_platform.is_cpu() and vllm_config.kv_transfer_config is not None:
-        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", str(vllm_config.parallel_config.world_size))

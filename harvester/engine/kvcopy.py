@@ -1,4 +1,4 @@
-"""How long a KV block takes to host memory and back."""
+"""KV blocks on their way to host memory and back: how long it takes, and whether they come back whole."""
 
 from __future__ import annotations
 
@@ -36,6 +36,28 @@ def _empty(like: torch.Tensor, pinned: bool) -> torch.Tensor:
         if not pinned:
             raise
         return torch.empty(like.shape, dtype=like.dtype)
+
+
+def kv_comes_back(caches: Sequence[torch.Tensor], blocks: int) -> bool:
+    """Whether random bytes, written into KV blocks of every layer, come back from host memory as they were.
+
+    Between the two copies the blocks are cleared. At the end they hold what they held before. Nothing else may use them meanwhile.
+    """
+    count = min(BLOCKS, blocks - 1)
+    same = True
+    for cache in caches:
+        device = _by_block(cache, blocks)[blocks - count :]
+        before = device.clone()
+        wanted = torch.randint(0, 256, (before.numel() * before.element_size(),), dtype=torch.uint8, device=before.device)
+        device.copy_(wanted.view(before.dtype).view(before.shape))
+        host = _empty(before, before.is_cuda)
+        _timed([device], [host], before.is_cuda)
+        device.zero_()
+        _timed([host], [device], before.is_cuda)
+        found = device.contiguous().flatten().view(torch.uint8)
+        same &= bool(torch.equal(found, wanted)) and bool(torch.equal(host.flatten().view(torch.uint8), wanted.cpu()))
+        device.copy_(before)
+    return same
 
 
 def _by_block(cache: torch.Tensor, blocks: int) -> torch.Tensor:

@@ -32,6 +32,10 @@ class HarvestLLM(AsyncLLM):  # type: ignore[misc]
         self._signal, self._metrics, self._settings = signal, metrics, settings
         self._in_flight = Counter()
 
+    def stop_signals(self) -> None:
+        """From now on arrivals end no steps."""
+        self._signal = None
+
     def shutdown(self, timeout: float | None = None) -> None:
         """vLLM's, which in 0.32 asks each process that it must kill for its name, and fails where one ends by itself meanwhile."""
         try:

@@ -18,7 +18,7 @@ from harvester.engine.board import Board, Field
 from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.clock import StepClock
 from harvester.engine.device import Device, device_of
-from harvester.engine.kvcopy import measure_kv_copy
+from harvester.engine.kvcopy import kv_comes_back, measure_kv_copy
 from harvester.engine.places import find
 from harvester.engine.safepoint import Safepoints, StepAborted
 
@@ -154,6 +154,10 @@ class PreemptibleWorker:
     def kv_copy(self) -> dict[str, float]:
         """How long a KV block takes to host memory and back; called between two steps."""
         return measure_kv_copy(self.model_runner.kv_caches, self.vllm_config.cache_config.num_gpu_blocks)
+
+    def kv_comes_back(self) -> bool:
+        """Whether KV blocks are the same after a way to host memory and back; called while nothing runs."""
+        return kv_comes_back(self.model_runner.kv_caches, self.vllm_config.cache_config.num_gpu_blocks)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """vLLM's; the answer of a step that ended early is that of no token."""

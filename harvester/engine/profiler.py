@@ -107,13 +107,13 @@ async def profile_when_absent(llm: HarvestLLM, board: Board, known: bool) -> Non
     left_s = 0.0 if known else SHORT_S
     with suppress(EngineError, ValueError):
         while left_s > 0.0:
-            await _idle(llm)
+            await idle(llm)
             began_s = time.monotonic()
             await profile(llm, board, left_s, short=True)
             left_s -= time.monotonic() - began_s
 
 
-async def _idle(llm: HarvestLLM) -> None:
+async def idle(llm: HarvestLLM) -> None:
     """Wait until no request was seen for `IDLE_S`."""
     looks = 0
     while looks * LOOK_S < IDLE_S:

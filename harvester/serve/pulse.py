@@ -37,6 +37,7 @@ class Pulse:
             "at_s": round(now["at_s"], 3),
             "kv_used": now["kv_used"],
             "ended_steps": now["ended_steps"],
+            "wrong": now.get("wrong", []),
             "ttft": _ms(now["ttft"], now["ttft_slo_s"]),
             "tpot": _ms(now["tpot"], now["tpot_slo_s"]),
             **_shares(past[0], now),

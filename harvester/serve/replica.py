@@ -37,11 +37,13 @@ class Replica:
         from harvester.engine.board import Board
         from harvester.engine.host import EngineHost
         from harvester.engine.profiles import profile_path
+        from harvester.engine.verify.kept import read, without_the_wrong
         from harvester.serve.offline import OfflineEngine
 
         stand_back(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
+        config = without_the_wrong(config, read(profile))
         values = engine_arguments(
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, board=Board.make().path, profile=profile
         )
@@ -60,7 +62,12 @@ class Replica:
         )
         self._profile = profile
         self._harvest = asyncio.create_task(self._runner.run())
-        self._profiling = asyncio.create_task(self._host.profile_when_absent(known=profile.is_file()))
+        self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))
+
+    async def _measure(self, *, known: bool) -> None:
+        """At the first start of a model on a device: how long its steps take, and whether the machine does what is asked of it."""
+        await self._host.profile_when_absent(known=known)
+        await self._host.verify_when_absent(self._profile)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         add_page(self._host.app)

@@ -15,7 +15,7 @@ from bench.ablation import NOTHING, variants
 from bench.burst import points
 from bench.compare import Setting, best_priority, offline_system, over, ratios, sweep_line
 from bench.coserve import settings, spread
-from bench.counters import Counters, Work, total, work_between
+from bench.counters import Counters, total
 from bench.knobs import QUICK, Knobs, knobs
 from bench.latency import Online, Slo
 from bench.measure import Span, Stretch, summary_of
@@ -26,6 +26,7 @@ from bench.rounds import rounds_of
 from bench.scenario import SCENARIOS, Options
 from bench.tally import Tally
 from bench.weights import tensor_shapes
+from bench.work import Work, work_between
 from harvester.config import ScheduleConfig, parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.embedded import embedded_model

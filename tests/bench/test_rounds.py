@@ -7,11 +7,11 @@ import random
 import pytest
 
 from bench import checkpoint, swap_link
-from bench.counters import Work
 from bench.kvgoals import COUNTERS, Round, goals_of, ratios_of, same
 from bench.kvload import Seen, Span, all_seen
 from bench.rounds import in_turns, pooled, ratio_of_percentiles, ratio_of_rounds
 from bench.scenario import Options
+from bench.work import Work
 from harvester.errors import UsageError
 
 

@@ -39,7 +39,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list:
     monkeypatch.setattr(
         serve_commands.importlib, "import_module", lambda name: SimpleNamespace(run=run) if name == "harvester.serve.server" else real(name)
     )
-    monkeypatch.setattr(serve_commands, "_require_engine", lambda: None)
+    monkeypatch.setattr(serve_commands, "require_engine", lambda *modules: None)
     return asked
 
 

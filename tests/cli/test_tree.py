@@ -13,7 +13,7 @@ from harvester.cli.main import app
 COMMANDS = typer.main.get_command(app).commands
 CONTRACT = {
     "serve", "stop", "submit", "jobs", "show", "watch", "cancel", "pause", "resume", "retry", "results", "sql", "chat", "tasks",
-    "profile", "doctor",
+    "profile", "doctor", "verify",
 }  # fmt: skip
 
 

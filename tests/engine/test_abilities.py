@@ -49,7 +49,7 @@ def configured(model: Path, board: Path, checkpoint: dict[str, Any] | None = Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from harvester.engine.arguments import engine_arguments
-        from harvester.engine.host import configure
+        from harvester.engine.start import configure
 
         wanted = {"dtype": "float32", "max_model_len": 512} | engine
         config = ServeConfig.model_validate({"engine": wanted, "checkpoint": checkpoint or {}})
@@ -145,6 +145,6 @@ def test_checkpoints_that_cannot_be_are_off_and_the_log_says_so(
 def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is(models: dict[str, Path], tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from harvester.engine.host import configure
+        from harvester.engine.start import configure
     found = configure({"model": str(models["plain"]), "dtype": "float32", "max_model_len": 512})[1]
     assert found.scheduler_config.scheduler_cls is None

@@ -140,6 +140,9 @@ function drawLatency(tile, latency, past) {
 
 function drawReplica(entry, now) {
   const tile = (name) => entry.node.querySelector(`[data-tile="${name}"]`);
+  const wrong = entry.node.querySelector(".wrong");
+  wrong.hidden = !now.wrong.length;
+  say(wrong, now.wrong.join(". "));
   drawLatency(tile("ttft"), now.ttft, entry.past.ttft);
   drawLatency(tile("tpot"), now.tpot, entry.past.tpot);
   const share = now.harvested_time;

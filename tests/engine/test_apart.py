@@ -13,14 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.apart import apart
+from harvester.engine.apart import apart
 from harvester.errors import EngineError, UsageError
+
+pytestmark = pytest.mark.engine
 
 PATIENCE_S = 30.0
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from bench.apart import apart
+from harvester.engine.apart import apart
 
 def work(folder):
     (folder / "pid").write_text(str(os.getpid()))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from harvester.errors import EngineError
@@ -16,12 +19,15 @@ PATIENCE_S = 30.0  # for its cleaning up; an engine that is told while it starts
 TOLD = (signal.SIGINT, signal.SIGTERM)
 
 
-def apart(work: Callable[..., T], *given: object) -> T:
+def apart(work: Callable[..., T], *given: object, log: Path | None = None) -> T:
     """What ``work(*given)`` gives. For engines: their metrics can be registered once in a process. Interrupted, it ends the other process
-    too, in which ``work`` sees the same `KeyboardInterrupt`, and waits for it. Raises `EngineError` where that process dies by itself."""
+    too, in which ``work`` sees the same `KeyboardInterrupt`, and waits for it. Raises `EngineError` where that process dies by itself.
+
+    What that process prints goes to ``log``, or to stderr where it is None: stdout belongs to the command's own result.
+    """
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, work, given))
+    process = context.Process(target=_work, args=(theirs, log, work, given))
     process.start()
     theirs.close()
     try:
@@ -41,7 +47,8 @@ def apart(work: Callable[..., T], *given: object) -> T:
     return cast(T, found)
 
 
-def _work(told: Any, work: Callable[..., Any], given: tuple[object, ...]) -> None:
+def _work(told: Any, log: Path | None, work: Callable[..., Any], given: tuple[object, ...]) -> None:
+    _print_to(log)
     for each in TOLD:
         signal.signal(each, _interrupt)
     with suppress(KeyboardInterrupt):
@@ -51,6 +58,17 @@ def _work(told: Any, work: Callable[..., Any], given: tuple[object, ...]) -> Non
             error.add_note(traceback.format_exc())
             found = error
         told.send(found)
+
+
+def _print_to(log: Path | None) -> None:
+    """Also of the processes that this one starts."""
+    sys.stdout.flush()
+    if log is None:
+        os.dup2(2, 1)
+        return
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -1,0 +1,73 @@
+"""What the short form found, kept beside the latency profile: one file for each model, device and harvester."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from harvester.config import ServeConfig
+from harvester.core import __version__
+from harvester.engine.verify.verdict import Part, Verdict
+
+log = logging.getLogger(__name__)
+
+
+def kept_path(profile: Path) -> Path:
+    return profile.with_suffix(".verified.json")
+
+
+def read(profile: Path) -> list[Verdict] | None:
+    """None where this harvester has found nothing yet, or the file cannot be read."""
+    try:
+        found = json.loads(kept_path(profile).read_text(encoding="utf-8"))
+        if found["harvester"] != __version__:
+            return None
+        return [Verdict(Part(one["part"]), one["ok"], str(one["said"])) for one in found["parts"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def write(profile: Path, verdicts: Sequence[Verdict]) -> None:
+    """A disk that refuses costs a warning: the next start looks again."""
+    path = kept_path(profile)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps({"harvester": __version__, "parts": [one.as_json() for one in verdicts]}) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        log.warning("what was verified was not written to %s: %s", path, error.strerror)
+
+
+def merged(before: Sequence[Verdict], now: Sequence[Verdict]) -> list[Verdict]:
+    """By part, what was told last: a part that is off is not looked at, and stays off."""
+    found = {one.part: one for one in before}
+    return list((found | {one.part: one for one in now if one.ok is not None or found.get(one.part) is None}).values())
+
+
+def without_the_wrong(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConfig:
+    """The configuration without the parts that are wrong here: no steps that end early, no checkpoints, a budget that knows no times."""
+    wrong = {one.part for one in verdicts or () if one.ok is False}
+    schedule, checkpoint = config.schedule, config.checkpoint
+    if Part.SIGNALS in wrong:
+        schedule = schedule.model_copy(update={"safepoints": "off"})
+    if Part.TIMES in wrong:
+        schedule = schedule.model_copy(update={"budget": "fixed"})
+    if Part.KV in wrong:
+        checkpoint = checkpoint.model_copy(update={"enabled": False})
+    return config.model_copy(update={"schedule": schedule, "checkpoint": checkpoint})
+
+
+OFF = {
+    Part.SIGNALS: "steps are not ended early",
+    Part.TIMES: "from the next start on, offline tokens beside chat are a fixed number",
+    Part.KV: "from the next start on there are no KV checkpoints",
+}
+
+
+def line(one: Verdict) -> str:
+    """What a user is told of a part that is wrong."""
+    return f"{one.part.value} wrong on this machine: {one.said}; {OFF.get(one.part, 'nothing is turned off')}"

@@ -1,0 +1,73 @@
+"""The verification of the engine that serves: at the first start of a model on a device, and what it turned off ever after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from harvester.engine.board import Board
+from harvester.engine.llm import HarvestLLM
+from harvester.engine.settings import Settings
+from harvester.engine.verify import kept
+from harvester.engine.verify.short import verify_short
+from harvester.engine.verify.verdict import Part, Verdict
+from harvester.errors import EngineError
+
+MOST_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class Verified(Collector):
+    """Of one engine. Shown on `/metrics` as ``harvester_verified``, 1 for a part that is right and 0 for a wrong one."""
+
+    def __init__(self, llm: HarvestLLM, board: Board, registry: CollectorRegistry = REGISTRY) -> None:
+        self._llm, self._board = llm, board
+        self._found: Sequence[Verdict] = ()
+        registry.register(self)
+
+    async def when_absent(self, profile: Path) -> None:
+        """What is kept beside ``profile``; else, or where a part of it is unknown, the short form, kept there. Wrong parts are turned off.
+
+        Never raises.
+        """
+        known = kept.read(profile)
+        found = known or []
+        if known is None or any(one.ok is None for one in known):
+            found = kept.merged(found, await self._look())
+            if found:
+                kept.write(profile, found)
+        self._take(found)
+
+    async def _look(self) -> list[Verdict]:
+        schedule = Settings.parse(self._llm.vllm_config.additional_config).schedule
+        detect_s, safepoints = schedule.preempt_detect_ms / 1000, schedule.safepoints == "auto"
+        try:
+            return await verify_short(self._llm, self._board, detect_s, safepoints, MOST_S)
+        except (EngineError, ValueError) as error:
+            log.warning("this machine could not be verified: %s", error)
+            return []
+
+    def _take(self, found: Sequence[Verdict]) -> None:
+        self._found = found
+        for one in found:
+            if one.ok is False:
+                log.warning(kept.line(one))
+        if any(one.part is Part.SIGNALS and one.ok is False for one in found):
+            self._llm.stop_signals()
+
+    def wrong(self) -> list[str]:
+        """A line for each part that is wrong here."""
+        return [kept.line(one) for one in self._found if one.ok is False]
+
+    def collect(self) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily("harvester_verified", "Whether a part of harvester is right on this machine, by part.", labels=["part"])
+        for one in self._found:
+            if one.ok is not None:
+                gauge.add_metric([one.part.value], float(one.ok))
+        yield gauge

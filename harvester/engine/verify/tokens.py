@@ -1,0 +1,153 @@
+"""The same questions to stock vLLM and to harvester under pressure, each in an engine of its own.
+
+The questions are made to find wrong KV: common prefixes, prompts of several chunks, chat that takes the KV of offline work away, steps that
+end between two layers, and everything asked a second time, out of the prefix cache of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from harvester.engine.board import Board, Count
+from harvester.engine.llm import HarvestLLM
+from harvester.engine.start import engine, without_harvester
+from harvester.engine.verify.answers import Pressed, Stock
+from harvester.engine.verify.ask import ask, random_ids
+from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject
+from harvester.engine.verify.ties import Top, as_top, first_other, lead, moved
+from harvester.errors import EngineError
+
+OFFLINE, ONLINE, BURST = 20, 12, 4
+PROMPT_TOKENS, ANSWER_TOKENS = (24, 200), 40
+SHARED_WORDS, OWN_WORDS = 16, (12, 32)
+WORDS = """
+    apple river stone window garden silver morning letter bridge candle forest hammer island jacket kitchen ladder market needle ocean paper
+    queen rabbit shadow table umbrella valley winter yellow zebra anchor basket copper desert engine feather glass harbor iron
+""".split()  # noqa: SIM905  # a list of one-word strings is harder to read
+TOP = 5  # likeliest tokens told of each place
+CHAOS = 0.5
+TURNS = 2
+AGAIN_AT_ONCE = 3  # so that steps hold other requests than at first
+MOST_S = 600.0  # an engine that hangs; its start is a part of it
+
+
+def prompts(llm: HarvestLLM) -> list[list[int]]:
+    """The same in every run, offline ones first; two of three begin alike.
+
+    A model with a tokenizer is asked to repeat words drawn at random. What it says then hangs on the KV of every one of them, and nearly
+    every token has a large lead, so that ties cut off little. Others, of random weights, get random tokens.
+    """
+    rng = random.Random(7)
+    vocabulary = llm.model_config.get_vocab_size()
+    try:
+        tokenizer = llm.get_tokenizer()
+    except ValueError:  # the engine runs without one
+        tokenizer = None
+    shared = rng.choices(WORDS, k=SHARED_WORDS), random_ids(rng, vocabulary, PROMPT_TOKENS[1] // 2)
+    found = []
+    for number in range(OFFLINE + ONLINE):
+        common, length = number % 3, rng.randint(*PROMPT_TOKENS)
+        if tokenizer is None:
+            ids = shared[1][: length // 2] if common else []
+            found.append(ids + random_ids(rng, vocabulary, length - len(ids)))
+        else:
+            words = shared[0] if common else []
+            found.append(_rendered(tokenizer, " ".join(words + rng.choices(WORDS, k=rng.randint(*OWN_WORDS)))))
+    return found
+
+
+def _rendered(tokenizer: Any, text: str) -> list[int]:
+    asked = f"Repeat: {text}"
+    if getattr(tokenizer, "chat_template", None):
+        message = [{"role": "user", "content": asked}]
+        ids = tokenizer.apply_chat_template(message, tokenize=True, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer.encode(f"{asked}\n\n{text[: len(text) // 8]}")  # a base model goes on with what has begun to repeat
+    return list(ids)[: CONTEXT_TOKENS - ANSWER_TOKENS - 1]
+
+
+def stock_tokens(subject: Subject) -> Stock:
+    """Stock vLLM's answers, and how well it repeats itself. For `harvester.engine.apart.apart`."""
+    return asyncio.run(asyncio.wait_for(_stock(subject), MOST_S))
+
+
+def pressed_tokens(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
+    """Harvester's, with KV for few requests and steps that end early. For `harvester.engine.apart.apart`."""
+    return asyncio.run(asyncio.wait_for(_pressed(subject, block_tokens, longest_tokens), MOST_S))
+
+
+async def _stock(subject: Subject) -> Stock:
+    async with engine(without_harvester(subject.small())) as llm:
+        given = prompts(llm)
+        outputs = await asyncio.gather(*(ask(llm, f"{i}", ids, ANSWER_TOKENS, logprobs=TOP) for i, ids in enumerate(given)))
+        tokens = [list(output.outputs[0].token_ids) for output in outputs]
+        tops = [[as_top(place) for place in output.outputs[0].logprobs or ()] for output in outputs]
+        gate = asyncio.Semaphore(AGAIN_AT_ONCE)
+        as_prompts = await asyncio.gather(*(_as_prompt(llm, gate, i, given[i] + tokens[i], len(tokens[i])) for i in range(len(given))))
+        repeated = await asyncio.gather(*(_again(llm, gate, i, ids) for i, ids in enumerate(given)))
+        tie = 2.0 * max(moved(*each) for each in zip(tokens, tops, as_prompts, strict=True))
+        tie = max(tie, *(_own_tie(*each) for each in zip(tokens, repeated, tops, strict=True)))
+        longest = max(map(len, given)) + ANSWER_TOKENS
+        return Stock(tokens, tops, tie, int(llm.vllm_config.cache_config.block_size), longest)
+
+
+async def _as_prompt(llm: HarvestLLM, gate: asyncio.Semaphore, number: int, ids: list[int], answered: int) -> list[Top]:
+    """The likeliest tokens at the places of an answer that is given as the end of a prompt."""
+    async with gate:
+        output = await ask(llm, f"prompt-{number}", ids, 1, prompt_logprobs=TOP)
+    places = (output.prompt_logprobs or [])[-answered:]
+    if len(places) < answered or not all(places):
+        raise EngineError("vLLM gave no log-probabilities for a prompt: how well it repeats itself cannot be told")
+    return [as_top(place) for place in places if place]
+
+
+async def _again(llm: HarvestLLM, gate: asyncio.Semaphore, number: int, ids: list[int]) -> list[int]:
+    async with gate:
+        return list((await ask(llm, f"again-{number}", ids, ANSWER_TOKENS)).outputs[0].token_ids)
+
+
+def _own_tie(tokens: list[int], repeated: list[int], top: Sequence[Top]) -> float:
+    """The lead that stock vLLM itself did not keep; 0 where it repeats itself."""
+    place = first_other(repeated, tokens)
+    return 0.0 if place is None else lead(top[place], tokens[place], repeated[place])
+
+
+async def _pressed(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
+    board = Board.make()
+    values = subject.pressed(board.path, block_tokens, longest_tokens, CHAOS)
+    async with engine(values, board) as llm:
+        given = prompts(llm)
+        turns = [await _turn(llm, given, turn) for turn in range(TURNS)]
+        return Pressed(
+            turns,
+            int(board.count(Count.ENDED_STEPS)),
+            int(board.count(Count.PREEMPTED)),
+            int(board.count(Count.STORED_BLOCKS)),
+            int(board.count(Count.LOADED_BLOCKS)),
+            int(board.count(Count.FAILED_COPIES)),
+        )
+
+
+async def _turn(llm: HarvestLLM, given: list[list[int]], turn: int) -> list[list[int]]:
+    """Offline work all at once; a burst of chat each time that some more of it is answered, so that there are steps without chat too."""
+    answered, news = 0, asyncio.Condition()
+    bursts = ONLINE // BURST
+
+    async def offline(number: int) -> list[int]:
+        nonlocal answered
+        output = await ask(llm, f"{turn}-{number}", given[number], ANSWER_TOKENS)
+        async with news:
+            answered += 1
+            news.notify_all()
+        return list(output.outputs[0].token_ids)
+
+    async def online(number: int) -> list[int]:
+        due = (1 + (number - OFFLINE) // BURST) * OFFLINE // (bursts + 2)
+        async with news:
+            await news.wait_for(lambda: answered >= due)
+        return list((await ask(llm, f"{turn}-{number}", given[number], ANSWER_TOKENS, online=True)).outputs[0].token_ids)
+
+    return await asyncio.gather(*map(offline, range(OFFLINE)), *map(online, range(OFFLINE, OFFLINE + ONLINE)))

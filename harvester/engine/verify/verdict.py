@@ -1,0 +1,91 @@
+"""What was found of each part, and whether that is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from harvester.engine.verify.answers import Pressed
+from harvester.engine.verify.signals import Signals
+from harvester.engine.verify.ties import MOST_TIE, Compared
+from harvester.engine.verify.times import Times
+
+LEAST_ENDED = 0.9  # of the steps that were asked to end
+FEW_SIGNALS = 5  # fewer say nothing
+RATIO_P50, MOST_RATIO_P99 = (0.75, 1.33), 8.0  # actual over predicted step time; the latency model's margin ends at 8
+SUM_OVER_WALL = (0.5, 1.1)  # what lies between two steps is not in them; a step counted twice is
+
+
+class Part(StrEnum):
+    TOKENS = "tokens"
+    SIGNALS = "signals"
+    TIMES = "times"
+    KV = "kv"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``ok`` None: it could not be told here, ``said`` says why. ``said`` is one line."""
+
+    part: Part
+    ok: bool | None
+    said: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"part": self.part.value, "ok": self.ok, "said": self.said}
+
+
+def tokens_verdict(turns: Sequence[Compared], tie: float, pressed: Pressed) -> Verdict:
+    different, tied = sum(one.different for one in turns), sum(one.tied for one in turns)
+    answers, tokens, compared = (sum(getattr(one, name) for one in turns) for name in ("answers", "tokens", "compared"))
+    done = f"{pressed.ended_steps} steps ended early, {pressed.preempted} requests lost their KV"
+    said = (
+        f"{answers - different} of {answers} answers as stock vLLM's ({compared / max(1, tokens):.0%} of the tokens, {tied} ties); {done}"
+    )
+    if different:
+        return Verdict(Part.TOKENS, False, said)
+    if tie > MOST_TIE:
+        return Verdict(Part.TOKENS, None, f"stock vLLM's own log-probabilities move by {tie / 2:.2f} here: its answers cannot be compared")
+    if not pressed.ended_steps or not pressed.preempted:
+        return Verdict(Part.TOKENS, None, f"{said}: not enough was done to it")
+    return Verdict(Part.TOKENS, all(one.identical for one in turns), said)
+
+
+def signals_verdict(found: Signals) -> Verdict:
+    if found.asked < FEW_SIGNALS:
+        return Verdict(Part.SIGNALS, None, f"only {found.asked} steps could be asked to end: they are too short")
+    times = detect_ms(found)
+    after = f", after {times['p50']:.1f} ms (p50), {times['p99']:.1f} ms (p99)" if times["p50"] is not None else ""
+    return Verdict(Part.SIGNALS, found.ended >= LEAST_ENDED * found.asked, f"{found.ended} of {found.asked} steps asked to end did{after}")
+
+
+def times_verdict(found: Times) -> Verdict:
+    p50, p99, whole = found.ratio_p50, found.ratio_p99, found.sum_over_wall
+    sums = f"all steps together {whole:.0%} of the wall"
+    if not SUM_OVER_WALL[0] <= whole <= SUM_OVER_WALL[1]:
+        return Verdict(Part.TIMES, False, sums)
+    if p50 is None or p99 is None:
+        return Verdict(Part.TIMES, None, f"{sums}; too few steps to tell how well they are predicted")
+    ok = RATIO_P50[0] <= p50 <= RATIO_P50[1] and p99 <= MOST_RATIO_P99
+    return Verdict(Part.TIMES, ok, f"actual over predicted step time p50 {p50:.2f}, p99 {p99:.2f}; {sums}")
+
+
+def kv_verdict(ranks: Sequence[bool], pressed: Pressed | None = None) -> Verdict:
+    failed = pressed.failed_copies if pressed is not None else 0
+    said = f"blocks came back from host memory whole on {sum(ranks)} of {len(ranks)} ranks"
+    if pressed is not None and pressed.stored_blocks:
+        said += f"; of {pressed.stored_blocks} blocks saved and {pressed.loaded_blocks} read back {failed} copies failed"
+    return Verdict(Part.KV, bool(ranks) and all(ranks) and not failed, said)
+
+
+def detect_ms(found: Signals) -> dict[str, float | None]:
+    """P50, p90 and p99 (nearest rank) in ms; None where no step ended."""
+    ordered = sorted(found.detect_s)
+
+    def rank(share: float) -> float | None:
+        return round(1e3 * ordered[math.ceil(share * len(ordered)) - 1], 3) if ordered else None
+
+    return {"p50": rank(0.5), "p90": rank(0.9), "p99": rank(0.99)}

@@ -1,0 +1,147 @@
+"""The whole verification: three engines one after the other, each in a process of its own; under three minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vllm.platforms import current_platform
+
+from harvester.config import ServeConfig
+from harvester.engine.apart import apart
+from harvester.engine.board import Board
+from harvester.engine.models import choose_model
+from harvester.engine.start import engine
+from harvester.engine.verify.answers import Pressed, Stock
+from harvester.engine.verify.signals import Signals, signals
+from harvester.engine.verify.subject import Subject
+from harvester.engine.verify.ties import Compared, compare
+from harvester.engine.verify.times import Times, times
+from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
+from harvester.engine.verify.verdict import Part, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
+from harvester.errors import EngineError
+
+SIGNALS, SIGNALS_S = 100, 20.0
+LEARN_S, STRETCH_S = 10.0, 6.0
+MOST_S = 600.0  # an engine that hangs; its start is a part of it
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Of one engine with the deployment's own arguments. ``kv``: by rank, whether blocks came back whole."""
+
+    kv: list[bool]
+    times: Times
+    signals: Signals
+
+
+def subject_of(config: ServeConfig) -> Subject:
+    """The deployment of ``config`` on this machine. Raises `ConfigError` for a model that is not there."""
+    choice = choose_model(config.model, config.served_model_name)
+    cpu = current_platform.is_cpu() if config.device == "auto" else config.device == "cpu"
+    os.environ.update(config.env)
+    return Subject(config, choice.path, choice.embedded, cpu)
+
+
+def verify(subject: Subject, log: Path, say: Say) -> dict[str, Any]:
+    """What was found, as JSON values: ``ok``, the figures by name, and a line for each part. An engine that dies fails its part.
+
+    ``say`` is told what is done now; ``log`` gets what the engines print.
+    """
+    began_s = time.monotonic()
+    log.write_bytes(b"")
+    say("stock vLLM answers")
+    stock = _try(log, stock_tokens, subject)
+    say("harvester answers, with steps that end early and KV that is taken away")
+    pressed = _try(log, pressed_tokens, subject, stock.block_tokens, stock.longest_tokens) if isinstance(stock, Stock) else stock
+    say("harvester is timed: steps, signals, copies")
+    timed = _try(log, measure, subject)
+    verdicts = [*_of_tokens(stock, pressed), *_of_timed(timed, pressed if isinstance(pressed, Pressed) else None)]
+    return {
+        "ok": all(one.ok is not False for one in verdicts) and any(one.ok for one in verdicts),
+        "tokens_identical": next(one.ok for one in verdicts if one.part is Part.TOKENS),
+        **_figures(timed),
+        "parts": [one.as_json() for one in verdicts],
+        "tokens": _token_figures(stock, pressed),
+        "model": subject.model,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+
+
+def measure(subject: Subject) -> Timed:
+    """For `apart`."""
+    return asyncio.run(asyncio.wait_for(_measure(subject), MOST_S))
+
+
+async def _measure(subject: Subject) -> Timed:
+    board = Board.make()
+    async with engine(subject.timed(board.path), board) as llm:
+        kv = [bool(rank) for rank in await llm.collective_rpc("kv_comes_back")]
+        found = await times(llm, board, LEARN_S, STRETCH_S)
+        return Timed(kv, found, await signals(llm, board, SIGNALS, SIGNALS_S))
+
+
+def compared(stock: Stock, pressed: Pressed) -> list[Compared]:
+    """Turn by turn."""
+    return [compare(zip(turn, stock.tokens, strict=True), stock.tops, stock.tie) for turn in pressed.turns]
+
+
+def _try(log: Path, work: Callable[..., T], *given: Any) -> T | Exception:
+    """What ``work`` gives, or what it failed with: a part that fails leaves the others their turn."""
+    try:
+        return apart(work, *given, log=log)
+    except Exception as error:  # vLLM's own, of any kind
+        return error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _of_tokens(stock: Stock | Exception, pressed: Pressed | Exception) -> list[Verdict]:
+    if isinstance(stock, Exception):
+        return [Verdict(Part.TOKENS, None, f"stock vLLM gave no answers: {stock}")]
+    if isinstance(pressed, Exception):
+        return [Verdict(Part.TOKENS, False, f"no answers: {pressed}")]
+    return [tokens_verdict(compared(stock, pressed), stock.tie, pressed)]
+
+
+def _of_timed(timed: Timed | Exception, pressed: Pressed | None) -> list[Verdict]:
+    if isinstance(timed, Exception):
+        return [Verdict(part, False, f"not measured: {timed}") for part in (Part.SIGNALS, Part.TIMES, Part.KV)]
+    return [signals_verdict(timed.signals), times_verdict(timed.times), kv_verdict(timed.kv, pressed)]
+
+
+def _figures(timed: Timed | Exception) -> dict[str, Any]:
+    if isinstance(timed, Exception):
+        return dict.fromkeys(("ended_of_asked", "detect_ms", "step_error", "kv_identical"))
+    found = timed.signals
+    return {
+        "ended_of_asked": round(found.ended / found.asked, 4) if found.asked else None,
+        "asked": found.asked,
+        "ended": found.ended,
+        "detect_ms": detect_ms(found),
+        "step_error": {name: value if value is None else round(value, 4) for name, value in asdict(timed.times).items()},
+        "kv_identical": all(timed.kv),
+    }
+
+
+def _token_figures(stock: Stock | Exception, pressed: Pressed | Exception) -> dict[str, Any] | None:
+    if isinstance(stock, Exception) or isinstance(pressed, Exception):
+        return None
+    turns = compared(stock, pressed)
+    return {
+        "answers": sum(one.answers for one in turns),
+        "different": sum(one.different for one in turns),
+        "tied": sum(one.tied for one in turns),
+        "compared_share": round(sum(one.compared for one in turns) / max(1, sum(one.tokens for one in turns)), 4),
+        "tie": stock.tie,
+        "ended_steps": pressed.ended_steps,
+        "preempted": pressed.preempted,
+        "loaded_blocks": pressed.loaded_blocks,
+        "distinct_tokens": len({token for answer in stock.tokens for token in answer}),
+    }

@@ -1,0 +1,61 @@
+"""`harvester verify` as a command: what it prints of what was found, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from harvester.cli import verify as command
+
+RIGHT = [
+    {"part": "tokens", "ok": True, "said": "64 of 64 answers as stock vLLM's"},
+    {"part": "kv", "ok": None, "said": "nothing was copied"},
+]
+WRONG = [*RIGHT, {"part": "signals", "ok": False, "said": "0 of 60 steps asked to end did"}]
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands for the engines; holds what ``verify`` was asked for, and what it shall find as its first item."""
+    asked: list[Any] = [{"ok": True, "parts": RIGHT, "seconds": 101.2, "model": "tiny"}]
+    module = ModuleType("harvester.engine.verify.whole")
+
+    def verify(subject: Any, log: Path, say: Any) -> dict[str, Any]:
+        asked.extend([subject, log])
+        say("harvester is timed")
+        return dict(asked[0])
+
+    module.subject_of = lambda config: config.model  # type: ignore[attr-defined]
+    module.verify = verify  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "harvester.engine.verify.whole", module)
+    monkeypatch.setattr(command, "require_engine", lambda *modules: None)
+    return asked
+
+
+def test_each_part_has_a_line_and_a_machine_that_is_right_ends_with_0(cli: Any, engines: list[Any], state: Path) -> None:
+    result = cli("verify", "--model", "some/model")
+    assert result.exit_code == 0, result.output
+    assert "ok       tokens  64 of 64 answers as stock vLLM's" in result.stdout
+    assert "unknown  kv      nothing was copied" in result.stdout
+    assert "101 s with model tiny" in result.stdout
+    assert engines[1:] == ["some/model", state / "logs" / "verify.log"]
+
+
+def test_a_part_that_is_wrong_ends_with_1_and_names_the_log(cli: Any, engines: list[Any], state: Path) -> None:
+    engines[0] |= {"ok": False, "parts": WRONG}
+    result = cli("verify")
+    assert result.exit_code == 1
+    assert "wrong    signals  0 of 60 steps asked to end did" in result.stdout
+    assert "error: wrong on this machine: signals" in result.stderr
+    assert str(state / "logs" / "verify.log") in result.stderr
+
+
+def test_json_is_one_object_on_stdout_whatever_else_is_told(cli: Any, engines: list[Any]) -> None:
+    result = cli("verify", "--json")
+    assert json.loads(result.stdout) == engines[0]
+    assert "harvester is timed" in result.stderr
