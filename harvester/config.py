@@ -77,7 +77,11 @@ class ScheduleConfig(Section):
 class CheckpointConfig(Section):
     """KV checkpoints in host memory: a request that loses its KV gets it back instead of computing it again (ConServe 4.4)."""
 
-    enabled: bool = Field(default=False, description="Off where the engine has a `kv_transfer_config` of its own.")
+    enabled: bool | Literal["auto"] = Field(
+        default="auto",
+        description="auto: on where `harvester verify` has found tokens and KV copies right with this model on this machine. "
+        "Off where the engine has a `kv_transfer_config` of its own.",
+    )
     host_gib: float | None = Field(
         default=None,
         gt=0.0,

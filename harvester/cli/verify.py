@@ -30,7 +30,8 @@ def verify(
 
     Three engines run one after the other: stock vLLM, harvester with steps that end early and KV that is taken away, and harvester as
     configured. That takes two or three minutes and the memory that a server takes, so stop the server first. Without --model the small
-    embedded model is used. Exits with 1 if a part is wrong, or if none could be told.
+    embedded model is used. What is found is kept for the servers to come: a wrong part is off, and KV checkpoints are on where they are
+    right. Exits with 1 if a part is wrong, or if none could be told.
 
     \b
     Example:
@@ -40,7 +41,9 @@ def verify(
     require_engine("vllm")
     whole = importlib.import_module("harvester.engine.verify.whole")
     log = _log(here)
-    found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True))
+    subject = whole.subject_of(values)
+    profile = importlib.import_module("harvester.engine.profiles").profile_path(here.state_dir, subject.name, values)
+    found = whole.verify(subject, log, lambda line: print(line, file=sys.stderr, flush=True), profile)
     if here.json:
         here.print_json(found)
     else:

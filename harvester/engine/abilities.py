@@ -34,7 +34,7 @@ def settle(vllm_config: Any) -> list[str]:
         settings = {**ours[KEY], "schedule": {**ours[KEY].get("schedule", {}), "safepoints": "off"}}
         vllm_config.additional_config = {name: value for name, value in ours.items() if name != SAFEPOINTS_KEY} | {KEY: settings}
         lines.append(f"safepoints are off, a running step is not ended for an arrival: {'; '.join(why)}")
-    if _foreign_connector(vllm_config) and ours[KEY].get("checkpoint", {}).get("enabled"):
+    if _foreign_connector(vllm_config) and ours[KEY].get("checkpoint", {}).get("enabled") is True:
         lines.append("KV checkpoints are off: engine.kv_transfer_config names another connector")
     return lines
 

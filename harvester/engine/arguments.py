@@ -43,7 +43,7 @@ def engine_arguments(
     if board is not None and config.schedule.safepoints == "auto":
         extra[SAFEPOINTS_KEY] = {"board": str(board)} | extra.get(SAFEPOINTS_KEY, {})
     values["additional_config"] = extra
-    if config.checkpoint.enabled and values.get("kv_transfer_config") is None:
+    if config.checkpoint.enabled is True and values.get("kv_transfer_config") is None:
         values["kv_transfer_config"] = transfer_config(config.checkpoint, config.replicas)
     return values
 

@@ -37,13 +37,13 @@ class Replica:
         from harvester.engine.board import Board
         from harvester.engine.host import EngineHost
         from harvester.engine.profiles import profile_path
-        from harvester.engine.verify.kept import read, without_the_wrong
+        from harvester.engine.verify.kept import fitted, read
         from harvester.serve.offline import OfflineEngine
 
         stand_back(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
-        config = without_the_wrong(config, read(profile))
+        config = fitted(config, read(profile))
         values = engine_arguments(
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, board=Board.make().path, profile=profile
         )

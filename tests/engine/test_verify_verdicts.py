@@ -147,10 +147,10 @@ def test_a_single_bit_that_flips_on_the_way_is_found(way: int, monkeypatch: pyte
 def test_a_part_that_is_wrong_is_off_at_the_next_start_and_others_stay_on(tmp_path: Path) -> None:
     profile, config = tmp_path / "profiles" / "tiny-1.json", parse_config({"checkpoint": {"enabled": True}}, "test")
     kept.write(profile, [Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.KV, True, "whole"), Verdict(Part.TIMES, None, "too few")])
-    reduced = kept.without_the_wrong(config, kept.read(profile))
+    reduced = kept.fitted(config, kept.read(profile))
     assert (reduced.schedule.safepoints, reduced.schedule.budget, reduced.checkpoint.enabled) == ("off", "slo", True)
     kept.write(profile, [Verdict(Part.KV, False, "spoiled"), Verdict(Part.TIMES, False, "twice")])
-    reduced = kept.without_the_wrong(config, kept.read(profile))
+    reduced = kept.fitted(config, kept.read(profile))
     assert (reduced.schedule.safepoints, reduced.schedule.budget, reduced.checkpoint.enabled) == ("auto", "fixed", False)
 
 
@@ -162,7 +162,32 @@ def test_what_was_kept_by_nobody_or_by_another_harvester_is_looked_at_anew(text:
     if text is not None:
         kept.kept_path(profile).write_text(text)
     assert kept.read(profile) is None
-    assert kept.without_the_wrong(parse_config({}, "test"), None) == parse_config({}, "test")
+    plain = parse_config({}, "test")
+    assert kept.fitted(plain, None).schedule == plain.schedule
+
+
+@pytest.mark.parametrize(
+    ("tokens", "copies", "enabled", "on"),
+    [
+        (True, True, "auto", True),
+        (None, True, "auto", False),
+        (True, None, "auto", False),
+        (True, True, False, False),
+        (None, None, True, True),
+    ],
+    ids=["both proven", "tokens unknown", "copies unknown", "turned off by hand", "turned on by hand"],
+)
+def test_checkpoints_are_on_by_themselves_where_tokens_and_copies_are_proven(
+    tokens: bool | None, copies: bool | None, enabled: bool | str, on: bool
+) -> None:
+    found = [Verdict(Part.TOKENS, tokens, ""), Verdict(Part.KV, copies, "")]
+    config = parse_config({"checkpoint": {"enabled": enabled}}, "test")
+    assert kept.fitted(config, found).checkpoint.enabled is on
+
+
+def test_wrong_tokens_turn_off_all_that_could_have_made_them() -> None:
+    config = kept.fitted(parse_config({"checkpoint": {"enabled": True}}, "test"), [Verdict(Part.TOKENS, False, "")])
+    assert (config.schedule.safepoints, config.checkpoint.enabled) == ("off", False)
 
 
 class FakeLlm:

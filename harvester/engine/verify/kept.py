@@ -48,20 +48,27 @@ def merged(before: Sequence[Verdict], now: Sequence[Verdict]) -> list[Verdict]:
     return list((found | {one.part: one for one in now if one.ok is not None or found.get(one.part) is None}).values())
 
 
-def without_the_wrong(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConfig:
-    """The configuration without the parts that are wrong here: no steps that end early, no checkpoints, a budget that knows no times."""
-    wrong = {one.part for one in verdicts or () if one.ok is False}
-    schedule, checkpoint = config.schedule, config.checkpoint
-    if Part.SIGNALS in wrong:
+def fitted(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConfig:
+    """The configuration as it fits what was found here: wrong parts are off, and checkpoints on where they are left to it and proven.
+
+    Off are steps that end early, checkpoints, or a budget that knows step times.
+    """
+    found = {one.part: one.ok for one in verdicts or ()}
+    schedule, enabled = config.schedule, config.checkpoint.enabled
+    if found.get(Part.SIGNALS) is False or found.get(Part.TOKENS) is False:
         schedule = schedule.model_copy(update={"safepoints": "off"})
-    if Part.TIMES in wrong:
+    if found.get(Part.TIMES) is False:
         schedule = schedule.model_copy(update={"budget": "fixed"})
-    if Part.KV in wrong:
-        checkpoint = checkpoint.model_copy(update={"enabled": False})
+    if found.get(Part.KV) is False or found.get(Part.TOKENS) is False:
+        enabled = False
+    elif enabled == "auto":
+        enabled = bool(found.get(Part.KV) and found.get(Part.TOKENS))
+    checkpoint = config.checkpoint.model_copy(update={"enabled": enabled})
     return config.model_copy(update={"schedule": schedule, "checkpoint": checkpoint})
 
 
 OFF = {
+    Part.TOKENS: "from the next start on no step is ended early, and there are no KV checkpoints",
     Part.SIGNALS: "steps are not ended early",
     Part.TIMES: "from the next start on, offline tokens beside chat are a fixed number",
     Part.KV: "from the next start on there are no KV checkpoints",

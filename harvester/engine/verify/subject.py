@@ -24,6 +24,7 @@ class Subject:
     embedded: bool
     cpu: bool
     engine: dict[str, Any] = field(default_factory=dict)
+    name: str = "verify"  # by which its profile is found
 
     def small(self) -> dict[str, Any]:
         """Arguments of both engines whose tokens are compared, harvester's included; the stock one leaves those out."""
@@ -34,7 +35,10 @@ class Subject:
         """As `small`, with KV for few requests, no reserve, and steps of offline work that end at random with probability ``chaos``."""
         schedule = self.config.schedule.model_copy(update={"safepoints": "auto", "reserve": "fixed", "preempt_detect_ms": 0.1})
         share = ShareConfig(reserved_slots=1, reserved_kv=0.0)
-        config = self.config.model_copy(update={"schedule": schedule, "share": share})
+        checkpoint = self.config.checkpoint
+        if checkpoint.enabled == "auto":  # whether they may be on is what is found out
+            checkpoint = checkpoint.model_copy(update={"enabled": True})
+        config = self.config.model_copy(update={"schedule": schedule, "share": share, "checkpoint": checkpoint})
         blocks = max(FEW_REQUESTS * -(-longest_tokens // block_tokens), -(-CONTEXT_TOKENS // block_tokens)) + 2
         limits = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SLOTS}
         values = self._arguments(config, board, limits | {"num_gpu_blocks_override": blocks})

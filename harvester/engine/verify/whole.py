@@ -17,6 +17,7 @@ from harvester.engine.apart import apart
 from harvester.engine.board import Board
 from harvester.engine.models import choose_model
 from harvester.engine.start import engine
+from harvester.engine.verify import kept
 from harvester.engine.verify.answers import Pressed, Stock
 from harvester.engine.verify.signals import Signals, signals
 from harvester.engine.verify.subject import Subject
@@ -48,13 +49,13 @@ def subject_of(config: ServeConfig) -> Subject:
     choice = choose_model(config.model, config.served_model_name)
     cpu = current_platform.is_cpu() if config.device == "auto" else config.device == "cpu"
     os.environ.update(config.env)
-    return Subject(config, choice.path, choice.embedded, cpu)
+    return Subject(config, choice.path, choice.embedded, cpu, name=choice.name)
 
 
-def verify(subject: Subject, log: Path, say: Say) -> dict[str, Any]:
+def verify(subject: Subject, log: Path, say: Say, profile: Path | None = None) -> dict[str, Any]:
     """What was found, as JSON values: ``ok``, the figures by name, and a line for each part. An engine that dies fails its part.
 
-    ``say`` is told what is done now; ``log`` gets what the engines print.
+    ``say`` is told what is done now; ``log`` gets what the engines print. Beside ``profile`` it is kept for the servers to come.
     """
     began_s = time.monotonic()
     log.write_bytes(b"")
@@ -65,6 +66,8 @@ def verify(subject: Subject, log: Path, say: Say) -> dict[str, Any]:
     say("harvester is timed: steps, signals, copies")
     timed = _try(log, measure, subject)
     verdicts = [*_of_tokens(stock, pressed), *_of_timed(timed, pressed if isinstance(pressed, Pressed) else None)]
+    if profile is not None:
+        kept.write(profile, verdicts)
     return {
         "ok": all(one.ok is not False for one in verdicts) and any(one.ok for one in verdicts),
         "tokens_identical": next(one.ok for one in verdicts if one.part is Part.TOKENS),
