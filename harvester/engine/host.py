@@ -22,15 +22,16 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from harvester.config import TierConfig
 from harvester.core import PRIORITY_OFFLINE
 from harvester.engine import profiler
-from harvester.engine.board import Board
+from harvester.engine.board import Board, Field
 from harvester.engine.graphs import graph_sizes
 from harvester.engine.llm import HarvestLLM
 from harvester.engine.metrics import BoardMetrics, ClassMetrics
 from harvester.engine.now import now
 from harvester.engine.openai import OfflineApi
+from harvester.engine.preemptible import SAFEPOINTS_KEY
 from harvester.engine.settings import KEY, Settings
 from harvester.engine.signal import ArrivalSignal
-from harvester.engine.start import start_llm
+from harvester.engine.start import OFF_KEY, start_llm
 from harvester.engine.verify.serving import Verified
 from harvester.errors import EngineError, UsageError
 
@@ -107,10 +108,19 @@ class EngineHost:
         return await profiler.profile(self.llm, self.board, seconds or profiler.FULL_S)
 
     def now(self) -> dict[str, Any]:
-        """See `harvester.engine.now.now`; ``wrong``: a line for each part that is wrong here. Empty for an engine without a board."""
+        """See `harvester.engine.now.now`; ``wrong``: a line for each part that is off or wrong. Empty for an engine without a board."""
         if self.board is None:
             return {}
-        return {**now(self.llm, self.board, time.monotonic()), "wrong": self._verified.wrong() if self._verified else []}
+        wrong = self._off(self.board) + (self._verified.wrong() if self._verified else [])
+        return {**now(self.llm, self.board, time.monotonic()), "wrong": wrong}
+
+    def _off(self, board: Board) -> list[str]:
+        """What this model or these arguments leave no room for."""
+        ours = self.llm.vllm_config.additional_config
+        lines = list(ours.get(OFF_KEY, ()))
+        if SAFEPOINTS_KEY in ours and not board[Field.PLACES]:
+            lines.append("safepoints are off, a running step is not ended for an arrival: no layer of this model has a place for one")
+        return lines
 
     async def profile_when_absent(self, *, known: bool) -> None:
         if self.board is not None:

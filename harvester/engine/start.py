@@ -25,6 +25,8 @@ from harvester.errors import ConfigError, EngineError
 # Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
 # process would have its name.
 SET_BY_VLLM = "TORCHINDUCTOR_COMPILE_THREADS"
+OFF_KEY = "harvester_off"  # in vLLM's `additional_config`: a line for each part that is off with this model and these arguments
+
 log = logging.getLogger(__name__)
 
 OURS = ("scheduler_cls", "worker_cls", "additional_config", "kv_transfer_config")  # arguments that make a stock engine harvester's
@@ -56,8 +58,11 @@ def configure(values: Mapping[str, Any]) -> tuple[Namespace, Any]:
         args, engine_args = namespace({**values, "kv_transfer_config": None})  # anew: vLLM has fitted other values to the connector
         vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         lines.append(f"KV checkpoints are off: {'; '.join(why)}")
-    for line in lines + abilities.settle(vllm_config):
+    lines += abilities.settle(vllm_config)
+    for line in lines:
         log.warning(line)
+    if lines:
+        vllm_config.additional_config = {**vllm_config.additional_config, OFF_KEY: lines}
     return args, vllm_config
 
 

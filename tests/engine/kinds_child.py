@@ -118,10 +118,10 @@ async def ours(case: str, models: Path, chaos: float, least: int) -> dict[str, A
                 answers.append([await ask(host.llm, case, models, number, turn) for number in range(FEW)])
             else:
                 answers.append(await asyncio.gather(*(ask(host.llm, case, models, number, turn) for number in range(PROMPTS))))
-        scheduler = str(host.llm.vllm_config.scheduler_config.scheduler_cls)
+        scheduler, told = str(host.llm.vllm_config.scheduler_config.scheduler_cls), host.now()["wrong"]
     finally:
         host.close()
-    return {"answers": answers, "ended": board.count(Count.ENDED_STEPS), "scheduler": scheduler}
+    return {"answers": answers, "ended": board.count(Count.ENDED_STEPS), "scheduler": scheduler, "told": told}
 
 
 def main() -> int:

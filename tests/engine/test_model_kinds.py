@@ -45,6 +45,7 @@ def test_answers_are_those_of_stock_vllm(case: str, stock: dict[str, Any], model
     least = ENDED[case]
     found = child(tmp_path, models, case, "--least", str(least or 0))
     assert found["ended"] >= least if least is not None else found["ended"] == 0
+    assert any("safepoints are off" in line for line in found["told"]) == (least is None), "what is off is said"
     assert len({str(answer) for answer in stock[case]}) == len(stock[case])  # each prompt has an answer of its own
     for turn, answers in enumerate(found["answers"]):
         different = [number for number, pair in enumerate(zip(answers, stock[case], strict=True)) if pair[0] != pair[1]]
