@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.realpath import on_cpu
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from tests.engine.kinds import KINDS, adapter
 
@@ -107,7 +108,7 @@ async def ours(case: str, models: Path, chaos: float, least: int) -> dict[str, A
     model = KINDS[kind](models)
     wanted = {"engine": {**SHARED, **extra}, "schedule": {"preempt_detect_ms": 0.1}, "checkpoint": {"enabled": True, "host_gib": 0.1}}
     board = Board.make()
-    values = engine_arguments(parse_config(wanted, "test"), str(model), model.name, cpu=True, embedded=False, board=board.path)
+    values = engine_arguments(parse_config(wanted, "test"), str(model), model.name, cpu=on_cpu(), embedded=False, board=board.path)
     values["additional_config"]["harvester_safepoints"]["chaos"] = chaos
     host = await EngineHost.start(values)
     answers: list[Any] = []

@@ -114,7 +114,7 @@ def test_safepoints_are_off_where_a_step_cannot_be_taken_back_and_the_log_says_w
 ) -> None:
     with caplog.at_level(logging.WARNING, "harvester"):
         assert off(configured(models[model], tmp_path / "board", **engine))
-    lines = [record.getMessage() for record in caplog.records if record.name == "harvester.engine.host"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "harvester.engine.start"]
     assert len(lines) == 1
     assert lines[0].startswith("safepoints are off")
     assert why in lines[0]
@@ -125,7 +125,7 @@ def test_nothing_is_off_for_a_plain_model_with_adapters(models: dict[str, Path],
         found = configured(models["plain"], tmp_path / "board", CHECKPOINTS, enable_lora=True)
     assert not off(found)
     assert found.kv_transfer_config.kv_connector == "CheckpointConnector"
-    assert [record for record in caplog.records if record.name == "harvester.engine.host"] == []
+    assert [record for record in caplog.records if record.name == "harvester.engine.start"] == []
 
 
 @pytest.mark.parametrize(
