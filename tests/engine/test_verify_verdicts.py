@@ -185,6 +185,13 @@ def test_checkpoints_are_on_by_themselves_where_tokens_and_copies_are_proven(
     assert kept.fitted(config, found).checkpoint.enabled is on
 
 
+def test_wrong_is_only_what_was_wrong_both_times() -> None:
+    first = [Verdict(Part.SIGNALS, False, "3 of 20"), Verdict(Part.TIMES, False, "busy"), Verdict(Part.KV, True, "whole")]
+    second = [Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.TIMES, True, "quiet"), Verdict(Part.KV, False, "spoiled")]
+    found = kept.better(first, second)
+    assert [(one.part, one.ok) for one in found] == [(Part.SIGNALS, False), (Part.TIMES, True), (Part.KV, True)]
+
+
 def test_wrong_tokens_turn_off_all_that_could_have_made_them() -> None:
     config = kept.fitted(parse_config({"checkpoint": {"enabled": True}}, "test"), [Verdict(Part.TOKENS, False, "")])
     assert (config.schedule.safepoints, config.checkpoint.enabled) == ("off", False)
@@ -217,7 +224,7 @@ async def test_signals_that_end_nothing_are_stopped_at_once_told_once_and_known_
         llm, registry = FakeLlm(), CollectorRegistry()
         verified = Verified(llm, SimpleNamespace(), registry)  # type: ignore[arg-type]
         await verified.when_absent(tmp_path / "tiny-1.json")
-        assert (len(looks), llm.stopped) == (1, 1), f"start {start}"
+        assert (len(looks), llm.stopped) == (2, 1), f"start {start}"
         assert [line.partition(";")[0] for line in verified.wrong()] == ["signals wrong on this machine: 0 of 20 steps asked to end did"]
         text = generate_latest(registry).decode()
         assert 'harvester_verified{part="signals"} 0.0' in text
@@ -230,7 +237,7 @@ async def test_a_part_that_was_unknown_is_looked_at_again_and_one_that_is_off_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong, unknown = Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.TIMES, None, "too few steps")
-    told = [[wrong, unknown], [Verdict(Part.TIMES, True, "right")]]
+    told = [[wrong, unknown], [wrong, unknown], [Verdict(Part.TIMES, True, "right")]]
 
     async def look(*given: Any) -> list[Verdict]:
         return told.pop(0)

@@ -48,6 +48,12 @@ def merged(before: Sequence[Verdict], now: Sequence[Verdict]) -> list[Verdict]:
     return list((found | {one.part: one for one in now if one.ok is not None or found.get(one.part) is None}).values())
 
 
+def better(first: Sequence[Verdict], second: Sequence[Verdict]) -> list[Verdict]:
+    """Of two looks at each part the one that it passed: wrong is what was wrong both times."""
+    again = {one.part: one for one in second}
+    return [again.get(one.part, one) if one.ok is False else one for one in first]
+
+
 def fitted(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConfig:
     """The configuration as it fits what was found here: wrong parts are off, and checkpoints on where they are left to it and proven.
 
