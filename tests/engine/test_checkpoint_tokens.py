@@ -42,5 +42,7 @@ def test_tokens_are_those_of_stock_vllm_however_often_requests_lose_their_kv(
     assert counts["resumed"] > count, "the requests were to lose their KV again and again"
     assert (counts["ended_steps"] > 20) == ("--chaos" in mode.words)
     again = counts["edge_tokens"] + counts["uncovered_tokens"]
-    assert again < 0.02 * counts["lost_tokens"]
+    if counts["lost_tokens"] > 20_000:  # of fewer a single request that was not covered is too large a share
+        assert again < 0.02 * counts["lost_tokens"]
+    assert counts["resumed_whole"] > (0.0 if name == "faults" else 0.9) * counts["resumed"]
     assert (counts["failed_tokens"] > 0) == (name == "faults")

@@ -125,6 +125,7 @@ def test_the_body_of_vllms_attention_op_comes_by_the_place(op: str, monkeypatch:
         import importlib
 
         from harvester.engine.board import Board
+        from harvester.engine.device import HostDevice
         from harvester.engine.places import Place
         from harvester.engine.safepoint import Safepoints, StepAborted
 
@@ -138,12 +139,14 @@ def test_the_body_of_vllms_attention_op_comes_by_the_place(op: str, monkeypatch:
     monkeypatch.setattr(module, "get_attention_context", lambda name: (None, layer, None, None))
     board = Board.make()
     try:
-        safepoints = Safepoints(board, leader=True, ranks=1, device="cpu")
+        safepoints = Safepoints(board, leader=True, ranks=1, device=HostDevice())
         safepoints.install([Place("one", layer if hook.owner is None else getattr(layer, hook.owner), hook.attribute)])
         body = getattr(module, function)
         body(None, None, None, None, "one")
         assert heard == [hook.attribute]
-        safepoints.arm(7, at_once=True)
+        board.planned(7, True, 1.0)
+        board.ask_to_end(7, 0.0)
+        safepoints.arm(7)
         with pytest.raises(StepAborted):
             body(None, None, None, None, "one")
         assert heard == [hook.attribute]
