@@ -239,7 +239,8 @@ class KvDrive:
         for at in range(before):
             self.read += 1
             found = int(self.kv[table[at // BLOCK], at % BLOCK])
-            assert found == hashes[at], f"{name} reads wrong KV at token {at} of {before}"
+            # In a step that ends it may read a prefix that another request was to compute in that very step. Nothing comes of it.
+            assert garbage or found == hashes[at], f"{name} reads wrong KV at token {at} of {before}"
         for at in range(before, len(hashes)):
             self.kv[table[at // BLOCK], at % BLOCK] = 1 if garbage else hashes[at]
 
