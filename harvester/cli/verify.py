@@ -41,9 +41,7 @@ def verify(
     require_engine("vllm")
     whole = importlib.import_module("harvester.engine.verify.whole")
     log = _log(here)
-    subject = whole.subject_of(values)
-    profile = importlib.import_module("harvester.engine.profiles").profile_path(here.state_dir, subject.name, values)
-    found = whole.verify(subject, log, lambda line: print(line, file=sys.stderr, flush=True), profile)
+    found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True), here.state_dir)
     if here.json:
         here.print_json(found)
     else:

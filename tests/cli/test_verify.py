@@ -25,8 +25,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = [{"ok": True, "parts": RIGHT, "seconds": 101.2, "model": "tiny"}]
     module = ModuleType("harvester.engine.verify.whole")
 
-    def verify(subject: Any, log: Path, say: Any) -> dict[str, Any]:
-        asked.extend([subject, log])
+    def verify(subject: Any, log: Path, say: Any, state: Path) -> dict[str, Any]:
+        asked.extend([subject, log, state])
         say("harvester is timed")
         return dict(asked[0])
 
@@ -43,7 +43,7 @@ def test_each_part_has_a_line_and_a_machine_that_is_right_ends_with_0(cli: Any, 
     assert "ok       tokens  64 of 64 answers as stock vLLM's" in result.stdout
     assert "unknown  kv      nothing was copied" in result.stdout
     assert "101 s with model tiny" in result.stdout
-    assert engines[1:] == ["some/model", state / "logs" / "verify.log"]
+    assert engines[1:] == ["some/model", state / "logs" / "verify.log", state]
 
 
 def test_a_part_that_is_wrong_ends_with_1_and_names_the_log(cli: Any, engines: list[Any], state: Path) -> None:

@@ -16,6 +16,7 @@ from harvester.config import ServeConfig
 from harvester.engine.apart import apart
 from harvester.engine.board import Board
 from harvester.engine.models import choose_model
+from harvester.engine.profiles import profile_path
 from harvester.engine.start import engine
 from harvester.engine.verify import kept
 from harvester.engine.verify.answers import Pressed, Stock
@@ -52,10 +53,10 @@ def subject_of(config: ServeConfig) -> Subject:
     return Subject(config, choice.path, choice.embedded, cpu, name=choice.name)
 
 
-def verify(subject: Subject, log: Path, say: Say, profile: Path | None = None) -> dict[str, Any]:
+def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> dict[str, Any]:
     """What was found, as JSON values: ``ok``, the figures by name, and a line for each part. An engine that dies fails its part.
 
-    ``say`` is told what is done now; ``log`` gets what the engines print. Beside ``profile`` it is kept for the servers to come.
+    ``say`` is told what is done now; ``log`` gets what the engines print. It is kept in ``state`` for the servers to come.
     """
     began_s = time.monotonic()
     log.write_bytes(b"")
@@ -66,8 +67,8 @@ def verify(subject: Subject, log: Path, say: Say, profile: Path | None = None) -
     say("harvester is timed: steps, signals, copies")
     timed = _try(log, measure, subject)
     verdicts = [*_of_tokens(stock, pressed), *_of_timed(timed, pressed if isinstance(pressed, Pressed) else None)]
-    if profile is not None:
-        kept.write(profile, verdicts)
+    if state is not None:
+        kept.write(profile_path(state, subject.name, subject.config), verdicts)
     return {
         "ok": all(one.ok is not False for one in verdicts) and any(one.ok for one in verdicts),
         "tokens_identical": next(one.ok for one in verdicts if one.part is Part.TOKENS),
