@@ -79,8 +79,8 @@ def test_no_request_reads_kv_that_is_not_its_own(
 ) -> None:
     one = drive(60, host_blocks, depth, LaggingDevice(random.Random(2)) if lags else None, **chances)
     work_off(one, 300)
-    assert sum(one.preempted.values()) > 250
-    assert one.ended > 10 or "end" not in chances
+    assert sum(one.preempted.values()) > 300
+    assert one.ended > (10 if lags else 40) or "end" not in chances
     assert one.planner.pool.used == 0
 
 

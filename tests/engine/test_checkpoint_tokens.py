@@ -38,10 +38,10 @@ def test_tokens_are_those_of_stock_vllm_however_often_requests_lose_their_kv(
     counts, tokens = found["counts"], found["tokens"][:count]
     different = [number for number, ours in enumerate(tokens) if not ours or ours != stock[number][: len(ours)]]
     assert different == [], f"{len(different)} of {count} answers differ"
-    assert counts["resumed"] > count, "the requests were to lose their KV again and again"
+    assert counts["resumed"] > (1 if mode.runner_v2 else 2) * count, "the requests were to lose their KV again and again"
     assert (counts["ended_steps"] > 20) == ("--chaos" in mode.words)
     again = counts["edge_tokens"] + counts["uncovered_tokens"]
-    if counts["lost_tokens"] > 20_000:  # of fewer a single request that was not covered is too large a share
+    if not mode.runner_v2:  # of its few requests a single one that was not covered is too large a share
         assert again < 0.02 * counts["lost_tokens"]
     assert counts["resumed_whole"] > (0.0 if name == "faults" else 0.9) * counts["resumed"]
     assert (counts["failed_tokens"] > 0) == (name == "faults")
