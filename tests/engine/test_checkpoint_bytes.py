@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.core.scheduler"):
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
             importlib.import_module(module)
 
 

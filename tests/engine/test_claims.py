@@ -14,7 +14,7 @@ from harvester.policy.view import Guarantee
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from harvester.engine.core.queue import OfflineLane
+    from harvester.engine.vllm.queue import OfflineLane
 
 pytestmark = pytest.mark.engine
 
@@ -24,7 +24,7 @@ def _vllm() -> None:
     """Import it once, here: what its own modules warn of on import is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import harvester.engine.core.queue  # noqa: F401
+        import harvester.engine.vllm.queue  # noqa: F401
 
 
 def request(name: str, job: str, **extra: Any) -> Request:
@@ -36,7 +36,7 @@ def request(name: str, job: str, **extra: Any) -> Request:
 
 
 def lane() -> tuple[OfflineLane, FairOrder]:
-    from harvester.engine.core.queue import OfflineLane
+    from harvester.engine.vllm.queue import OfflineLane
 
     fair = FairOrder()
     return OfflineLane(fair), fair

@@ -34,7 +34,7 @@ def _vllm() -> None:
             "vllm.config",
             "vllm.v1.cudagraph_dispatcher",
             "vllm.v1.worker.gpu.cudagraph_utils",
-            "harvester.engine.core.scheduler",
+            "harvester.engine.vllm.scheduler",
         ):
             importlib.import_module(module)
 

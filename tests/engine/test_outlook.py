@@ -29,7 +29,7 @@ STEPS = 600
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.core.scheduler")
+        importlib.import_module("harvester.engine.vllm.scheduler")
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def _vllm() -> None:
     """Import it once, here: what its own modules warn of on import is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.core.scheduler"):
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
             importlib.import_module(module)
 
 
@@ -57,13 +57,13 @@ def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Driv
         "offline_step_tokens": limits.offline_step_tokens,
         "reserve_s": limits.reserve_s,
     }
-    schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "mlfq": False}
+    schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs"}
     return Drive(model, kind, blocks, SLOTS, BLOCK, {"share": share, "schedule": schedule})
 
 
 @pytest.fixture
 def harvest(model: Path) -> Callable[..., Drive]:
-    from harvester.engine.core.scheduler import HarvestScheduler
+    from harvester.engine.vllm.scheduler import HarvestScheduler
 
     return lambda blocks=1000, limits=LIMITS: drive_of(model, HarvestScheduler, blocks, limits)
 
@@ -348,7 +348,7 @@ def test_an_aborted_request_leaves_whatever_lane_it_is_in(harvest: Callable[...,
 
 
 def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -> None:
-    from harvester.engine.core.scheduler import AsyncHarvestScheduler
+    from harvester.engine.vllm.scheduler import AsyncHarvestScheduler
 
     drive = drive_of(model, AsyncHarvestScheduler, 1000, LIMITS)
     for i in range(SLOTS):
@@ -369,7 +369,7 @@ def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -
 @pytest.fixture
 def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
     """A queue in which a request's blocks are the tokens of its prompt; ``on-1`` came before ``on-2``, ``off-1`` before ``off-2``."""
-    from harvester.engine.core.queue import TwoLaneQueue
+    from harvester.engine.vllm.queue import TwoLaneQueue
 
     drive = harvest()
     for name, tokens in (("off-1", 10), ("off-2", 20), ("on-1", 5), ("on-2", 5)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.step.batch import batch_of
-from harvester.policy.step.plan import Plan, PolicyConfig, Running, View
+from harvester.policy.step.plan import PolicyConfig, Running, StepPlan, StepView
 from harvester.policy.step.slo import online_work
 from tests.policy.machine import CPU, a_model
 
@@ -24,12 +24,12 @@ def row(step_tokens: int = 1, context: int = 100) -> Running:
     return Running(True, step_tokens, 10, 10, 0, context=context, decoding=step_tokens == 1)
 
 
-def view(*running: Running, **fields: object) -> View:
+def view(*running: Running, **fields: object) -> StepView:
     given: dict[str, object] = {"free_blocks": 5000, "total_blocks": 10_000, "max_seqs": 512, "max_tokens": 2048, **fields}
-    return View(running, **{"online_waiting": 0, "online_waiting_blocks": 0, "offline_next_blocks": 0, **given})  # type: ignore[arg-type]
+    return StepView(running, **{"online_waiting": 0, "online_waiting_blocks": 0, "offline_next_blocks": 0, **given})  # type: ignore[arg-type]
 
 
-def planned_load(seen: View, plan: Plan, model: LatencyModel = MODEL) -> StepLoad:
+def planned_load(seen: StepView, plan: StepPlan, model: LatencyModel = MODEL) -> StepLoad:
     """What the engine would compute: offline chunks in order until the tokens are spent."""
     load, left = online_work(seen, batch_of(seen.running), LIMITS, model).load, plan.offline_tokens or 0
     for i in plan.run:

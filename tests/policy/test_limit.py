@@ -9,7 +9,7 @@ import pytest
 
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.step.batch import batch_of
-from harvester.policy.step.plan import Running, View, plan_step
+from harvester.policy.step.plan import Running, StepView, plan_step
 from harvester.policy.step.slo import MIN_PROMPT_CHUNK, limit_s, online_load, online_work
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, view
 
@@ -33,7 +33,7 @@ SHARED = replace(LIMITS, max_ttft_delay_fraction=0.1, ttft_s=1.0)
     ],
     ids=["least TPOT", "time left", "shared by two steps", "less left than TPOT", "waiting", "nobody waits", "late", "no objective"],
 )
-def test_a_step_may_take_what_is_promised(seen: View, seconds: float) -> None:
+def test_a_step_may_take_what_is_promised(seen: StepView, seconds: float) -> None:
     assert limit_s(seen, batch_of(seen.running)) == pytest.approx(seconds)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.step.batch import batch_of
-from harvester.policy.step.plan import MIN_CHUNK, PROMPTS_PER_STEP, View, plan_step
+from harvester.policy.step.plan import MIN_CHUNK, PROMPTS_PER_STEP, StepView, plan_step
 from harvester.policy.step.slo import limit_s
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, view
 from tests.policy.machine import CPU, a_model
@@ -101,7 +101,7 @@ def test_online_requests_run_in_the_order_of_their_rank() -> None:
     ],
     ids=["idle", "offline", "shared", "an arrival waits"],
 )
-def test_only_a_step_of_offline_work_alone_may_be_cut_short_and_has_no_bound(seen: View, preemptible: bool) -> None:
+def test_only_a_step_of_offline_work_alone_may_be_cut_short_and_has_no_bound(seen: StepView, preemptible: bool) -> None:
     plan = plan_step(seen, LIMITS, MODEL)
     assert (plan.preemptible, plan.offline_tokens is None) == (preemptible, preemptible)
 
@@ -134,7 +134,7 @@ a_model_seen = st.sampled_from([MODEL, a_model(CPU, 0.4), LatencyModel()])
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> StepView:
     running = draw(st.lists(a_running, max_size=40))
     waiting = draw(st.integers(0, 3))
     tokens = draw(st.integers(waiting, 4000)) if waiting else 0
@@ -146,7 +146,9 @@ def views(draw: st.DrawFn) -> View:
 
 @settings(max_examples=60)
 @given(views(), a_model_seen)
-def test_every_request_has_one_place_and_online_ones_run_first_those_that_decode_before_prompts(seen: View, model: LatencyModel) -> None:
+def test_every_request_has_one_place_and_online_ones_run_first_those_that_decode_before_prompts(
+    seen: StepView, model: LatencyModel
+) -> None:
     plan = plan_step(seen, LIMITS, model)
     assert sorted((*plan.run, *plan.pause, *plan.preempt)) == list(range(len(seen.running)))
     online = sorted(
@@ -157,7 +159,7 @@ def test_every_request_has_one_place_and_online_ones_run_first_those_that_decode
 
 @settings(max_examples=80)
 @given(views(), st.sampled_from([MODEL, a_model(CPU, 0.4)]))
-def test_a_step_with_offline_work_beside_chat_keeps_what_is_promised(seen: View, model: LatencyModel) -> None:
+def test_a_step_with_offline_work_beside_chat_keeps_what_is_promised(seen: StepView, model: LatencyModel) -> None:
     plan = plan_step(seen, LIMITS, model)
     if plan.offline_tokens and limit_s(seen, batch_of(seen.running)) < math.inf:
         limit = limit_s(seen, batch_of(seen.running))
@@ -165,7 +167,7 @@ def test_a_step_with_offline_work_beside_chat_keeps_what_is_promised(seen: View,
 
 
 @given(views(), st.integers(0, 50), st.integers(0, 50))
-def test_a_larger_reserve_never_admits_more(seen: View, fewer: int, more: int) -> None:
+def test_a_larger_reserve_never_admits_more(seen: StepView, fewer: int, more: int) -> None:
     small, large = (plan_step(replace(seen, reserve=(n, n)), LIMITS, MODEL) for n in sorted((fewer, more)))
     assert small.offline_slots >= large.offline_slots
     assert small.offline_blocks >= large.offline_blocks
