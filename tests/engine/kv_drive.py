@@ -81,7 +81,7 @@ class KvDrive:
         import harvester.engine.vllm.scheduler as module
 
         began_s = time.monotonic()
-        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s))
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s, time=time.time))
         self._in_step = True
 
     def _connect(self, config: Any, cache: Any, blocks: int) -> None:

@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.step.plan import PolicyConfig, Running, StepPlan, StepView, plan_step
+from harvester.policy.step.plan import plan_step
+from harvester.policy.step.view import StepPlan, StepView
+from harvester.policy.view import PolicyConfig, Running
 
 LIMITS = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
 
 
 def online(step_tokens: int = 1, blocks: int = 2, blocks_step: int = 0) -> Running:
-    return Running(offline=False, step_tokens=step_tokens, blocks_now=blocks, blocks_final=0, blocks_step=blocks_step)
+    return Running("chat", offline=False, step_tokens=step_tokens, blocks_now=blocks, blocks_final=0, blocks_step=blocks_step)
 
 
 def offline(step_tokens: int = 1, blocks: int = 10, final: int = 10, blocks_step: int = 0) -> Running:
-    return Running(offline=True, step_tokens=step_tokens, blocks_now=blocks, blocks_final=final, blocks_step=blocks_step)
+    return Running("row", offline=True, step_tokens=step_tokens, blocks_now=blocks, blocks_final=final, blocks_step=blocks_step)
 
 
 def view(

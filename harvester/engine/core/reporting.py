@@ -94,7 +94,7 @@ class Reporting:
             shared.add(Count.DETECT_S, max(0.0, shared[Field.ENDED_AT_S] - from_s))
             shared.add(Count.DETECTED, 1)
 
-    def learnt(self, profile: Profile, steps: int) -> None:
+    def learnt(self, profile: Profile, step: Step) -> None:
         """Show the latency model, now and then, and write its profile when asked."""
         shared = self._shared
         if shared is None:
@@ -103,9 +103,9 @@ class Reporting:
         if wish > shared[Field.SAVED_PROFILE]:
             profile.save()
             shared[Field.SAVED_PROFILE] = wish
-        if steps - self._told < MODEL_EVERY:
+        if step.number is None or step.number - self._told < MODEL_EVERY:
             return
-        self._told = steps
+        self._told = step.number
         profile.save_if_due(time.monotonic())
         model = profile.model
         for place, value in enumerate(model.coefficients):

@@ -63,7 +63,7 @@ class HarvestScheduling:
         self._ahead = PlanAhead(self._row)
         self._steps = StepsInFlight()
         self._epoch = 0  # steps planned before one ended early carry its epoch
-        self._ran: list[tuple[StepRan, float, float]] = []  # answered, and not yet learnt from
+        self._answered: list[tuple[Step, float, float]] = []  # and not yet learnt from
         self._speculative = config.speculative_config is not None
         self._updated_s = float("-inf")
         self._stalled = False
@@ -98,7 +98,8 @@ class HarvestScheduling:
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """vLLM's. No KV that was computed is right any more: not on the host and not on its way back."""
         if self._checkpoints is not None:
-            self.connector.reset_cache()  # type: ignore[attr-defined]
+            connector = self.connector  # type: ignore[attr-defined]
+            connector.reset_cache()
             for request in self.kv_holding_waiting:
                 rollback.fail_load(self, request)
         return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))  # type: ignore[misc]
@@ -138,7 +139,7 @@ class HarvestScheduling:
             if not step.rolled_back:
                 self._roll_back(step, now_s)
         elif step.load.tokens:
-            self._ran.append((StepRan(step.load, step.online, step.served), seconds, now_s))
+            self._answered.append((step, seconds, now_s))
         self._report.ends(step, seconds, self.kv_cache_manager.usage)  # type: ignore[attr-defined]
         self._updated_s = now_s
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
@@ -218,11 +219,11 @@ class HarvestScheduling:
 
     def _learn(self) -> None:
         """From the steps that were answered; done while the next one runs."""
-        for ran, seconds, now_s in self._ran:
-            self._brain.observe(ran, seconds, now_s)
+        for step, seconds, now_s in self._answered:
+            self._brain.observe(StepRan(step.load, step.online, step.served), seconds, now_s)
             self._profile.learnt()
-            self._report.learnt(self._profile, self._steps.next_number - 1)
-        self._ran.clear()
+            self._report.learnt(self._profile, step)
+        self._answered.clear()
 
     def _cover(self, now_s: float) -> None:
         if self._covers and self._checkpoints is not None:
