@@ -77,12 +77,6 @@ class ScheduleConfig(Section):
     )
     safepoints: Literal["auto", "off"] = Field(default="auto", description="auto: an arrival may end a running step of offline work.")
     preempt_detect_ms: float = Field(default=30.0, gt=0.0, description="Most ms from the signal to the end of such a step.")
-    mlfq_levels: int = Field(default=12, ge=1, le=16, description="Queues; the time a request may take in one doubles from queue to queue.")
-    starvation_ms: float = Field(
-        default=300.0,
-        gt=0.0,
-        description="An online request that waited this long in the first queue, twice as long in the next and so on, goes to the front.",
-    )
 
     @field_validator(*TABLES)
     @classmethod
