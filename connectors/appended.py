@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from connectors.closing import Closing
 from connectors.durable import publish, storage_error, sweep, sync_folder
+from connectors.errors import StorageError
 from connectors.lines import csv_lines, json_lines
 from connectors.parts import Part
-from harvester.errors import StorageError
 
 PARTS_AT_ONCE = 64  # between two syncs
 

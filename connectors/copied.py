@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from connectors.base import RowGroup
 from connectors.closing import Closing
+from connectors.errors import SourceError
 from connectors.location import locate
 from connectors.parquet import ParquetSource
 from connectors.request import check_unique
 from connectors.snapshot import Origin, latest_snapshot, snapshot_path, write_snapshot
-from harvester.errors import SourceError
 
 Rows = tuple[pa.Schema, Iterator[pa.RecordBatch]]
 

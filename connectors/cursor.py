@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from connectors.edge import reading
+from connectors.errors import SourceError
 from connectors.files import DataFile
-from harvester.errors import SourceError
 
 BATCH_BYTES = 4 << 20
 MAX_BATCH_ROWS = 1024  # dictionary-coded text is longer than its byte size in the footer says

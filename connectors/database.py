@@ -12,8 +12,8 @@ import duckdb
 import pyarrow as pa
 
 from connectors.edge import first_line, shown
+from connectors.errors import SourceError
 from connectors.request import listed
-from harvester.errors import SourceError
 
 BATCH_ROWS = 2048  # DuckDB's own vector length
 

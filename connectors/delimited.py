@@ -15,9 +15,9 @@ from pyarrow import fs
 
 from connectors.copied import Rows
 from connectors.edge import first_line, reading, shown
+from connectors.errors import SourceError
 from connectors.files import DataFile
 from connectors.request import check_unique
-from harvester.errors import SourceError
 
 MAX_ROW_BYTES = 16 << 20  # a block: Arrow reads no row that is longer
 _HEAD_BYTES = 1 << 16

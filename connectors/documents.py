@@ -9,9 +9,9 @@ from pyarrow import fs
 
 from connectors.copied import Rows
 from connectors.edge import reading, shown
+from connectors.errors import SourceError
 from connectors.files import DataFile
 from connectors.widen import unchecked_text
-from harvester.errors import SourceError
 
 SCHEMA = pa.schema([("path", pa.string()), ("text", pa.string())])
 MAX_FILE_BYTES = 256 << 20

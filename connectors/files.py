@@ -12,9 +12,9 @@ from urllib.parse import unquote
 from pyarrow import fs
 
 from connectors.edge import reading
+from connectors.errors import SourceError
 from connectors.kinds import KNOWN, Kind, kind_of
 from connectors.location import Location
-from harvester.errors import SourceError
 
 _MAGIC = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from connectors.edge import reading
+from connectors.errors import SourceError
 from connectors.files import DataFile
 from connectors.request import check_unique
-from harvester.errors import SourceError
 
 _AT_ONCE = 16  # on object stores a footer is a round trip or two, and a folder may hold thousands of files
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from connectors.copied import CopiedSource
 from connectors.durable import publish, storage_error
+from connectors.errors import SourceError
 from connectors.files import find
 from connectors.forward import FilesReading
 from connectors.kinds import Kind
@@ -23,7 +24,6 @@ from connectors.location import locate
 from connectors.parquet import ParquetSource
 from connectors.snapshot import Origin, write_snapshot
 from connectors.widen import unchecked_text
-from harvester.errors import SourceError
 
 _HEAD_BYTES = 1 << 16
 _LINES_A_BATCH = 1024

@@ -10,8 +10,8 @@ from pyarrow import fs
 
 from connectors.copied import Rows
 from connectors.edge import reading, shown
+from connectors.errors import SourceError
 from connectors.files import DataFile
-from harvester.errors import SourceError
 
 _MAGIC = b"ARROW1"  # of the file format; the stream format has none
 

@@ -12,9 +12,9 @@ from pyarrow import fs
 
 from connectors.copied import Rows
 from connectors.edge import reading, shown
+from connectors.errors import SourceError
 from connectors.files import DataFile
 from connectors.widen import Columns, batch_of
-from harvester.errors import SourceError
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 8 << 20  # of lines

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from connectors.edge import reading, shown
-from harvester.errors import SourceError
+from connectors.errors import SourceError
 
 _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # `?` is also a sign of globs: only key=value pairs at the very end are options of the address.

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from connectors.base import RowGroup
 from connectors.closing import Closing
+from connectors.errors import SourceError, StorageError
 from connectors.naming import source_name
 from connectors.request import check_span, check_unique, checked_columns
-from harvester.errors import SourceError, StorageError
 
 GROUP_ROWS = 16_384
 

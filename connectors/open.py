@@ -13,6 +13,7 @@ from connectors.copied import CopiedSource, Reading, Rows
 from connectors.database import Database
 from connectors.duckdb import AttachedReading, DuckdbReading
 from connectors.edge import reading, shown
+from connectors.errors import SourceError
 from connectors.files import find
 from connectors.forward import FilesReading
 from connectors.kinds import DATABASES, Kind
@@ -22,7 +23,6 @@ from connectors.parquet import ParquetSource, name_of
 from connectors.request import listed
 from connectors.snapshot import Origin, snapshot_path
 from connectors.sqlite import SqliteReading, is_sqlite, sqlite_tables
-from harvester.errors import SourceError
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
 _ATTACHED = re.compile(r"^(postgres|postgresql|mysql|ducklake|md|odbc|duckdb|sqlite):", re.IGNORECASE)

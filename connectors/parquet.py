@@ -14,6 +14,7 @@ import pyarrow as pa
 from connectors.base import RowGroup
 from connectors.closing import Closing
 from connectors.cursor import GroupCursor
+from connectors.errors import SourceError
 from connectors.files import DataFile, find, is_glob
 from connectors.footer import Footer, common_schema, read_footers
 from connectors.kinds import stem_of
@@ -21,7 +22,6 @@ from connectors.location import Location
 from connectors.naming import source_name
 from connectors.partitions import Partitions
 from connectors.request import check_span, checked_columns
-from harvester.errors import SourceError
 
 
 @dataclass(frozen=True, slots=True)

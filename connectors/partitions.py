@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from connectors.errors import SourceError
 from connectors.files import DataFile
-from harvester.errors import SourceError
 
 # Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits.
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")

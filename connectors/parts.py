@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from connectors.durable import publish, storage_error, sweep
 from connectors.edge import first_line
-from harvester.errors import StorageError
+from connectors.errors import StorageError
 
 SUFFIX = ".parquet"
 _PREFIX = b"harvester."  # keeps a part's metadata apart from what Arrow and pandas keep in the same place

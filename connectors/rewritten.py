@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from connectors.closing import Closing
 from connectors.durable import publish, sweep
 from connectors.edge import first_line
+from connectors.errors import StorageError
 from connectors.parts import Part
-from harvester.errors import StorageError
 
 GROWTH = 1.25  # all writes together then cost five times the last one
 _JOB = b"harvester.job"

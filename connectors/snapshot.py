@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from connectors.durable import publish
 from connectors.edge import shown
-from harvester.errors import SourceError
+from connectors.errors import SourceError
 
 GROUP_ROWS = 16_384
 GROUP_BYTES = 128 << 20  # a group of very long rows ends before it has 16,384 of them

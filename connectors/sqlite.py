@@ -12,11 +12,11 @@ from urllib.parse import quote
 from connectors.copied import Rows
 from connectors.duckdb import stats_digest
 from connectors.edge import first_line
+from connectors.errors import SourceError
 from connectors.naming import source_name
 from connectors.request import check_unique, listed
 from connectors.snapshot import Origin
 from connectors.widen import Columns, batch_of
-from harvester.errors import SourceError
 
 BATCH_ROWS = 1024
 _MAGIC = b"SQLite format 3\0"

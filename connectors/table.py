@@ -14,8 +14,8 @@ import duckdb
 from connectors.closing import Closing
 from connectors.durable import storage_error
 from connectors.edge import first_line
+from connectors.errors import StorageError
 from connectors.parts import Part
-from harvester.errors import StorageError
 
 PARTS_AT_ONCE = 64  # a transaction
 PATIENCE_S = 60.0  # for another process to close the file

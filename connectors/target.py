@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from connectors.appended import AppendedFile, LineForm, is_appended
+from connectors.errors import StorageError, UsageError
 from connectors.kinds import SUFFIXES, Kind
 from connectors.parts import Part
 from connectors.rewritten import RewrittenFile, is_rewritten
 from connectors.table import TableCopy
-from harvester.errors import StorageError, UsageError
 
 _TABLE = re.compile(r"(?P<file>.+\.(duckdb|ddb|db)):(?P<table>[^:/]+)", re.IGNORECASE)
 _LINES = {".jsonl": LineForm.JSONL, ".ndjson": LineForm.JSONL, ".csv": LineForm.CSV}
@@ -29,7 +29,7 @@ def is_table(text: str) -> bool:
 class Target(Protocol):
     """Holds the rows of one job's parts. Whoever is killed and when: each part that it holds is in it once, whole.
 
-    Closed and opened again it goes on where it was. Errors are raised as `harvester.errors.StorageError`.
+    Closed and opened again it goes on where it was. Errors are raised as `connectors.errors.StorageError`.
     """
 
     def update(self, parts: Sequence[Part], *, is_final: bool) -> int:

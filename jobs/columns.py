@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from harvester.errors import ColumnError
+from connectors.errors import ColumnError
 from jobs.nearest import did_you_mean
 from jobs.tasks.file import TEXT_PLACE
 from jobs.tasks.spec import Task

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from harvester.policy.deadline import Urgency
-from harvester.policy.finish import Finish
+from jobs.forecast.deadline import Urgency
+from jobs.forecast.finish import Finish
 from jobs.rate import Rate
 from jobs.spec import JobSpec, JobView, LengthBand
 from jobs.states import ACTIVE, ENDED, JobState

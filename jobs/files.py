@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import Field
 
 from connectors.durable import publish, storage_error, sweep
-from harvester.errors import NotFoundError, StorageError
+from connectors.errors import StorageError
+from jobs.errors import NotFoundError
 from jobs.spec import Frozen
 
 _ID = re.compile(r"file-[0-9a-f]{24}")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from harvester.errors import QueryError
+from jobs.errors import QueryError
 
 _KIND = duckdb.StatementType
 _READS = {_KIND.SELECT, _KIND.EXPLAIN}

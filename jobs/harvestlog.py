@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harvester.policy.finish import Span
+from jobs.forecast.finish import Span
 from jobs.store import Store
 
 HOUR_S = 3600.0

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from harvester.config import DeadlineConfig
-from harvester.errors import NotFoundError, StateError
+from jobs.config import DeadlineConfig
 from jobs.entry import Entry, tokens_per_row
+from jobs.errors import NotFoundError, StateError
 from jobs.ledgerfile import TABLES
 from jobs.register import Register
 from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec

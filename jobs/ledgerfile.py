@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from harvester.errors import StorageError
+from connectors.errors import StorageError
 from jobs.folder import StateFolder
 
 TABLES = ("jobs", "leases", "harvest", "lengths")

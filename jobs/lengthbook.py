@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from harvester.policy.lengths import Counted, Lengths
+from jobs.forecast.lengths import Counted, Lengths
 from jobs.spec import JobSpec, LengthBand
 from jobs.store import Store
 from jobs.tasks.spec import Task

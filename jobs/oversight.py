@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from harvester.config import DeadlineConfig
-from harvester.policy.deadline import DeadlineLimits, DeadlineView, Urgency, decide, explain
-from harvester.policy.finish import Finish, Left, Span, finish
+from jobs.config import DeadlineConfig
 from jobs.engine import Claim
 from jobs.entry import Entry
+from jobs.forecast.deadline import DeadlineLimits, DeadlineView, Urgency, decide, explain
+from jobs.forecast.finish import Finish, Left, Span, finish
 from jobs.harvestlog import HarvestLog
 from jobs.lengthbook import LengthBook, bands
 from jobs.spec import JobView, LengthBand, PartStats

@@ -11,9 +11,9 @@ from math import ceil
 import pyarrow as pa
 
 from connectors.base import RowGroup, Source
-from harvester.config import HarvestConfig
-from harvester.errors import ColumnError, SourceError, UsageError
+from connectors.errors import ColumnError, SourceError, UsageError
 from jobs.columns import check_column, pick_column, task_places
+from jobs.config import HarvestConfig
 from jobs.result import kept_names
 from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
 from jobs.tasks.file import TEXT_PLACE

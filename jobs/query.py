@@ -11,7 +11,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harvester.errors import HarvesterError, QueryError, StorageError
+from connectors.errors import HarvesterError, StorageError
+from jobs.errors import QueryError
 from jobs.folder import StateFolder
 from jobs.guard import check_query, tokens
 from jobs.ledgerfile import TABLES, read_ledger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from harvester.policy.finish import Span
+from jobs.forecast.finish import Span
 
 WINDOW_S = 60.0
 SPAN_S = 10.0

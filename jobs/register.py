@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harvester.config import DeadlineConfig
-from harvester.errors import NotFoundError
+from jobs.config import DeadlineConfig
 from jobs.engine import Claim
 from jobs.entry import Entry
 from jobs.errorrate import all_failed_message, over_rate, stop_message
+from jobs.errors import NotFoundError
 from jobs.oversight import Oversight
 from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView
 from jobs.states import ACTIVE, ENDED, JobState, check_transition

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harvester.policy.lengths import Counted, counted
+from jobs.forecast.lengths import Counted, counted
 from jobs.spec import PartStats
 from jobs.tasks.answer import result_fields
 from jobs.tasks.shape import storable

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from connectors.base import Sink
+from connectors.errors import HarvesterError, StorageError, UsageError
 from connectors.text import TextProblem
-from harvester.config import HarvestConfig
-from harvester.errors import HarvesterError, StorageError, UsageError
 from jobs.apirow import ApiRowWork, row_work
+from jobs.config import HarvestConfig
 from jobs.engine import Claim, Engine, EngineGone
 from jobs.folder import StateFolder
 from jobs.result import Row

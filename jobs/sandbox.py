@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 
 from connectors.value import plain
-from harvester.errors import QueryError
+from jobs.errors import QueryError
 from jobs.guard import check_reads
 from jobs.query import LedgerTables, batches, connect, run_checked
 

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-import connectors
 from connectors.base import Sink, Source
-from harvester.errors import SourceError
+from connectors.errors import SourceError
+from connectors.open import open_source
 from jobs.folder import StateFolder
 from jobs.spec import JobSpec
 
@@ -37,7 +37,7 @@ class Shelf:
         spec = job.source
         if job.endpoint is not None and not Path(spec.uri).exists():
             raise SourceError(f"the requests of batch {job.id} were removed when its files were; make a new batch of them")
-        source = connectors.open_source(
+        source = open_source(
             spec.uri, table=spec.table, query=spec.query, snapshot_dir=self._folder.snapshot(job.id), fingerprint=job.fingerprint
         )
         if source.fingerprint() != job.fingerprint:

@@ -132,7 +132,7 @@ class PartStats(Frozen):
     output_tokens: int = 0
     preemptions: int = 0
     error_example: str | None = Field(default=None, description="How one of its rows failed: code and message.")
-    lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `harvester.policy.lengths.counted`; of new rows only.")
+    lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `jobs.forecast.lengths.counted`; of new rows only.")
 
 
 class LeaseProgress(Frozen):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from harvester.errors import StorageError
+from connectors.errors import StorageError
 from jobs.result import Row
 
 

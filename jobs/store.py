@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from harvester.errors import StorageError
+from connectors.errors import StorageError
 from jobs.statements import statements
 
 

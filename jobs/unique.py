@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from connectors.base import Source
-from harvester.errors import ColumnError, HarvesterError
+from connectors.errors import ColumnError, HarvesterError
 
 _BATCH_ROWS = 65_536
 _FIRST_FAULT = """

@@ -14,8 +14,9 @@ import httpx
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harvester.config import PriceConfig, default_api_key
+from harvester.config import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError, UsageError, from_json
+from jobs.config import PriceConfig
 from jobs.spec import JobChange, JobRequest, JobView
 
 CONNECT_S = 3.0

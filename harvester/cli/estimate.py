@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from connectors import open_source
 from connectors.base import Source
-from harvester.config import HarvestConfig, PriceConfig
-from harvester.policy.finish import Left, Span, finish
-from harvester.policy.lengths import Lengths
+from connectors.open import open_source
+from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Message
+from jobs.forecast.finish import Left, Span, finish
+from jobs.forecast.lengths import Lengths
 from jobs.plan import columns_needed, plan_job
 from jobs.prompt import build_messages
 from jobs.spec import JobRequest, JobSpec

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from connectors import PartsSink, Target, TargetName
+from connectors.parts import PartsSink
+from connectors.target import Target, TargetName
 from harvester.cli.client import ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.errors import UsageError

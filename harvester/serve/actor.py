@@ -12,9 +12,9 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from harvester.config import DeadlineConfig
 from harvester.errors import NotFoundError, StorageError
 from harvester.serve.processes import stand_back
+from jobs.config import DeadlineConfig
 from jobs.engine import Claim
 from jobs.folder import StateFolder
 from jobs.ledger import Ledger

@@ -17,8 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-import connectors
-from harvester.config import HarvestConfig
+from connectors.open import open_source
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
 from harvester.serve.contract import describe, refusal
@@ -29,6 +28,7 @@ from harvester.serve.openai_errors import PlainJson
 from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
 from harvester.serve.watch import Watch
+from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
 from jobs.plan import check_deadline, plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
@@ -112,7 +112,7 @@ class Planner:
         spec = request.source
         staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"
         try:
-            with connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
+            with open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
                 token = self._token(source.name)
                 plan = plan_job(request, source, model=self._model, harvest=self._harvest, now_s=time.time(), token=token)
             if plan.spec.task.max_tokens >= context_tokens:

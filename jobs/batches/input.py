@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from connectors.snapshot import Origin, write_snapshot
-from harvester.config import BatchConfig
 from jobs.batches.line import BadLine, LineRules, Request
 from jobs.batches.record import BatchError
+from jobs.config import BatchConfig
 
 CUSTOM_ID, BODY, LINE = "custom_id", "body", "line"
 SCHEMA = pa.schema([(LINE, pa.int64()), (CUSTOM_ID, pa.string()), (BODY, pa.string())])

@@ -13,13 +13,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from harvester.errors import EngineError, NotFoundError, ParameterError, StateError, StorageError
+from connectors.errors import StorageError
 from jobs.batches.input import InvalidInput, Stopped
 from jobs.batches.output import write_outputs
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchError, BatchRecord, BatchWish, Counts
 from jobs.batches.shelf import BatchShelf
 from jobs.batches.states import CANCELLABLE, ENDED_BATCH, BatchStatus, Step, final_status, next_step
+from jobs.errors import EngineError, NotFoundError, ParameterError, StateError
 from jobs.files import FileStore
 from jobs.folder import StateFolder
 from jobs.spec import JobPlan, JobView

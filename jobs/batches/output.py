@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from connectors.durable import publish
 from connectors.edge import first_line
+from connectors.errors import StorageError
 from connectors.parts import PartsSink
-from harvester.errors import StorageError
 from jobs.apirow import HTTP
 from jobs.batches.input import CUSTOM_ID
 from jobs.batches.record import BatchRecord, Counts, Usage

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from connectors.durable import publish, storage_error, sweep
-from harvester.errors import NotFoundError, StorageError
+from connectors.errors import StorageError
 from jobs.batches.record import BatchRecord
+from jobs.errors import NotFoundError
 
 
 class BatchShelf:

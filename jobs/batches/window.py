@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harvester.errors import ParameterError
+from jobs.errors import ParameterError
 
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _WINDOW = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,6})?[wdhms])+")

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harvester.errors import TaskError
+from jobs.errors import TaskError
 from jobs.nearest import did_you_mean
 from jobs.tasks.spec import AnswerKind
 from jobs.tasks.template import parse, places

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from harvester.errors import TaskError
+from jobs.errors import TaskError
 from jobs.nearest import did_you_mean
 from jobs.result import RESULT_NAMES
 from jobs.tasks.file import TEXT_PLACE, TaskFile, parse_task

@@ -14,7 +14,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 
-from harvester.errors import ColumnError, TaskError
+from connectors.errors import ColumnError
+from jobs.errors import TaskError
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
 _NAME = re.compile(r"(?!\d+\Z)\w(?:[\w \-]*\w)?")

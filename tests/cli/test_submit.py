@@ -13,7 +13,7 @@ import pytest
 from fake_server import job_view
 
 from harvester.cli import local
-from harvester.policy.lengths import Lengths, counted
+from jobs.forecast.lengths import Lengths, counted
 from jobs.lengthbook import task_key
 from jobs.statements import statements
 from jobs.tasks.load import resolve_task

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connectors import Source, open_source
+from connectors.base import Source
+from connectors.open import open_source
 from connectors.snapshot import GROUP_ROWS
 from harvester.errors import SourceError, StorageError
 

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connectors import TextProblem, open_source, texts
 from connectors.incoming import Form, forget_input, form_of, keep_input
+from connectors.open import open_source
+from connectors.text import TextProblem, texts
 from harvester.errors import SourceError
 
 

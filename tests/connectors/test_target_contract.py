@@ -22,8 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from connectors import PartsSink
-from connectors.parts import Part
+from connectors.parts import Part, PartsSink
 from connectors.target import Target, TargetName
 from harvester.errors import StorageError, UsageError
 
@@ -137,7 +136,7 @@ def test_no_parts_are_no_rows(kind: Kind, tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from connectors import PartsSink
+from connectors.parts import PartsSink
 from connectors import appended, durable, table
 from connectors.target import TargetName
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.base import RowGroup
-from harvester.config import HarvestConfig
 from harvester.errors import ColumnError, SourceError, TaskError
+from jobs.config import HarvestConfig
 from jobs.plan import columns_needed, cut_slices, plan_job
 from jobs.prompt import build_messages
 from jobs.spec import JobPlan, JobRequest, SourceSpec

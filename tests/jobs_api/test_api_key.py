@@ -10,9 +10,10 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
-from harvester.config import HarvestConfig, ServeConfig
+from harvester.config import ServeConfig
 from harvester.serve.jobs_api import Planner, jobs_api
 from harvester.serve.watch import Watch
+from jobs.config import HarvestConfig
 from jobs.testing import DirectLedger
 
 __all__ = ["office"]

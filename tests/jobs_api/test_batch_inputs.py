@@ -13,12 +13,12 @@ import pytest
 from openai.types import Batch
 from test_openai_api import ENDED, MODEL, Bureau, bureau, going, jsonl, last_content, limits, line, office, reply
 
-from harvester.config import BatchConfig
 from jobs.batches.input import InputReader
 from jobs.batches.line import LineRules
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchWish
 from jobs.batches.states import BatchStatus
+from jobs.config import BatchConfig
 from jobs.testing import Refused
 
 __all__ = ["bureau", "limits", "office", "reply"]

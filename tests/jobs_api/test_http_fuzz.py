@@ -28,7 +28,7 @@ from schemathesis.core.failures import FailureGroup
 from test_jobs_api import MODEL, Office
 from test_openai_api import Bureau, jsonl, line
 
-from harvester.config import BatchConfig
+from jobs.config import BatchConfig
 from jobs.testing import last_content
 
 CHECKS = [

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harvester.config import HarvestConfig
 from harvester.errors import NotFoundError, StateError, UsageError, from_json
 from harvester.serve import jobs_api as module
 from harvester.serve.jobs_api import Planner, jobs_api
+from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
 from jobs.ledger import Ledger
 from jobs.spec import JobView, PartStats

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import connectors
-from connectors import MemorySink
-from harvester.config import DeadlineConfig, HarvestConfig
+from connectors.memory import MemorySink
+from connectors.open import open_source
 from harvester.serve.offline import OfflineEngine
+from jobs.config import DeadlineConfig, HarvestConfig
 from jobs.engine import Claim
 from jobs.folder import StateFolder
 from jobs.ledger import Ledger
@@ -60,7 +60,7 @@ def late_job(ledger: Ledger, clock: ManualClock, folder: Path, endpoint: str | N
     path = folder / "docs.parquet"
     pq.write_table(pa.table({"text": [json.dumps(BODY)] * 400}), path)
     request = JobRequest(source=SourceSpec(uri=str(path)), column="text", max_tokens=8, deadline_at_s=clock() + 600)
-    with connectors.open_source(str(path)) as source:
+    with open_source(str(path)) as source:
         plan = plan_job(request, source, model="tiny", harvest=HARVEST, now_s=clock(), token="0001")
     ledger.submit(plan.model_copy(update={"spec": plan.spec.model_copy(update={"endpoint": endpoint})}), new=True)
     for _ in range(20):

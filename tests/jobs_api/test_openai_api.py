@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from connectors import PartsSink
-from harvester.config import BatchConfig, HarvestConfig
+from connectors.parts import PartsSink
 from harvester.serve.openai_api import openai_api
 from jobs.batches import keeper as keeper_module
 from jobs.batches.keeper import Keeper
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.shelf import BatchShelf
 from jobs.batches.states import BatchStatus
+from jobs.config import BatchConfig, HarvestConfig
 from jobs.engine import ApiRequest, Claim
 from jobs.files import FileStore
 from jobs.folder import StateFolder

@@ -14,7 +14,6 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
-from harvester.config import HarvestConfig
 from harvester.engine.recent import Recent
 from harvester.errors import BusyError
 from harvester.serve.crosssite import known_hosts
@@ -24,6 +23,7 @@ from harvester.serve.openai_api import openai_api
 from harvester.serve.page import POLICY, STATIC, add_page
 from harvester.serve.pulse import Pulse
 from harvester.serve.watch import Frame, Watch
+from jobs.config import HarvestConfig
 from jobs.files import FileStore
 from jobs.testing import DirectLedger, ManualClock
 

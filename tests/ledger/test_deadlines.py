@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harvester.config import DeadlineConfig
-from harvester.policy.finish import Span
+from jobs.config import DeadlineConfig
 from jobs.engine import Claim
+from jobs.forecast.finish import Span
 from jobs.harvestlog import recent_spans
 from jobs.ledger import Ledger
 from jobs.spec import JobChange, LeaseProgress, PartStats

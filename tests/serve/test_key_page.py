@@ -14,12 +14,12 @@ from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect
 
-from harvester.config import HarvestConfig
 from harvester.ports import free_port
 from harvester.serve.events import Looks
 from harvester.serve.jobs_api import Planner, jobs_api
 from harvester.serve.page import add_page
 from harvester.serve.watch import Watch
+from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
 from jobs.ledger import Ledger
 from jobs.testing import DirectLedger, scripted_plan

@@ -17,7 +17,7 @@ MOST_STEP = 4.0  # a raise at once
 
 @dataclass(frozen=True, slots=True)
 class DeadlineLimits:
-    """See `harvester.config.DeadlineConfig`."""
+    """See `jobs.config.DeadlineConfig`."""
 
     most_boost: float
     share_cap: float

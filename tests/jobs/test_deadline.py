@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.deadline import DeadlineLimits, DeadlineView, Urgency, decide, explain
+from jobs.forecast.deadline import DeadlineLimits, DeadlineView, Urgency, decide, explain
 
 LIMITS = DeadlineLimits(most_boost=8.0, share_cap=0.25)
 VIEW = DeadlineView(now_s=0.0, deadline_at_s=100.0, high_s=90.0, urgency=Urgency(), others=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.lengths import (
+from jobs.forecast.lengths import (
     FADE_ROWS,
     GROWTH,
     LEAST_ROWS,

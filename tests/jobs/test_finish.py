@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from harvester.policy.finish import Left, Span, finish
+from jobs.forecast.finish import Left, Span, finish
 
 
 def test_the_time_is_what_is_left_over_the_mean_rate() -> None:
