@@ -1,1 +1,1 @@
-"""Tables in and out, in Arrow: `connectors.open.open_source` reads what a user names, `connectors.parts.PartsSink` keeps results."""
+"""Tables in and out, in Arrow: `connectors.open` reads what a user names, `connectors.parquet.parts` keeps results."""

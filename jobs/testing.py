@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from jobs.engine import ApiAnswer, ApiRequest, Claim, Completion, EngineGone, Message, Prompt
 from jobs.errors import NotFoundError
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
 from jobs.tasks.spec import Task
 

@@ -15,9 +15,9 @@ from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Message
 from jobs.forecast.finish import Left, Span, finish
 from jobs.forecast.lengths import Lengths
-from jobs.plan import columns_needed, plan_job
-from jobs.prompt import build_messages
+from jobs.plan.job import columns_needed, plan_job
 from jobs.spec import JobRequest, JobSpec
+from jobs.tasks.prompt import build_messages
 
 SAMPLE_GROUPS = 4  # row groups, spread over the source
 SAMPLE_ROWS = 250  # of each, from its start: reading further in would cost a scan

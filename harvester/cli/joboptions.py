@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from connectors.incoming import Form
+from connectors.files.stdin import Form
 from harvester.cli.completion import task_names
 from harvester.cli.into import INTO_HELP
 from jobs.spec import OnLong

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from connectors.target import TargetName
+from connectors.targets.target import TargetName
 from harvester.cli import joboptions as options
 from harvester.cli.client import Client
 from harvester.cli.deadline import parse_deadline

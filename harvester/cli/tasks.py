@@ -48,7 +48,7 @@ def _print_task(here: Invocation, name: str) -> None:
     if here.json:
         here.print_json(task.model_dump(mode="json"))
         return
-    built_in = files("jobs.tasks").joinpath(f"{name}.yaml")
+    built_in = files("jobs.tasks").joinpath("builtin", f"{name}.yaml")
     source = built_in if built_in.is_file() else Path(name).expanduser()
     print(source.read_text(encoding="utf-8"), end="")
 

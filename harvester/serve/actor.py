@@ -17,7 +17,7 @@ from harvester.serve.processes import stand_back
 from jobs.config import DeadlineConfig
 from jobs.engine import Claim
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats
 
 NAMESPACE = "harvester"
@@ -72,7 +72,7 @@ def _cause_of(work: Any) -> Any:
 
 
 class LedgerActor:
-    """Implements `jobs.runner.LedgerClient`, and what the jobs app needs. Waits while the actor restarts, up to ``patience_s``."""
+    """Implements `jobs.run.runner.LedgerClient`, and what the jobs app needs. Waits while the actor restarts, up to ``patience_s``."""
 
     def __init__(self, name: str, patience_s: float = 60.0) -> None:
         self._name = name

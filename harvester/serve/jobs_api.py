@@ -30,7 +30,7 @@ from harvester.serve.sql_api import add_sql
 from harvester.serve.watch import Watch
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
-from jobs.plan import check_deadline, plan_job
+from jobs.plan.job import check_deadline, plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
 from jobs.tasks.file import TaskOption
 from jobs.tasks.load import list_tasks

@@ -19,10 +19,10 @@ from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson, answer_of, handle_errors
 from harvester.serve.openai_objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from harvester.serve.upload import boundary_of, receive, too_large
-from jobs.batches.keeper import Keeper
+from jobs.batches.controller import Keeper
+from jobs.batches.files import FileStore, StoredFile, new_file_id
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchWish, ExpiresAfter
-from jobs.files import FileStore, StoredFile, new_file_id
 
 CHUNK_BYTES = 1 << 20
 FORM_BYTES = 1 << 16  # of a form around its file

@@ -21,10 +21,10 @@ from harvester.serve.openai_api import openai_api
 from harvester.serve.processes import stand_back
 from harvester.serve.replicas import Replicas
 from harvester.timers import USUAL_S, set_timer_slack
-from jobs.batches.keeper import Keeper
+from jobs.batches.controller import Keeper
+from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
-from jobs.batches.shelf import BatchShelf
-from jobs.files import FileStore
+from jobs.batches.store import BatchShelf
 from jobs.folder import StateFolder
 
 PREFIXES = {"files": "/v1/files", "batches": "/v1/batches"}  # by the application's name

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 from harvester.config import ServeConfig
 from harvester.engine.defaults import gpus_of_engine
 from harvester.engine.models import ModelChoice
@@ -24,7 +24,7 @@ from harvester.serve.turns import turn_on_gpu
 from harvester.timers import USUAL_S, set_timer_slack
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
-from jobs.runner import Runner
+from jobs.run.runner import Runner
 
 
 class Replica:

@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.snapshot import Origin, write_snapshot
+from connectors.copied.snapshot import Origin, write_snapshot
 from jobs.batches.line import BadLine, LineRules, Request
 from jobs.batches.record import BatchError
 from jobs.config import BatchConfig

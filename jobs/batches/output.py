@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 from connectors.durable import publish
 from connectors.edge import first_line
 from connectors.errors import StorageError
-from connectors.parts import PartsSink
-from jobs.apirow import HTTP
+from connectors.parquet.parts import PartsSink
+from jobs.batches.files import FileStore
 from jobs.batches.input import CUSTOM_ID
 from jobs.batches.record import BatchRecord, Counts, Usage
-from jobs.files import FileStore
 from jobs.folder import StateFolder
 from jobs.result import ROW_ID, Row
-from jobs.spool import spooled_rows
+from jobs.run.apirow import HTTP
+from jobs.run.spool import spooled_rows
 from jobs.tasks.answer import OUTPUT
 
 _ROWS = 256  # a batch of rows: bounds memory where answers are long

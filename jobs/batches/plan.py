@@ -10,14 +10,14 @@ from pathlib import Path
 from connectors.durable import storage_error
 from connectors.errors import StorageError
 from connectors.open import open_source
+from jobs.batches.files import FileStore
 from jobs.batches.input import BODY, CUSTOM_ID, InputReader, InvalidInput
 from jobs.batches.line import LineRules
 from jobs.batches.record import BatchError, BatchRecord
 from jobs.config import BatchConfig, HarvestConfig
 from jobs.errors import NotFoundError
-from jobs.files import FileStore
 from jobs.folder import StateFolder
-from jobs.plan import cut_slices
+from jobs.plan.job import cut_slices
 from jobs.spec import JobPlan, JobSpec, SourceSpec
 from jobs.tasks.spec import Task
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from jobs.batches.files import new_file_id
 from jobs.batches.states import BatchStatus
 from jobs.batches.window import parse_window
-from jobs.files import new_file_id
 from jobs.spec import Frozen, JobView
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")

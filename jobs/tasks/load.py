@@ -18,7 +18,7 @@ from jobs.tasks.schema import check_schema
 from jobs.tasks.spec import AnswerKind, Task
 from jobs.tasks.template import fill, parse, places
 
-_BUILT_IN = Path(__file__).parent
+_BUILT_IN = Path(__file__).parent / "builtin"
 
 
 def list_tasks() -> list[TaskFile]:

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from connectors.open import open_source
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 from jobs.config import HarvestConfig
 from jobs.engine import Prompt
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
-from jobs.plan import plan_job
-from jobs.runner import Runner
+from jobs.ledger.ledger import Ledger
+from jobs.plan.job import plan_job
+from jobs.run.runner import Runner
 from jobs.spec import JobRequest, SourceSpec
 from jobs.testing import DirectLedger, ScriptedEngine
 

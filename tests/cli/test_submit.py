@@ -14,8 +14,8 @@ from fake_server import job_view
 
 from harvester.cli import local
 from jobs.forecast.lengths import Lengths, counted
-from jobs.lengthbook import task_key
-from jobs.statements import statements
+from jobs.ledger.lengthbook import task_key
+from jobs.ledger.statements import statements
 from jobs.tasks.load import resolve_task
 
 

@@ -17,7 +17,7 @@ import pytest
 from connectors.base import Sink
 from connectors.durable import LEFTOVER_AFTER_S
 from connectors.memory import MemorySink
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 from harvester.errors import StorageError
 
 TABLE = pa.table({"row_id": pa.array([0, 1], pa.int64()), "output": ["a", None]})
@@ -120,7 +120,7 @@ KILLED_WRITER = """
 import os, sys
 from pathlib import Path
 import pyarrow as pa
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 os.replace = lambda *_: os._exit(9)
 PartsSink(Path(sys.argv[1])).write("part-000000", pa.table({"a": [1]}), {})
 """

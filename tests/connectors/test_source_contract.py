@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors.base import Source
-from connectors.incoming import keep_input
+from connectors.files.stdin import keep_input
 from connectors.memory import MemorySource
 from connectors.open import open_source
 from harvester.errors import ColumnError, SourceError

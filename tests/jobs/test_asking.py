@@ -9,7 +9,7 @@ import pytest
 
 from jobs.engine import Prompt, RowError
 from jobs.result import Row
-from jobs.row import RowWork
+from jobs.run.row import RowWork
 from jobs.spec import JobSpec, OnLong
 from jobs.tasks.load import resolve_task
 from jobs.testing import ScriptedEngine, scripted_plan

@@ -14,12 +14,12 @@ from connectors.durable import publish
 from harvester.config import TierConfig
 from harvester.core import ServiceTier
 from harvester.errors import NotFoundError, ParameterError, StorageError
+from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchRecord, BatchWish
-from jobs.batches.shelf import BatchShelf
 from jobs.batches.states import ENDED_BATCH, BatchStatus, Step, final_status, next_step
+from jobs.batches.store import BatchShelf
 from jobs.batches.window import parse_window
-from jobs.files import FileStore, new_file_id
 from jobs.states import ENDED, JobState
 from jobs.testing import ManualClock
 

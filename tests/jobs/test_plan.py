@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from connectors.base import RowGroup
 from harvester.errors import ColumnError, SourceError, TaskError
 from jobs.config import HarvestConfig
-from jobs.plan import columns_needed, cut_slices, plan_job
-from jobs.prompt import build_messages
+from jobs.plan.job import columns_needed, cut_slices, plan_job
 from jobs.spec import JobPlan, JobRequest, SourceSpec
 from jobs.tasks.load import resolve_task
+from jobs.tasks.prompt import build_messages
 
 HARVEST = HarvestConfig()
 

@@ -16,15 +16,15 @@ import pytest
 from connectors.base import Sink
 from connectors.memory import MemorySink
 from connectors.open import open_source
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 from harvester.errors import StorageError
-from jobs import runner as runner_module
 from jobs.config import HarvestConfig
 from jobs.engine import EngineGone, Prompt, RowError
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
-from jobs.plan import plan_job
-from jobs.runner import LedgerClient, Runner
+from jobs.ledger.ledger import Ledger
+from jobs.plan.job import plan_job
+from jobs.run import runner as runner_module
+from jobs.run.runner import LedgerClient, Runner
 from jobs.spec import JobRequest, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line

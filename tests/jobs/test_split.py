@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from harvester.errors import TaskError
 from jobs.engine import Completion, EngineGone, Prompt, RowError
+from jobs.longtext.combine import grouped, joined
+from jobs.longtext.split import OVERLAP_SHARE, spans, split
 from jobs.result import Row
-from jobs.row import RowWork
+from jobs.run.row import RowWork
 from jobs.spec import JobSpec, OnLong
-from jobs.tasks.combine import grouped, joined
 from jobs.tasks.load import resolve_task
-from jobs.tasks.split import OVERLAP_SHARE, spans, split
 from jobs.testing import ScriptedEngine, scripted_plan
 
 TASK = {"prompt": "Sum up.\n{text}", "combine": "Put together.\n{text}"}

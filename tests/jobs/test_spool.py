@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harvester.errors import StorageError
 from jobs.result import Row
-from jobs.spool import Spool
+from jobs.run.spool import Spool
 
 
 def row(row_id: int, text: str = "an answer") -> Row:

@@ -22,7 +22,7 @@ from harvester.serve import jobs_api as module
 from harvester.serve.jobs_api import Planner, jobs_api
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobView, PartStats
 from jobs.testing import DirectLedger, ManualClock
 

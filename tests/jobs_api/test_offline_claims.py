@@ -20,9 +20,9 @@ from harvester.serve.offline import OfflineEngine
 from jobs.config import DeadlineConfig, HarvestConfig
 from jobs.engine import Claim
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
-from jobs.plan import plan_job
-from jobs.runner import Runner
+from jobs.ledger.ledger import Ledger
+from jobs.plan.job import plan_job
+from jobs.run.runner import Runner
 from jobs.spec import JobRequest, PartStats, SourceSpec
 from jobs.testing import DirectLedger, ManualClock
 

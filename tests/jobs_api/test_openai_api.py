@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 from harvester.serve.openai_api import openai_api
-from jobs.batches import keeper as keeper_module
-from jobs.batches.keeper import Keeper
+from jobs.batches import controller as keeper_module
+from jobs.batches.controller import Keeper
+from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
-from jobs.batches.shelf import BatchShelf
 from jobs.batches.states import BatchStatus
+from jobs.batches.store import BatchShelf
 from jobs.config import BatchConfig, HarvestConfig
 from jobs.engine import ApiRequest, Claim
-from jobs.files import FileStore
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
-from jobs.runner import Runner
+from jobs.ledger.ledger import Ledger
+from jobs.run.runner import Runner
 from jobs.spec import JobView, PartStats
 from jobs.testing import DirectLedger, ManualClock, Refused, ScriptedEngine, last_content
 

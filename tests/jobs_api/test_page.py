@@ -23,8 +23,8 @@ from harvester.serve.openai_api import openai_api
 from harvester.serve.page import POLICY, STATIC, add_page
 from harvester.serve.pulse import Pulse
 from harvester.serve.watch import Frame, Watch
+from jobs.batches.files import FileStore
 from jobs.config import HarvestConfig
-from jobs.files import FileStore
 from jobs.testing import DirectLedger, ManualClock
 
 __all__ = ["office"]

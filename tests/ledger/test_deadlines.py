@@ -11,8 +11,8 @@ import pytest
 from jobs.config import DeadlineConfig
 from jobs.engine import Claim
 from jobs.forecast.finish import Span
-from jobs.harvestlog import recent_spans
-from jobs.ledger import Ledger
+from jobs.ledger.harvestlog import recent_spans
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import scripted_plan

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from harvester.errors import NotFoundError, StateError, StorageError
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobView, Lease, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import ManualClock, scripted_plan

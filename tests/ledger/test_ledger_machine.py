@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from harvester.errors import StateError
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.spec import Lease, LeaseProgress, PartStats
 from jobs.states import ACTIVE, ENDED, JobState
 from jobs.testing import scripted_plan

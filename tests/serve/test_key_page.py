@@ -21,7 +21,7 @@ from harvester.serve.page import add_page
 from harvester.serve.watch import Watch
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.testing import DirectLedger, scripted_plan
 
 pytestmark = pytest.mark.serve

@@ -1,0 +1,119 @@
+"""What the ledger watches over its jobs besides their leases: how fast they move, when they will end, whether they must be raised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from jobs.config import DeadlineConfig
+from jobs.engine import Claim
+from jobs.forecast.deadline import DeadlineLimits, DeadlineView, Urgency, decide, explain
+from jobs.forecast.finish import Finish, Left, Span, finish
+from jobs.ledger.harvestlog import HarvestLog
+from jobs.ledger.leases import Term
+from jobs.ledger.lengthbook import LengthBook, bands
+from jobs.ledger.record import Entry
+from jobs.ledger.store import Store
+from jobs.spec import JobView, LengthBand, PartStats
+from jobs.states import ACTIVE, ENDED
+
+log = logging.getLogger("harvester.ledger")
+
+DECIDE_S = 10.0  # between two decisions on a job: the last one must have shown its effect
+NEAR_S = 60.0  # a deadline so near cannot wait until the job's rate has been seen for a while
+
+
+class Oversight:
+    """Used by the one thread of the ledger."""
+
+    def __init__(self, store: Store, config: DeadlineConfig, now_s: float) -> None:
+        self._limits = DeadlineLimits(config.most_boost, config.share_cap)
+        self._above_slo = config.above_slo
+        self._harvest = HarvestLog(store, now_s)
+        self._lengths = LengthBook(store)
+        self._history: dict[str, list[Span]] = {}  # by model, of the hours before
+        self._history_at_s = float("-inf")
+        self._now_s = now_s
+
+    def sample(self, entry: Entry, terms: list[Term], now_s: float) -> None:
+        """A heartbeat or a commit told how far a job is."""
+        self._now_s = now_s
+        rows = entry.rows_done + sum(term.rows_running for term in terms)
+        entry.rate.add(now_s, rows, entry.tokens_done + sum(term.tokens_done for term in terms))
+        self._harvest.look(entry.spec.model, now_s, busy=True)
+
+    def idle(self, models: Iterable[str], now_s: float) -> None:
+        """No slice is leased any more."""
+        self._now_s = now_s
+        for model in models:
+            self._harvest.look(model, now_s, busy=False)
+
+    def committed(self, entry: Entry, stats: PartStats, now_s: float, *, first: bool) -> None:
+        """A part was counted; ``first``: its rows were not counted before. Call within the commit's transaction."""
+        if first:
+            self._harvest.add(entry.spec.model, stats.rows_ok + stats.rows_error, stats.prompt_tokens + stats.output_tokens, now_s)
+            self._lengths.learn(entry.spec, stats.lengths)
+
+    def finish(self, entry: Entry, rows_running: int) -> Finish | None:
+        """Of a job that runs or waits; None where no rate is known."""
+        rows_left = max(0, entry.spec.rows_total - entry.rows_done - rows_running)
+        left = self._left(entry, rows_left)
+        if entry.state not in ACTIVE or left is None:
+            return None
+        return finish(left, entry.rate.spans or self._before(entry.spec.model))
+
+    def _left(self, entry: Entry, rows_left: int) -> Left | None:
+        """Prompts as long as those of the rows done; answers as long as the task's rows were."""
+        done = entry.rows_done
+        known = self._lengths.of(entry.spec).spread()
+        if not done or not entry.line["prompt_tokens"]:
+            sample = entry.rate.totals  # nothing is published yet
+            return None if sample is None or not sample[0] else Left(rows_left * sample[1] / sample[0])
+        prompt = entry.line["prompt_tokens"] / done
+        if known is None:
+            return Left(rows_left * (prompt + entry.line["output_tokens"] / done))
+        requests = max(1.0, entry.line["output_tokens"] / done / known[0]) if known[0] else 1.0  # rows of several requests
+        return Left(rows_left * (prompt + requests * known[0]), known[1] * requests * rows_left**0.5)
+
+    def _before(self, model: str) -> list[Span]:
+        if self._now_s - self._history_at_s > DECIDE_S:
+            self._history, self._history_at_s = {}, self._now_s
+        if model not in self._history:
+            self._history[model] = self._harvest.spans(model, self._now_s)
+        return self._history[model]
+
+    def claims(self, entries: Iterable[Entry], now_s: float) -> dict[str, Claim]:
+        """What each active job gets beside the others, decided anew where that is due."""
+        self._now_s = now_s
+        active = [entry for entry in entries if entry.state in ACTIVE]
+        for entry in active:
+            if entry.spec.deadline_at_s is not None and now_s - entry.decided_at_s >= DECIDE_S:
+                entry.decided_at_s = now_s
+                self._decide(entry, entry.spec.deadline_at_s, now_s, others=len(active) > 1)
+        return {entry.spec.id: self._claim(entry) for entry in active}
+
+    def _decide(self, entry: Entry, deadline_at_s: float, now_s: float, *, others: bool) -> None:
+        waits_on = not entry.rate.settled and bool(entry.rate.spans) and deadline_at_s - now_s > NEAR_S
+        expected = None if waits_on else self.finish(entry, entry.rows_running)
+        view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, entry.urgency, others)
+        urgency = decide(view, self._limits)
+        if urgency != entry.urgency:
+            log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", entry.spec.id, urgency.boost, urgency.share, view.high_s)
+        entry.urgency, entry.standing = urgency, explain(view, urgency)
+
+    def _claim(self, entry: Entry) -> Claim:
+        urgency = entry.urgency
+        return Claim(entry.spec.weight * urgency.boost, urgency.share, self._above_slo and urgency.share > 0.0)
+
+    def calm(self, entry: Entry) -> None:
+        """Its deadline changed or it does not run: what was decided is void."""
+        entry.urgency, entry.standing, entry.decided_at_s = Urgency(), None, float("-inf")
+
+    def lengths(self, entry: Entry) -> tuple[LengthBand, ...]:
+        return bands(self._lengths.of(entry.spec), entry.spec.task.max_tokens)
+
+    def view(self, entry: Entry, terms: list[Term], results: str) -> JobView:
+        """How a job stands."""
+        entry.rows_running = sum(term.rows_running for term in terms)
+        expected = None if entry.state in ENDED else self.finish(entry, entry.rows_running)
+        return entry.view(entry.rows_running, results, expected, self.lengths(entry))

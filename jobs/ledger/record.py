@@ -1,0 +1,85 @@
+"""A job in memory: its line of the ledger, its spec, and what no file needs to keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from jobs.forecast.deadline import Urgency
+from jobs.forecast.finish import Finish
+from jobs.forecast.rate import Rate
+from jobs.spec import JobSpec, JobView, LengthBand
+from jobs.states import ACTIVE, ENDED, JobState
+
+
+@dataclass(slots=True)
+class Entry:
+    line: dict[str, Any]
+    spec: JobSpec
+    rate: Rate
+    turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
+    granted: int = 0  # number of its last lease, counted over all jobs
+    error_example: str | None = None  # how a row of it failed last
+    rows_running: int = 0  # rows done in slices that are leased, when it was last looked at
+    urgency: Urgency = field(default_factory=Urgency)
+    standing: str | None = None
+    decided_at_s: float = float("-inf")
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> Self:
+        return cls(line, JobSpec.model_validate_json(line["spec"]), Rate())
+
+    @property
+    def state(self) -> JobState:
+        return JobState(self.line["state"])
+
+    def is_over(self, now_s: float) -> bool:
+        """Its deadline has passed and it has not ended; one that is being cancelled ends as that."""
+        end_s = self.spec.deadline_at_s
+        return end_s is not None and end_s <= now_s and self.state in (*ACTIVE, JobState.PAUSED)
+
+    @property
+    def rows_done(self) -> int:
+        """Rows in published parts."""
+        return int(self.line["rows_ok"] + self.line["rows_error"])
+
+    @property
+    def tokens_done(self) -> int:
+        return int(self.line["prompt_tokens"] + self.line["output_tokens"])
+
+    def view(self, rows_running: int, results: str, finish: Finish | None, lengths: tuple[LengthBand, ...]) -> JobView:
+        """``rows_running``: rows done in slices that are leased; ``finish``: None where it has ended, waits, or nothing is known."""
+        line = self.line
+        kept = {name: line[name] for name in JobView.model_fields if name in line and name not in ("notes", "state")}
+        return JobView(
+            **kept,
+            state=self.state,
+            rows_running=rows_running,
+            offline_tokens_per_s=self._tokens_per_s(),
+            eta_s=0.0 if self.state in ENDED else finish.seconds if finish else None,
+            eta_low_s=finish.low_s if finish else None,
+            eta_high_s=finish.high_s if finish else None,
+            weight=self.spec.weight,
+            deadline_at_s=self.spec.deadline_at_s,
+            boost=self.urgency.boost,
+            guaranteed_share=self.urgency.share,
+            standing=self.standing,
+            response_lengths=lengths,
+            results=results,
+            notes=tuple(json.loads(line["notes"])),
+        )
+
+    def _tokens_per_s(self) -> float | None:
+        """Over the last minute while it runs; over its whole life once it has ended."""
+        line = self.line
+        if self.state in ENDED and line["started_at_s"] is not None and line["ended_at_s"] > line["started_at_s"]:
+            return float(self.tokens_done / (line["ended_at_s"] - line["started_at_s"]))
+        return self.rate.tokens_per_s
+
+
+def tokens_per_row(entry: Entry, others: Iterable[Entry]) -> float:
+    """What a row of this job takes, by its own rows; by those of ``others`` before it has any, and 1 where nothing is known of any."""
+    known = [one for one in ((entry,) if entry.tokens_done and entry.rows_done else others) if one.tokens_done and one.rows_done]
+    return sum(one.tokens_done for one in known) / sum(one.rows_done for one in known) if known else 1.0
