@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
-from harvester.engine.recent import Recent
+from harvester.engine.frontend.window import Recent
 from harvester.errors import BusyError
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import Looks, add_events
