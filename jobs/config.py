@@ -47,7 +47,7 @@ class BatchConfig(Section):
 class DeadlineConfig(Section):
     """What a job that would miss its deadline gets beyond its weight."""
 
-    most_boost: float = Field(default=8.0, ge=1.0, le=1000.0, description="Most times its weight, among jobs. 1 raises none.")
+    max_boost: float = Field(default=8.0, ge=1.0, le=1000.0, description="Most times its weight, among jobs. 1 raises none.")
     share_cap: float = Field(
         default=0.25,
         ge=0.0,

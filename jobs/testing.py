@@ -119,13 +119,13 @@ class ScriptedEngine:
             raise EngineGone("the scripted engine was told to die")
 
     async def _completion(self, prompt: Prompt, text: str) -> Completion:
-        most_chars = int(prompt.max_tokens / self.tokens_per_char)
+        max_chars = int(prompt.max_tokens / self.tokens_per_char)
         return Completion(
-            text=text[:most_chars],
-            finish_reason="stop" if len(text) <= most_chars else "length",
+            text=text[:max_chars],
+            finish_reason="stop" if len(text) <= max_chars else "length",
             prompt_tokens=await self.count_tokens(prompt.messages),
             cached_tokens=0,
-            output_tokens=self._tokens(text[:most_chars]),
+            output_tokens=self._tokens(text[:max_chars]),
         )
 
     def _tokens(self, text: str) -> int:

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from harvester.errors import NotFoundError, StorageError
-from harvester.serve.processes import stand_back
+from harvester.serve.processes import lower_priority
 from jobs.config import DeadlineConfig
 from jobs.engine import Claim
 from jobs.folder import StateFolder
@@ -28,7 +28,7 @@ class LedgerHost:
     """Runs in the actor's process. Calls arrive one at a time; a restarted actor opens the file again and goes on."""
 
     def __init__(self, state: str, lease_s: float, deadlines: DeadlineConfig) -> None:
-        stand_back()
+        lower_priority()
         folder = StateFolder(Path(state))
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._ledger = _open(folder, lease_s, deadlines, new_server=not again)

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from connectors.open import open_source
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
+from harvester.serve.broadcast import Broadcaster
 from harvester.serve.contract import describe, refusal
 from harvester.serve.crosssite import CrossSiteWall, plain_answer
 from harvester.serve.events import add_events
@@ -27,7 +28,6 @@ from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson
 from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
-from harvester.serve.watch import Watch
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
 from jobs.plan.job import check_deadline, plan_job
@@ -156,11 +156,11 @@ def jobs_api(
     planner: Planner,
     server_info: ServerInfo,
     profile: Profile | None = None,
-    watch: Watch | None = None,
+    broadcaster: Broadcaster | None = None,
     hosts: Collection[str] | None = None,
     keys: Sequence[str] = (),
 ) -> FastAPI:
-    """The application, below its prefix ``/api``. Without ``watch`` it has no live events.
+    """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events.
 
     ``hosts``: see `CrossSiteWall`. ``keys``: see `KeyWall`; what the page loads is open, so that it can ask for one.
     """
@@ -173,8 +173,8 @@ def jobs_api(
     _add_jobs(app, ledger, planner, server_info)
     add_sql(app, ledger, planner.folder)
     add_assets(app)
-    if watch is not None:
-        add_events(app, watch)
+    if broadcaster is not None:
+        add_events(app, broadcaster)
     _add_tables(app, ledger)
     return app
 

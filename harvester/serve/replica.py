@@ -19,7 +19,7 @@ from harvester.engine.launch.defaults import gpus_of_engine
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
-from harvester.serve.processes import stand_back
+from harvester.serve.processes import lower_priority
 from harvester.serve.turns import turn_on_gpu
 from harvester.timers import USUAL_S, set_timer_slack
 from jobs.engine import EngineGone
@@ -40,7 +40,7 @@ class Replica:
         from harvester.engine.verify.kept import fitted, read
         from harvester.serve.offline import OfflineEngine
 
-        stand_back(whole=False)
+        lower_priority(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
         config = fitted(config, read(profile))

@@ -1,7 +1,7 @@
 """Brings every batch on: checks its input, enters its job, makes its files when the job has ended.
 
-Whatever a keeper leaves undone when it dies, the next one does. Each step is done again safely: validation makes the same rows, a job is
-entered once under the batch's id, files are made under ids chosen at the start.
+Whatever a controller leaves undone when it dies, the next one does. Each step is done again safely: validation makes the same rows,
+a job is entered once under the batch's id, files are made under ids chosen at the start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobs.batches.output import write_outputs
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchError, BatchRecord, BatchWish, Counts
 from jobs.batches.states import CANCELLABLE, ENDED_BATCH, BatchStatus, Step, final_status, next_step
-from jobs.batches.store import BatchShelf
+from jobs.batches.store import BatchStore
 from jobs.errors import EngineError, NotFoundError, ParameterError, StateError
 from jobs.folder import StateFolder
 from jobs.spec import JobPlan, JobView
@@ -35,7 +35,7 @@ RECENT_S = 2.0  # a job seen so lately is told without asking the ledger, which 
 
 
 class BatchLedger(Protocol):
-    """The ledger as a keeper sees it."""
+    """The ledger as a controller sees it."""
 
     async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]: ...
     async def show(self, job_id: str) -> JobView: ...
@@ -44,13 +44,13 @@ class BatchLedger(Protocol):
     async def expire(self) -> None: ...
 
 
-class Keeper:
+class BatchController:
     """`run` works until it is cancelled. ``models``: names that the server answers to. ``now_s``: the wall clock."""
 
     def __init__(
         self,
         ledger: BatchLedger,
-        shelf: BatchShelf,
+        store: BatchStore,
         files: FileStore,
         planner: BatchPlanner,
         folder: StateFolder,
@@ -60,7 +60,7 @@ class Keeper:
         tidy_s: float = TIDY_S,
     ) -> None:
         self._ledger = ledger
-        self._shelf = shelf
+        self._store = store
         self._files = files
         self._planner = planner
         self._folder = folder
@@ -85,19 +85,19 @@ class Keeper:
         if stored.purpose != "batch":
             raise ParameterError(f"file {stored.id} has purpose {stored.purpose}; upload the input with purpose batch", "input_file_id")
         record = BatchRecord.of(wish, self._now_s())
-        await asyncio.to_thread(self._shelf.put, record)
+        await asyncio.to_thread(self._store.put, record)
         self._wake.set()
         return record.to_openai(None)
 
     async def show(self, batch_id: str) -> dict[str, Any]:
         """OpenAI's batch object, its counts up to `RECENT_S` old. Raises `NotFoundError`."""
-        record = self._shelf.get(batch_id)
+        record = self._store.get(batch_id)
         has_none = record.counts is not None or record.status is BatchStatus.VALIDATING
         return record.to_openai(None if has_none else await self._recent_job(record.id))
 
     def records(self) -> list[BatchRecord]:
         """Newest first."""
-        return self._shelf.list()
+        return self._store.list()
 
     async def cancel(self, batch_id: str) -> dict[str, Any]:
         """Raises `NotFoundError`, and `StateError` for a batch that has ended or is about to."""
@@ -127,7 +127,7 @@ class Keeper:
 
     async def look(self) -> None:
         """Start on every batch that has not ended and is not in work."""
-        going = [record for record in self._shelf.list() if record.status not in ENDED_BATCH and record.id not in self._work]
+        going = [record for record in self._store.list() if record.status not in ENDED_BATCH and record.id not in self._work]
         if any(record.expires_at_s <= self._now_s() for record in going):
             with suppress(StorageError):
                 await self._ledger.expire()  # no replica may be there to ask for work
@@ -137,7 +137,7 @@ class Keeper:
 
     def _done(self, batch_id: str, task: asyncio.Task[None]) -> None:
         self._work.pop(batch_id, None)
-        if self._shelf.get(batch_id).status in ENDED_BATCH:
+        if self._store.get(batch_id).status in ENDED_BATCH:
             self._seen.pop(batch_id, None)
 
     async def _keep_tidy(self) -> None:
@@ -158,7 +158,7 @@ class Keeper:
 
     def _let_go(self) -> list[tuple[BatchRecord, bool]]:
         """Ended batches that have rows and are spent, or left no file that could say so."""
-        there = [record for record in self._shelf.list() if record.status in ENDED_BATCH and self._planner.has_rows(record.id)]
+        there = [record for record in self._store.list() if record.status in ENDED_BATCH and self._planner.has_rows(record.id)]
         told = [(record, self._planner.is_spent(record)) for record in there]
         return [(record, is_spent) for record, is_spent in told if is_spent or not (record.output_file_id or record.error_file_id)]
 
@@ -172,7 +172,7 @@ class Keeper:
             if job is not None:
                 self._note(job)
             held = await self._ledger.held(batch_id) if job is not None and job.state in ENDED else 0
-            record = self._shelf.get(batch_id)
+            record = self._store.get(batch_id)
             step = next_step(record.status, None if job is None else job.state, held)
             if step is Step.FINALIZE and job is not None:
                 await self._finalize(record, job)
@@ -200,7 +200,7 @@ class Keeper:
 
     async def _validate(self, record: BatchRecord) -> None:
         def is_stopped() -> bool:
-            return self._shelf.get(record.id).status is not BatchStatus.VALIDATING
+            return self._store.get(record.id).status is not BatchStatus.VALIDATING
 
         async with self._heavy:
             models = await self._models()
@@ -248,10 +248,10 @@ class Keeper:
     ) -> BatchRecord:
         """Bring a record into ``status`` (None: as it is), where it is in one of ``only_from``. Returns the record as it then is."""
         async with self._writing:
-            record = self._shelf.get(batch_id)
+            record = self._store.get(batch_id)
             if only_from is None or record.status in only_from:
                 record = record.reach(status or record.status, self._now_s(), **changes)
-                await asyncio.to_thread(self._shelf.put, record)
+                await asyncio.to_thread(self._store.put, record)
             return record
 
     async def _job(self, batch_id: str) -> JobView | None:

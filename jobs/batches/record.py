@@ -13,7 +13,7 @@ from jobs.batches.window import parse_window
 from jobs.spec import Frozen, JobView
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
-MOST_PAIRS = 16
+MAX_PAIRS = 16
 Key = Annotated[str, StringConstraints(max_length=64)]
 Value = Annotated[str, StringConstraints(max_length=512)]
 
@@ -31,7 +31,7 @@ class BatchWish(Frozen):
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     completion_window: str = Field(description="Any duration: 24h, 90m, 1d12h.")
-    metadata: dict[Key, Value] | None = Field(default=None, max_length=MOST_PAIRS)
+    metadata: dict[Key, Value] | None = Field(default=None, max_length=MAX_PAIRS)
     output_expires_after: ExpiresAfter | None = None
 
 

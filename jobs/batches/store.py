@@ -10,7 +10,7 @@ from jobs.batches.record import BatchRecord
 from jobs.errors import NotFoundError
 
 
-class BatchShelf:
+class BatchStore:
     """Opened by the one process that owns the batches. `put` syncs to disk: call it from a thread."""
 
     def __init__(self, folder: Path) -> None:

@@ -19,7 +19,7 @@ MAX_STEP = 4.0  # a raise at once
 class DeadlineLimits:
     """See `jobs.config.DeadlineConfig`."""
 
-    most_boost: float
+    max_boost: float
     share_cap: float
 
 
@@ -59,8 +59,8 @@ def decide(view: DeadlineView, limits: DeadlineLimits) -> Urgency:
 
 def _raised(view: DeadlineView, limits: DeadlineLimits, pressure: float) -> Urgency:
     now = view.urgency
-    boost = min(max(now.boost, now.boost * pressure), limits.most_boost) if view.others else now.boost
-    if view.others and now.boost < limits.most_boost:
+    boost = min(max(now.boost, now.boost * pressure), limits.max_boost) if view.others else now.boost
+    if view.others and now.boost < limits.max_boost:
         return Urgency(boost, now.share)
     share = max(FIRST_SHARE, now.share) * pressure
     return Urgency(boost, min(share, limits.share_cap))
@@ -83,7 +83,7 @@ def explain(view: DeadlineView, urgency: Urgency) -> str | None:
     state = f"may end {_time(late_s)} after its deadline" if late_s > 0 else "is expected to end in time"
     means = [f"{urgency.boost:.3g} times its weight"] * (urgency.boost > 1.0)
     means += [f"{urgency.share:.0%} of the engine guaranteed"] * (urgency.share > 0.0)
-    return f"{state}; raised: {', '.join(means)}" if means else f"{state}; not raised: deadlines.most_boost and share_cap allow nothing"
+    return f"{state}; raised: {', '.join(means)}" if means else f"{state}; not raised: deadlines.max_boost and share_cap allow nothing"
 
 
 def _time(seconds: float) -> str:

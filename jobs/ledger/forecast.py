@@ -10,9 +10,9 @@ from jobs.engine import Claim
 from jobs.forecast.deadline import DeadlineLimits, DeadlineView, Urgency, decide, explain
 from jobs.forecast.finish import Finish, Left, Span, finish
 from jobs.ledger.harvestlog import HarvestLog
-from jobs.ledger.leases import Term
+from jobs.ledger.leases import ActiveLease
 from jobs.ledger.lengthbook import LengthBook, bands
-from jobs.ledger.record import Entry
+from jobs.ledger.record import JobRecord
 from jobs.ledger.store import Store
 from jobs.spec import JobView, LengthBand, PartStats
 from jobs.states import ACTIVE, ENDED
@@ -23,11 +23,11 @@ DECIDE_S = 10.0  # between two decisions on a job: the last one must have shown 
 NEAR_S = 60.0  # a deadline so near cannot wait until the job's rate has been seen for a while
 
 
-class Oversight:
+class JobForecast:
     """Used by the one thread of the ledger."""
 
     def __init__(self, store: Store, config: DeadlineConfig, now_s: float) -> None:
-        self._limits = DeadlineLimits(config.most_boost, config.share_cap)
+        self._limits = DeadlineLimits(config.max_boost, config.share_cap)
         self._above_slo = config.above_slo
         self._harvest = HarvestLog(store, now_s)
         self._lengths = LengthBook(store)
@@ -35,44 +35,44 @@ class Oversight:
         self._history_at_s = float("-inf")
         self._now_s = now_s
 
-    def sample(self, entry: Entry, terms: list[Term], now_s: float) -> None:
+    def sample(self, record: JobRecord, leases: list[ActiveLease], now_s: float) -> None:
         """A heartbeat or a commit told how far a job is."""
         self._now_s = now_s
-        rows = entry.rows_done + sum(term.rows_running for term in terms)
-        entry.rate.add(now_s, rows, entry.tokens_done + sum(term.tokens_done for term in terms))
-        self._harvest.look(entry.spec.model, now_s, busy=True)
+        rows = record.rows_done + sum(lease.rows_running for lease in leases)
+        record.rate.add(now_s, rows, record.tokens_done + sum(lease.tokens_done for lease in leases))
+        self._harvest.mark(record.spec.model, now_s, busy=True)
 
     def idle(self, models: Iterable[str], now_s: float) -> None:
         """No slice is leased any more."""
         self._now_s = now_s
         for model in models:
-            self._harvest.look(model, now_s, busy=False)
+            self._harvest.mark(model, now_s, busy=False)
 
-    def committed(self, entry: Entry, stats: PartStats, now_s: float, *, first: bool) -> None:
+    def committed(self, record: JobRecord, stats: PartStats, now_s: float, *, first: bool) -> None:
         """A part was counted; ``first``: its rows were not counted before. Call within the commit's transaction."""
         if first:
-            self._harvest.add(entry.spec.model, stats.rows_ok + stats.rows_error, stats.prompt_tokens + stats.output_tokens, now_s)
-            self._lengths.learn(entry.spec, stats.lengths)
+            self._harvest.add(record.spec.model, stats.rows_ok + stats.rows_error, stats.prompt_tokens + stats.output_tokens, now_s)
+            self._lengths.learn(record.spec, stats.lengths)
 
-    def finish(self, entry: Entry, rows_running: int) -> Finish | None:
+    def finish(self, record: JobRecord, rows_running: int) -> Finish | None:
         """Of a job that runs or waits; None where no rate is known."""
-        rows_left = max(0, entry.spec.rows_total - entry.rows_done - rows_running)
-        left = self._left(entry, rows_left)
-        if entry.state not in ACTIVE or left is None:
+        rows_left = max(0, record.spec.rows_total - record.rows_done - rows_running)
+        left = self._left(record, rows_left)
+        if record.state not in ACTIVE or left is None:
             return None
-        return finish(left, entry.rate.spans or self._before(entry.spec.model))
+        return finish(left, record.rate.spans or self._before(record.spec.model))
 
-    def _left(self, entry: Entry, rows_left: int) -> Left | None:
+    def _left(self, record: JobRecord, rows_left: int) -> Left | None:
         """Prompts as long as those of the rows done; answers as long as the task's rows were."""
-        done = entry.rows_done
-        known = self._lengths.of(entry.spec).spread()
-        if not done or not entry.line["prompt_tokens"]:
-            sample = entry.rate.totals  # nothing is published yet
+        done = record.rows_done
+        known = self._lengths.of(record.spec).spread()
+        if not done or not record.row["prompt_tokens"]:
+            sample = record.rate.totals  # nothing is published yet
             return None if sample is None or not sample[0] else Left(rows_left * sample[1] / sample[0])
-        prompt = entry.line["prompt_tokens"] / done
+        prompt = record.row["prompt_tokens"] / done
         if known is None:
-            return Left(rows_left * (prompt + entry.line["output_tokens"] / done))
-        requests = max(1.0, entry.line["output_tokens"] / done / known[0]) if known[0] else 1.0  # rows of several requests
+            return Left(rows_left * (prompt + record.row["output_tokens"] / done))
+        requests = max(1.0, record.row["output_tokens"] / done / known[0]) if known[0] else 1.0  # rows of several requests
         return Left(rows_left * (prompt + requests * known[0]), known[1] * requests * rows_left**0.5)
 
     def _before(self, model: str) -> list[Span]:
@@ -82,38 +82,38 @@ class Oversight:
             self._history[model] = self._harvest.spans(model, self._now_s)
         return self._history[model]
 
-    def claims(self, entries: Iterable[Entry], now_s: float) -> dict[str, Claim]:
+    def claims(self, records: Iterable[JobRecord], now_s: float) -> dict[str, Claim]:
         """What each active job gets beside the others, decided anew where that is due."""
         self._now_s = now_s
-        active = [entry for entry in entries if entry.state in ACTIVE]
-        for entry in active:
-            if entry.spec.deadline_at_s is not None and now_s - entry.decided_at_s >= DECIDE_S:
-                entry.decided_at_s = now_s
-                self._decide(entry, entry.spec.deadline_at_s, now_s, others=len(active) > 1)
-        return {entry.spec.id: self._claim(entry) for entry in active}
+        active = [record for record in records if record.state in ACTIVE]
+        for record in active:
+            if record.spec.deadline_at_s is not None and now_s - record.decided_at_s >= DECIDE_S:
+                record.decided_at_s = now_s
+                self._decide(record, record.spec.deadline_at_s, now_s, others=len(active) > 1)
+        return {record.spec.id: self._claim(record) for record in active}
 
-    def _decide(self, entry: Entry, deadline_at_s: float, now_s: float, *, others: bool) -> None:
-        waits_on = not entry.rate.settled and bool(entry.rate.spans) and deadline_at_s - now_s > NEAR_S
-        expected = None if waits_on else self.finish(entry, entry.rows_running)
-        view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, entry.urgency, others)
+    def _decide(self, record: JobRecord, deadline_at_s: float, now_s: float, *, others: bool) -> None:
+        waits_on = not record.rate.settled and bool(record.rate.spans) and deadline_at_s - now_s > NEAR_S
+        expected = None if waits_on else self.finish(record, record.rows_running)
+        view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, record.urgency, others)
         urgency = decide(view, self._limits)
-        if urgency != entry.urgency:
-            log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", entry.spec.id, urgency.boost, urgency.share, view.high_s)
-        entry.urgency, entry.standing = urgency, explain(view, urgency)
+        if urgency != record.urgency:
+            log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", record.spec.id, urgency.boost, urgency.share, view.high_s)
+        record.urgency, record.standing = urgency, explain(view, urgency)
 
-    def _claim(self, entry: Entry) -> Claim:
-        urgency = entry.urgency
-        return Claim(entry.spec.weight * urgency.boost, urgency.share, self._above_slo and urgency.share > 0.0)
+    def _claim(self, record: JobRecord) -> Claim:
+        urgency = record.urgency
+        return Claim(record.spec.weight * urgency.boost, urgency.share, self._above_slo and urgency.share > 0.0)
 
-    def calm(self, entry: Entry) -> None:
+    def calm(self, record: JobRecord) -> None:
         """Its deadline changed or it does not run: what was decided is void."""
-        entry.urgency, entry.standing, entry.decided_at_s = Urgency(), None, float("-inf")
+        record.urgency, record.standing, record.decided_at_s = Urgency(), None, float("-inf")
 
-    def lengths(self, entry: Entry) -> tuple[LengthBand, ...]:
-        return bands(self._lengths.of(entry.spec), entry.spec.task.max_tokens)
+    def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:
+        return bands(self._lengths.of(record.spec), record.spec.task.max_tokens)
 
-    def view(self, entry: Entry, terms: list[Term], results: str) -> JobView:
+    def view(self, record: JobRecord, leases: list[ActiveLease], results: str) -> JobView:
         """How a job stands."""
-        entry.rows_running = sum(term.rows_running for term in terms)
-        expected = None if entry.state in ENDED else self.finish(entry, entry.rows_running)
-        return entry.view(entry.rows_running, results, expected, self.lengths(entry))
+        record.rows_running = sum(lease.rows_running for lease in leases)
+        expected = None if record.state in ENDED else self.finish(record, record.rows_running)
+        return record.view(record.rows_running, results, expected, self.lengths(record))

@@ -10,30 +10,30 @@ from jobs.ledger.store import Store
 
 HOUR_S = 3600.0
 KEEP_DAYS = 30
-GAP_S = 60.0  # between two looks; a longer one was a ledger that was away
-LEAST_S = 5.0  # of work in an hour; less says nothing of a rate
+GAP_S = 60.0  # between two marks; a longer one was a ledger that was away
+MIN_BUSY_S = 5.0  # of work in an hour; less says nothing of a rate
 LAST_DAYS = 3
 
 
 class HarvestLog:
-    """Kept in the ledger's table ``harvest``, one line for each hour and model; the current hour is written with each commit."""
+    """Kept in the ledger's table ``harvest``, one row for each hour and model; the current hour is written with each commit."""
 
     def __init__(self, store: Store, now_s: float) -> None:
         self._store = store
         self._hour_s = 0.0
         self._busy_s: dict[str, float] = {}  # since the last commit
-        self._looked_at_s: dict[str, float] = {}
+        self._marked_at_s: dict[str, float] = {}
         store.run("forget_harvest", [now_s - KEEP_DAYS * 24 * HOUR_S])
 
-    def look(self, model: str, now_s: float, *, busy: bool) -> None:
+    def mark(self, model: str, now_s: float, *, busy: bool) -> None:
         """Whether a slice of ``model`` is leased from now on."""
-        before_s = self._looked_at_s.get(model)
+        before_s = self._marked_at_s.get(model)
         if before_s is not None:
             self._busy_s[model] = self._busy_s.get(model, 0.0) + max(0.0, min(now_s - before_s, GAP_S))
         if busy:
-            self._looked_at_s[model] = now_s
+            self._marked_at_s[model] = now_s
         else:
-            self._looked_at_s.pop(model, None)
+            self._marked_at_s.pop(model, None)
 
     def add(self, model: str, rows: int, tokens: int, now_s: float) -> None:
         """Rows that a commit brought. Call within its transaction."""
@@ -44,11 +44,11 @@ class HarvestLog:
             self._store.run("insert_harvest", [model, hour_s, rows, tokens, busy_s])
 
     def spans(self, model: str, now_s: float) -> list[Span]:
-        return recent_spans(self._store.lines("harvest_rows"), model, now_s)
+        return recent_spans(self._store.rows("harvest_rows"), model, now_s)
 
 
-def recent_spans(lines: Iterable[Mapping[str, Any]], model: str | None, now_s: float) -> list[Span]:
-    """The hours with work of the last days, in order, from lines of the table ``harvest``. ``model`` None takes all."""
+def recent_spans(rows: Iterable[Mapping[str, Any]], model: str | None, now_s: float) -> list[Span]:
+    """The hours with work of the last days, in order, from rows of the table ``harvest``. ``model`` None takes all."""
     since_s = now_s - LAST_DAYS * 24 * HOUR_S
-    chosen = [line for line in lines if line["hour_s"] >= since_s and line["busy_s"] >= LEAST_S and model in (None, line["model"])]
-    return [Span(line["busy_s"], line["tokens"]) for line in sorted(chosen, key=lambda line: float(line["hour_s"]))]
+    chosen = [row for row in rows if row["hour_s"] >= since_s and row["busy_s"] >= MIN_BUSY_S and model in (None, row["model"])]
+    return [Span(row["busy_s"], row["tokens"]) for row in sorted(chosen, key=lambda row: float(row["hour_s"]))]

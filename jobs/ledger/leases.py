@@ -8,7 +8,7 @@ from jobs.spec import LeaseProgress
 
 
 @dataclass(slots=True)
-class Term:
+class ActiveLease:
     """A lease in force. The counts are its holder's, of the last heartbeat; the kept ones are of rows in the slice's part already."""
 
     job_id: str
@@ -35,18 +35,18 @@ class Term:
         self.rows_done, self.rows_error, self.tokens_done = item.rows_done, item.rows_error, item.tokens_done
 
 
-class Terms(dict[str, Term]):
+class ActiveLeases(dict[str, ActiveLease]):
     """By lease id."""
 
-    def of(self, job_id: str) -> list[Term]:
-        return [term for term in self.values() if term.job_id == job_id]
+    def of(self, job_id: str) -> list[ActiveLease]:
+        return [lease for lease in self.values() if lease.job_id == job_id]
 
     def holds(self, job_id: str) -> bool:
-        return any(term.job_id == job_id for term in self.values())
+        return any(lease.job_id == job_id for lease in self.values())
 
     def over(self, now_s: float) -> list[str]:
         """Ids of the leases that were not renewed in time."""
-        return [lease_id for lease_id, term in self.items() if term.expires_at_s <= now_s]
+        return [lease_id for lease_id, lease in self.items() if lease.expires_at_s <= now_s]
 
     def held_by(self, holder: str) -> list[str]:
-        return [lease_id for lease_id, term in self.items() if term.holder == holder]
+        return [lease_id for lease_id, lease in self.items() if lease.holder == holder]

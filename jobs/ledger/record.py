@@ -1,4 +1,4 @@
-"""A job in memory: its line of the ledger, its spec, and what no file needs to keep."""
+"""A job in memory: its row of the ledger, its spec, and what no file needs to keep."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jobs.states import ACTIVE, ENDED, JobState
 
 
 @dataclass(slots=True)
-class Entry:
-    line: dict[str, Any]
+class JobRecord:
+    row: dict[str, Any]
     spec: JobSpec
     rate: Rate
     turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
@@ -28,12 +28,12 @@ class Entry:
     decided_at_s: float = float("-inf")
 
     @classmethod
-    def of(cls, line: dict[str, Any]) -> Self:
-        return cls(line, JobSpec.model_validate_json(line["spec"]), Rate())
+    def of(cls, row: dict[str, Any]) -> Self:
+        return cls(row, JobSpec.model_validate_json(row["spec"]), Rate())
 
     @property
     def state(self) -> JobState:
-        return JobState(self.line["state"])
+        return JobState(self.row["state"])
 
     def is_over(self, now_s: float) -> bool:
         """Its deadline has passed and it has not ended; one that is being cancelled ends as that."""
@@ -43,16 +43,16 @@ class Entry:
     @property
     def rows_done(self) -> int:
         """Rows in published parts."""
-        return int(self.line["rows_ok"] + self.line["rows_error"])
+        return int(self.row["rows_ok"] + self.row["rows_error"])
 
     @property
     def tokens_done(self) -> int:
-        return int(self.line["prompt_tokens"] + self.line["output_tokens"])
+        return int(self.row["prompt_tokens"] + self.row["output_tokens"])
 
     def view(self, rows_running: int, results: str, finish: Finish | None, lengths: tuple[LengthBand, ...]) -> JobView:
         """``rows_running``: rows done in slices that are leased; ``finish``: None where it has ended, waits, or nothing is known."""
-        line = self.line
-        kept = {name: line[name] for name in JobView.model_fields if name in line and name not in ("notes", "state")}
+        row = self.row
+        kept = {name: row[name] for name in JobView.model_fields if name in row and name not in ("notes", "state")}
         return JobView(
             **kept,
             state=self.state,
@@ -68,18 +68,18 @@ class Entry:
             standing=self.standing,
             response_lengths=lengths,
             results=results,
-            notes=tuple(json.loads(line["notes"])),
+            notes=tuple(json.loads(row["notes"])),
         )
 
     def _tokens_per_s(self) -> float | None:
         """Over the last minute while it runs; over its whole life once it has ended."""
-        line = self.line
-        if self.state in ENDED and line["started_at_s"] is not None and line["ended_at_s"] > line["started_at_s"]:
-            return float(self.tokens_done / (line["ended_at_s"] - line["started_at_s"]))
+        row = self.row
+        if self.state in ENDED and row["started_at_s"] is not None and row["ended_at_s"] > row["started_at_s"]:
+            return float(self.tokens_done / (row["ended_at_s"] - row["started_at_s"]))
         return self.rate.tokens_per_s
 
 
-def tokens_per_row(entry: Entry, others: Iterable[Entry]) -> float:
+def tokens_per_row(record: JobRecord, others: Iterable[JobRecord]) -> float:
     """What a row of this job takes, by its own rows; by those of ``others`` before it has any, and 1 where nothing is known of any."""
-    known = [one for one in ((entry,) if entry.tokens_done and entry.rows_done else others) if one.tokens_done and one.rows_done]
+    known = [one for one in ((record,) if record.tokens_done and record.rows_done else others) if one.tokens_done and one.rows_done]
     return sum(one.tokens_done for one in known) / sum(one.rows_done for one in known) if known else 1.0

@@ -32,7 +32,7 @@ class Store:
     def run(self, name: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return list(self._execute(name, values).fetchall())
 
-    def lines(self, name: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
+    def rows(self, name: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
         cursor = self._execute(name, values)
         names = [item[0] for item in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -83,10 +83,10 @@ def cut_slices(groups: Sequence[RowGroup], rows_total: int, harvest: HarvestConf
     A slice aims at ``rows_total / slices_per_job`` rows, within ``min_slice_rows`` and ``max_slice_rows``. A row group smaller than that
     is a slice of its own.
     """
-    most_rows = min(max(rows_total // harvest.slices_per_job, harvest.min_slice_rows), harvest.max_slice_rows)
+    max_rows = min(max(rows_total // harvest.slices_per_job, harvest.min_slice_rows), harvest.max_slice_rows)
     slices: list[SliceSpec] = []
     for group in groups:
-        parts = ceil(group.row_count / most_rows)
+        parts = ceil(group.row_count / max_rows)
         bounds = [group.row_count * part // parts for part in range(parts + 1)] if parts else []
         for offset, end in pairwise(bounds):
             slices.append(

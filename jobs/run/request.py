@@ -44,7 +44,7 @@ class Tally:
         self.finish_reason = done.finish_reason
 
 
-class Asking:
+class RowRequest:
     """Asks for one row. ``tag`` tells this try of the row from others; ``slots`` bounds the requests of rows that make several at once."""
 
     def __init__(

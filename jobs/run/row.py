@@ -11,7 +11,7 @@ from jobs.engine import Claim, Engine, Message, RowError
 from jobs.longtext.document import read_in_parts
 from jobs.longtext.fit import fit, measure
 from jobs.result import Row
-from jobs.run.request import Asking, Tally
+from jobs.run.request import RowRequest, Tally
 from jobs.spec import JobSpec, OnLong
 from jobs.tasks.prompt import build_messages
 
@@ -46,33 +46,33 @@ class RowWork:
     async def answer(self, row_id: int, values: Mapping[str, object], text: str | TextProblem | None, attempts: int, tag: str) -> Row:
         """``values``: the row's columns; ``text``: its text cell, None where the task reads no text column. Raises `EngineGone`."""
         began_s = self._now_s()
-        asking = Asking(self._job, self._engine, row_id, tag, self._slots, self._claims)
+        request = RowRequest(self._job, self._engine, row_id, tag, self._slots, self._claims)
         outcome = Outcome()
         try:
             if isinstance(text, TextProblem):
                 raise RowError(text.code, text.message)
-            outcome.values = await self._answer(asking, values, text, outcome)
+            outcome.values = await self._answer(request, values, text, outcome)
         except RowError as error:
             outcome.error = error
-        return self._row(row_id, attempts, began_s, asking.tally, outcome)
+        return self._row(row_id, attempts, began_s, request.tally, outcome)
 
-    async def _answer(self, asking: Asking, values: Mapping[str, object], text: str | None, outcome: Outcome) -> Mapping[str, object]:
-        if text is None or await asking.fits(self._messages(values, text)):
-            return (await asking.answer(self._messages(values, text))).values
+    async def _answer(self, request: RowRequest, values: Mapping[str, object], text: str | None, outcome: Outcome) -> Mapping[str, object]:
+        if text is None or await request.fits(self._messages(values, text)):
+            return (await request.answer(self._messages(values, text))).values
 
         async def count(candidate: str) -> int:
-            return await asking.count(self._messages(values, candidate))
+            return await request.count(self._messages(values, candidate))
 
         if self._job.on_long is OnLong.SPLIT:
-            reading = await read_in_parts(self._job, asking, values, text)
+            reading = await read_in_parts(self._job, request, values, text)
             outcome.parts, outcome.truncated = reading.parts, reading.was_cut
             return reading.answer.values
         if self._job.on_long is OnLong.ERROR:
-            _, tokens = await measure(text, count, asking.budget_tokens)
-            raise _too_long(tokens, asking.budget_tokens)
-        result = await fit(text, count, asking.budget_tokens)
+            _, tokens = await measure(text, count, request.budget_tokens)
+            raise _too_long(tokens, request.budget_tokens)
+        result = await fit(text, count, request.budget_tokens)
         outcome.truncated = result.truncated
-        return (await asking.answer(self._messages(values, result.text))).values
+        return (await request.answer(self._messages(values, result.text))).values
 
     def _messages(self, values: Mapping[str, object], text: str | None) -> tuple[Message, ...]:
         column = self._job.column

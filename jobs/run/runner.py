@@ -19,7 +19,7 @@ from jobs.result import Row
 from jobs.run.apirow import ApiRowWork, row_work
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, open_slice, published
-from jobs.run.sources import Shelf
+from jobs.run.sources import SourceCache
 from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
 
 log = logging.getLogger("harvester.runner")
@@ -46,7 +46,7 @@ class LedgerClient(Protocol):
 
 
 @dataclass(slots=True)
-class Held:
+class ActiveSlice:
     """A lease in work."""
 
     lease: Lease
@@ -119,13 +119,13 @@ class Runner:
         self.folder = folder
         self.config = config
         self.now_s = now_s
-        self._held: dict[str, Held] = {}
+        self._active: dict[str, ActiveSlice] = {}
         self._slots = asyncio.Semaphore(engine.concurrency)
         self._part_slots = asyncio.Semaphore(engine.concurrency)  # of long texts; a row waits for them while it holds a slot of the others
         self._room = asyncio.Event()
         self._claims: dict[str, Claim] = {}  # of each job, as the ledger said last
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
-        self._shelf = Shelf(folder, open_sink)
+        self._sources = SourceCache(folder, open_sink)
 
     async def run(self) -> None:
         try:
@@ -136,7 +136,7 @@ class Runner:
             raise gone.exceptions[0] from None
         finally:
             self._threads.shutdown(wait=True)
-            self._shelf.close()
+            self._sources.close()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -144,7 +144,7 @@ class Runner:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.config.heartbeat_s)
-            progress = [held.progress() for held in self._held.values()]
+            progress = [active.progress() for active in self._active.values()]
             try:
                 drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
                 self._claims = await self.ledger.claims() if progress else {}
@@ -152,13 +152,13 @@ class Runner:
                 log.warning("heartbeat_storage %s", error.message)
                 continue
             for lease_id in drop:
-                if lease_id in self._held:
-                    self._held[lease_id].drop()
+                if lease_id in self._active:
+                    self._active[lease_id].drop()
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         """Lease whenever fewer rows wait for a slot than half of what the engine takes."""
         while True:
-            waiting = sum(held.rows_waiting for held in self._held.values())
+            waiting = sum(active.rows_waiting for active in self._active.values())
             if waiting > self.engine.concurrency // 2:
                 self._room.clear()
                 await self._room.wait()
@@ -172,15 +172,15 @@ class Runner:
             if lease is None:
                 await asyncio.sleep(self.config.idle_poll_s)
                 continue
-            held = self._held[lease.lease_id] = Held(lease, rows_waiting=lease.slice.row_count)
-            held.task = group.create_task(self._work(held))
+            active = self._active[lease.lease_id] = ActiveSlice(lease, rows_waiting=lease.slice.row_count)
+            active.task = group.create_task(self._work(active))
 
-    async def _work(self, held: Held) -> None:
-        lease = held.lease
+    async def _work(self, active: ActiveSlice) -> None:
+        lease = active.lease
         committed = False
-        held.begun = True
+        active.begun = True
         try:
-            committed = not held.dropped and await self._slice(held)
+            committed = not active.dropped and await self._slice(active)
         except StorageError as error:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
             await _tell(self.ledger.say(lease.job.id, error.message))
@@ -194,24 +194,24 @@ class Runner:
             message = error.message if isinstance(error, HarvesterError) else f"internal error: {type(error).__name__}: {error}"
             await _tell(self.ledger.fail(lease.job.id, message))
         finally:
-            self._held.pop(lease.lease_id, None)
+            self._active.pop(lease.lease_id, None)
             self._room.set()
             if not committed:
                 await asyncio.shield(_tell(self.ledger.release(lease.lease_id)))
 
-    async def _slice(self, held: Held) -> bool:
+    async def _slice(self, active: ActiveSlice) -> bool:
         """Compute and publish one slice. True when the ledger has it."""
-        lease = held.lease
-        source, sink = await self._in_thread(lambda: self._shelf.take(lease.job))
+        lease = active.lease
+        source, sink = await self._in_thread(lambda: self._sources.take(lease.job))
         stats = await self._in_thread(lambda: published(sink, lease))
         if stats is None:
             files = await self._in_thread(lambda: open_slice(lease, source, sink, self.folder))
             try:
-                await self._rows(held, files)
-                held.publishing = True
+                await self._rows(active, files)
+                active.publishing = True
                 stats = await self._in_thread(files.publish)
             except asyncio.CancelledError:
-                if held.dropped:
+                if active.dropped:
                     await asyncio.shield(_tell(self._keep(lease, files)))
                 raise
             finally:
@@ -227,20 +227,20 @@ class Runner:
             if stats is not None:
                 await self.ledger.keep(lease.lease_id, stats)
 
-    async def _rows(self, held: Held, files: SliceFiles) -> None:
+    async def _rows(self, active: ActiveSlice, files: SliceFiles) -> None:
         todo = files.todo()
-        held.start(len(todo), files.spool.rows.values())
+        active.start(len(todo), files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
-        work = row_work(held.lease.job, self.engine, self.now_s, self._part_slots, self._claim_of)
-        start = held.lease.slice.row_start
+        work = row_work(active.lease.job, self.engine, self.now_s, self._part_slots, self._claim_of)
+        start = active.lease.slice.row_start
         try:
             async with asyncio.TaskGroup() as group:
                 for row_id in todo:
                     await self._slots.acquire()
-                    held.rows_waiting -= 1
+                    active.rows_waiting -= 1
                     self._room.set()
                     cell = cells[row_id - start] if cells is not None else None
-                    task = group.create_task(self._row(held, files, work, row_id, rows[row_id - start], cell))
+                    task = group.create_task(self._row(active, files, work, row_id, rows[row_id - start], cell))
                     task.add_done_callback(lambda _: self._slots.release())  # also of a task cancelled before it ran
         except ExceptionGroup as errors:  # of the rows; that the engine is gone explains the others
             gone = errors.subgroup(EngineGone)
@@ -251,7 +251,7 @@ class Runner:
 
     async def _row(
         self,
-        held: Held,
+        active: ActiveSlice,
         files: SliceFiles,
         work: RowWork | ApiRowWork,
         row_id: int,
@@ -263,6 +263,6 @@ class Runner:
         if begun >= self.config.row_attempts:
             row = work.give_up(row_id, begun)
         else:
-            row = await work.answer(row_id, values, cell, begun + 1, f"{held.lease.lease_id}-{begun}")
+            row = await work.answer(row_id, values, cell, begun + 1, f"{active.lease.lease_id}-{begun}")
         files.spool.finish(row)
-        held.finished(row)
+        active.finished(row)

@@ -15,7 +15,7 @@ from jobs.spec import JobSpec
 OPEN_JOBS = 8
 
 
-class Shelf:
+class SourceCache:
     """Used from one thread. The least recently used job's source is closed when there are too many."""
 
     def __init__(self, folder: StateFolder, open_sink: Callable[[StateFolder, str], Sink]) -> None:

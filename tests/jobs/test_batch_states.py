@@ -18,7 +18,7 @@ from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchRecord, BatchWish
 from jobs.batches.states import ENDED_BATCH, BatchStatus, Step, final_status, next_step
-from jobs.batches.store import BatchShelf
+from jobs.batches.store import BatchStore
 from jobs.batches.window import parse_window
 from jobs.states import ENDED, JobState
 from jobs.testing import ManualClock
@@ -109,11 +109,11 @@ WISH = BatchWish(input_file_id="file-x", endpoint="/v1/completions", completion_
 
 
 def test_records_are_found_again_and_the_time_of_a_state_is_its_first(tmp_path: Path) -> None:
-    shelf = BatchShelf(tmp_path / "batches")
+    store = BatchStore(tmp_path / "batches")
     record = BatchRecord.of(WISH, 100.0)
-    shelf.put(record)
-    shelf.put(record.reach(BatchStatus.IN_PROGRESS, 101.0).reach(BatchStatus.FINALIZING, 102.0).reach(BatchStatus.FINALIZING, 103.0))
-    (found,) = BatchShelf(tmp_path / "batches").list()
+    store.put(record)
+    store.put(record.reach(BatchStatus.IN_PROGRESS, 101.0).reach(BatchStatus.FINALIZING, 102.0).reach(BatchStatus.FINALIZING, 103.0))
+    (found,) = BatchStore(tmp_path / "batches").list()
     shown = found.to_openai(None)
     assert (shown["status"], shown["in_progress_at"], shown["finalizing_at"], shown["expires_at"]) == ("finalizing", 101, 102, 3700)
 
@@ -121,7 +121,7 @@ def test_records_are_found_again_and_the_time_of_a_state_is_its_first(tmp_path: 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "batch_1.json").write_text("{")
     with pytest.raises(StorageError, match=r"batch_1\.json is damaged; move it away"):
-        BatchShelf(tmp_path)
+        BatchStore(tmp_path)
 
 
 @given(st.text())

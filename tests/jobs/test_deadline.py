@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobs.forecast.deadline import DeadlineLimits, DeadlineView, Urgency, decide, explain
 
-LIMITS = DeadlineLimits(most_boost=8.0, share_cap=0.25)
+LIMITS = DeadlineLimits(max_boost=8.0, share_cap=0.25)
 VIEW = DeadlineView(now_s=0.0, deadline_at_s=100.0, high_s=90.0, urgency=Urgency(), others=True)
 
 
@@ -88,7 +88,7 @@ def test_a_job_that_is_served_by_its_weight_is_raised_until_it_is_in_time() -> N
         (
             replace(VIEW, high_s=9100.0),
             Urgency(),
-            "may end 2.5 h after its deadline; not raised: deadlines.most_boost and share_cap allow nothing",
+            "may end 2.5 h after its deadline; not raised: deadlines.max_boost and share_cap allow nothing",
         ),
     ],
     ids=["in time", "unknown", "raised", "both", "raised and in time", "nothing allowed"],

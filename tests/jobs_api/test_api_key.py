@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
 from harvester.config import ServeConfig
+from harvester.serve.broadcast import Broadcaster
 from harvester.serve.jobs_api import Planner, jobs_api
-from harvester.serve.watch import Watch
 from jobs.config import HarvestConfig
 from jobs.testing import DirectLedger
 
@@ -27,7 +27,7 @@ def guarded(office: Office) -> FastAPI:
         return {}
 
     planner = Planner(office.folder, HarvestConfig(), MODEL)
-    return jobs_api(DirectLedger(office.ledger, office.clock), planner, info, watch=Watch(look), keys=["one", "two"])
+    return jobs_api(DirectLedger(office.ledger, office.clock), planner, info, broadcaster=Broadcaster(look), keys=["one", "two"])
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ def test_a_deadline_that_is_no_time_is_refused(at_s: float) -> None:
 
 
 def test_limits_are_the_configs(ledger: Ledger) -> None:
-    ledger = opened(Path(":memory:"), deadlines=DeadlineConfig(most_boost=2.0, share_cap=0.1, above_slo=True))
+    ledger = opened(Path(":memory:"), deadlines=DeadlineConfig(max_boost=2.0, share_cap=0.1, above_slo=True))
     enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
     enter(ledger, "other", rows=4000)
     assert run_for(ledger, 300, NOW_S) == Claim(weight=2.0, share=0.1, above_slo=True)

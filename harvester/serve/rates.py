@@ -9,7 +9,7 @@ from typing import Any
 WINDOW_S = 10.0
 
 
-class Pulse:
+class RateWindow:
     """Keeps the counters of the last ``WINDOW_S`` of each replica; one that is gone, or began anew, is forgotten."""
 
     def __init__(self) -> None:

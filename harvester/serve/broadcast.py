@@ -1,4 +1,4 @@
-"""One look a second at what replicas and jobs do, shared by all who watch; none while nobody does."""
+"""What replicas and jobs do, asked once a second and sent to all viewers; not asked while there is none."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from contextlib import contextmanager
 from harvester.errors import BusyError
 
 Frame = dict[str, str]  # text of each event, by its name
-Look = Callable[[], Awaitable[Frame]]
+TakeFrame = Callable[[], Awaitable[Frame]]
 
 EVERY_S = 1.0
-MOST_VIEWERS = 32
+MAX_VIEWERS = 32
 
 
-class Watch:
-    """Used from one event loop. ``look`` is called by one task, never twice at once; it raises nothing."""
+class Broadcaster:
+    """Used from one event loop. ``take_frame`` is called by one task, never twice at once; it raises nothing."""
 
-    def __init__(self, look: Look, every_s: float = EVERY_S, most_viewers: int = MOST_VIEWERS) -> None:
-        self._look = look
+    def __init__(self, take_frame: TakeFrame, every_s: float = EVERY_S, max_viewers: int = MAX_VIEWERS) -> None:
+        self._take_frame = take_frame
         self._every_s = every_s
-        self._most = most_viewers
+        self._max_viewers = max_viewers
         self._viewers = 0
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._frame: Frame = {}
         self._news = asyncio.Condition()
         self._number = 0
 
     @property
-    def is_looking(self) -> bool:
-        return self._looking is not None
+    def is_polling(self) -> bool:
+        return self._polling is not None
 
     @contextmanager
     def seat(self) -> Iterator[None]:
         """Hold one while watching. Raises `BusyError` where all are taken."""
-        if self._viewers >= self._most:
-            raise BusyError(f"{self._most} pages watch this server, as many as it serves; close one")
+        if self._viewers >= self._max_viewers:
+            raise BusyError(f"{self._max_viewers} pages watch this server, as many as it serves; close one")
         self._viewers += 1
         try:
-            if self._looking is None:
-                self._looking = asyncio.create_task(self._keep_looking())
+            if self._polling is None:
+                self._polling = asyncio.create_task(self._keep_polling())
             yield
         finally:
             self._viewers -= 1
-            if self._viewers == 0 and self._looking is not None:
-                self._looking.cancel()
-                self._looking, self._frame = None, {}
+            if self._viewers == 0 and self._polling is not None:
+                self._polling.cancel()
+                self._polling, self._frame = None, {}
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """Every event that is new to this viewer, as often as there is a look. A slow viewer misses looks and holds up nobody."""
+        """Every event that is new to this viewer, as often as there is a frame. A slow viewer misses frames and holds up nobody."""
         told: Frame = {}
         seen = -1 if self._frame else self._number
         while True:
@@ -59,9 +59,9 @@ class Watch:
             yield {name: text for name, text in frame.items() if told.get(name) != text}
             told = frame
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         while True:
-            frame = await self._look()
+            frame = await self._take_frame()
             async with self._news:
                 self._frame = frame
                 self._number += 1
