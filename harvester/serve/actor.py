@@ -15,8 +15,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from harvester.errors import NotFoundError, StorageError
 from harvester.serve.processes import lower_priority
 from jobs.config import DeadlineConfig
-from jobs.engine import Claim
 from jobs.folder import StateFolder
+from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats
 
@@ -110,8 +110,8 @@ class LedgerActor:
     async def release(self, lease_id: str) -> None:
         await self._call("release", lease_id, timed=True)
 
-    async def claims(self) -> dict[str, Claim]:
-        return dict(await self._call("claims", timed=True))
+    async def hints(self) -> dict[str, SchedulingHint]:
+        return dict(await self._call("hints", timed=True))
 
     async def adjust(self, job_id: str, change: JobChange) -> JobView:
         view: JobView = await self._call("adjust", job_id, change)

@@ -38,7 +38,6 @@ class Replica:
         from harvester.engine.launch.profiles import profile_path
         from harvester.engine.shared.state import SharedState
         from harvester.engine.verify.kept import fitted, read
-        from harvester.serve.offline import OfflineEngine
 
         lower_priority(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
@@ -54,7 +53,7 @@ class Replica:
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
-            engine=OfflineEngine(self._host, choice.name, config.harvest.concurrency or 2 * slots),
+            engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots),
             folder=folder,
             config=config.harvest,
             open_sink=open_sink,

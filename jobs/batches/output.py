@@ -19,22 +19,23 @@ from connectors.errors import StorageError
 from connectors.parquet.parts import PartsSink
 from jobs.batches.files import FileStore
 from jobs.batches.input import CUSTOM_ID
-from jobs.batches.record import BatchRecord, Counts, Usage
+from jobs.batches.record import BatchRecord, BatchUsage, Counts
 from jobs.folder import StateFolder
 from jobs.result import ROW_ID, Row
 from jobs.run.apirow import HTTP
 from jobs.run.spool import spooled_rows
 from jobs.tasks.answer import OUTPUT
+from jobs.usage import Usage
 
 _ROWS = 256  # a batch of rows: bounds memory where answers are long
-_TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
-_COLUMNS = (ROW_ID, CUSTOM_ID, OUTPUT, "status", "error_code", "error_message", *_TOKENS)
+_STATUS = ("status", "error_code", "error_message")
+_COLUMNS = (ROW_ID, CUSTOM_ID, OUTPUT, *_STATUS, *Usage.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     counts: Counts
-    usage: Usage
+    usage: BatchUsage
     output_file_id: str | None  # None: no such line
     error_file_id: str | None
 
@@ -58,13 +59,12 @@ class _Lines:
 @dataclass(slots=True)
 class _Tally:
     seen: bytearray  # by row_id
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TOKENS, 0))
+    usage: Usage = field(default_factory=Usage)
     reasoning_tokens: int = 0
 
     def add(self, item: dict[str, Any]) -> None:
         self.seen[item[ROW_ID]] = 1
-        for name in _TOKENS:
-            self.tokens[name] += item[name]
+        self.usage += Usage(**{name: item[name] for name in Usage.model_fields})
         self.reasoning_tokens += _reasoning_tokens(item[OUTPUT])
 
 
@@ -92,12 +92,7 @@ def write_outputs(
             files.enter(file_id, f"{record.id}_{name}.jsonl", "batch_output", expires_after_s)
     return Outcome(
         Counts(total=rows_total, completed=good.count, failed=bad.count),
-        Usage(
-            input_tokens=tally.tokens["prompt_tokens"],
-            cached_tokens=tally.tokens["cached_tokens"],
-            output_tokens=tally.tokens["output_tokens"],
-            reasoning_tokens=tally.reasoning_tokens,
-        ),
+        BatchUsage(**tally.usage.model_dump(), reasoning_tokens=tally.reasoning_tokens),
         record.output_id if good.count else None,
         record.error_id if bad.count else None,
     )
@@ -115,7 +110,8 @@ def _results(batch_id: str, requests: Path, folder: StateFolder, seen: bytearray
         for row_id, custom_id in _not_seen(requests, seen):
             if row_id in spooled:
                 row = spooled[row_id]
-                yield {name: getattr(row, name, None) for name in _COLUMNS} | {CUSTOM_ID: custom_id, OUTPUT: row.values.get(OUTPUT)}
+                told = {ROW_ID: row_id, CUSTOM_ID: custom_id, OUTPUT: row.values.get(OUTPUT)}
+                yield told | {name: getattr(row, name) for name in _STATUS} | row.usage.model_dump()
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:

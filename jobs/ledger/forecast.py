@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable
 
 from jobs.config import DeadlineConfig
-from jobs.engine import Claim
-from jobs.forecast.deadline import DeadlineLimits, DeadlineView, Urgency, decide, explain
+from jobs.forecast.deadline import DeadlineView, decide, explain
 from jobs.forecast.finish import Finish, Left, Span, finish
+from jobs.hint import SchedulingHint
 from jobs.ledger.harvestlog import HarvestLog
 from jobs.ledger.leases import ActiveLease
 from jobs.ledger.lengthbook import LengthBook, bands
@@ -27,8 +27,7 @@ class JobForecast:
     """Used by the one thread of the ledger."""
 
     def __init__(self, store: Store, config: DeadlineConfig, now_s: float) -> None:
-        self._limits = DeadlineLimits(config.max_boost, config.share_cap)
-        self._above_slo = config.above_slo
+        self._config = config
         self._harvest = HarvestLog(store, now_s)
         self._lengths = LengthBook(store)
         self._history: dict[str, list[Span]] = {}  # by model, of the hours before
@@ -82,32 +81,28 @@ class JobForecast:
             self._history[model] = self._harvest.spans(model, self._now_s)
         return self._history[model]
 
-    def claims(self, records: Iterable[JobRecord], now_s: float) -> dict[str, Claim]:
-        """What each active job gets beside the others, decided anew where that is due."""
+    def hints(self, records: Iterable[JobRecord], now_s: float) -> dict[str, SchedulingHint]:
+        """How each active job stands beside the others, decided anew where that is due."""
         self._now_s = now_s
         active = [record for record in records if record.state in ACTIVE]
         for record in active:
             if record.spec.deadline_at_s is not None and now_s - record.decided_at_s >= DECIDE_S:
                 record.decided_at_s = now_s
                 self._decide(record, record.spec.deadline_at_s, now_s, others=len(active) > 1)
-        return {record.spec.id: self._claim(record) for record in active}
+        return {record.spec.id: record.hint for record in active}
 
     def _decide(self, record: JobRecord, deadline_at_s: float, now_s: float, *, others: bool) -> None:
         waits_on = not record.rate.settled and bool(record.rate.spans) and deadline_at_s - now_s > NEAR_S
         expected = None if waits_on else self.finish(record, record.rows_running)
-        view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, record.urgency, others)
-        urgency = decide(view, self._limits)
-        if urgency != record.urgency:
-            log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", record.spec.id, urgency.boost, urgency.share, view.high_s)
-        record.urgency, record.standing = urgency, explain(view, urgency)
-
-    def _claim(self, record: JobRecord) -> Claim:
-        urgency = record.urgency
-        return Claim(record.spec.weight * urgency.boost, urgency.share, self._above_slo and urgency.share > 0.0)
+        view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, record.hint, others)
+        hint = decide(view, self._config)
+        if hint != record.hint:
+            log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", record.spec.id, hint.boost, hint.share, view.high_s)
+        record.hint, record.standing = hint, explain(view, hint)
 
     def calm(self, record: JobRecord) -> None:
         """Its deadline changed or it does not run: what was decided is void."""
-        record.urgency, record.standing, record.decided_at_s = Urgency(), None, float("-inf")
+        record.hint, record.standing, record.decided_at_s = record.spec.hint(), None, float("-inf")
 
     def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:
         return bands(self._lengths.of(record.spec), record.spec.task.max_tokens)

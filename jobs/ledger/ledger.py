@@ -21,10 +21,9 @@ from jobs.ledger.file import TABLES
 from jobs.ledger.leases import ActiveLease
 from jobs.ledger.record import JobRecord, tokens_per_row
 from jobs.ledger.register import Register
-from jobs.spec import JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec
+from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec
 from jobs.states import ACTIVE, ENDED, JobState, SliceState
 
-COUNTS = ("rows_ok", "rows_error", "rows_truncated", "rows_recomputed", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions")
 RECOMPUTED = COUNTS.index("rows_recomputed")
 
 
@@ -131,7 +130,7 @@ class Ledger(Register):
             self._reload(record.spec.id)
         self._leases[lease_id] = ActiveLease(record.spec.id, slice_id, holder, expires_at_s, rows_kept, errors_kept)
         self._pass = max(self._pass, record.turn)
-        record.turn = self._pass + row_count * row_tokens / (record.spec.weight * record.urgency.boost)
+        record.turn = self._pass + row_count * row_tokens / record.hint.total_weight
         record.granted = next(self._turns)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=record.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)

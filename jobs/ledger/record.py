@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from jobs.forecast.deadline import Urgency
 from jobs.forecast.finish import Finish
 from jobs.forecast.rate import Rate
+from jobs.hint import SchedulingHint
 from jobs.spec import JobSpec, JobView, LengthBand
 from jobs.states import ACTIVE, ENDED, JobState
 
@@ -18,18 +18,19 @@ from jobs.states import ACTIVE, ENDED, JobState
 class JobRecord:
     row: dict[str, Any]
     spec: JobSpec
-    rate: Rate
+    hint: SchedulingHint
+    rate: Rate = field(default_factory=Rate)
     turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last
     rows_running: int = 0  # rows done in slices that are leased, when it was last looked at
-    urgency: Urgency = field(default_factory=Urgency)
     standing: str | None = None
     decided_at_s: float = float("-inf")
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
-        return cls(row, JobSpec.model_validate_json(row["spec"]), Rate())
+        spec = JobSpec.model_validate_json(row["spec"])
+        return cls(row, spec, spec.hint())
 
     @property
     def state(self) -> JobState:
@@ -63,8 +64,8 @@ class JobRecord:
             eta_high_s=finish.high_s if finish else None,
             weight=self.spec.weight,
             deadline_at_s=self.spec.deadline_at_s,
-            boost=self.urgency.boost,
-            guaranteed_share=self.urgency.share,
+            boost=self.hint.boost,
+            guaranteed_share=self.hint.share,
             standing=self.standing,
             response_lengths=lengths,
             results=results,

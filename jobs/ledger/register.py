@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobs.config import DeadlineConfig
-from jobs.engine import Claim
 from jobs.errors import NotFoundError
+from jobs.hint import SchedulingHint
 from jobs.ledger.errorrate import all_failed_message, over_rate, stop_message
 from jobs.ledger.forecast import JobForecast
 from jobs.ledger.leases import ActiveLeases
@@ -47,9 +47,9 @@ class Register:
         self._rewrite(record, {name: value for name, value in change.model_dump().items() if value is not None})
         return self._view(record)
 
-    def claims(self, now_s: float) -> dict[str, Claim]:
-        """What each active job gets beside the others: its weight, and what its deadline adds."""
-        return self._forecast.claims(self._jobs.values(), now_s)
+    def hints(self, now_s: float) -> dict[str, SchedulingHint]:
+        """How each active job stands beside the others: its weight, and what its deadline adds."""
+        return self._forecast.hints(self._jobs.values(), now_s)
 
     def fail(self, job_id: str, message: str, now_s: float) -> None:
         """End a job that cannot go on. Its committed parts stay."""

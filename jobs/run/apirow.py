@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from connectors.text import TextProblem
-from jobs.engine import ApiRequest, Claim, Engine, RowError
+from jobs.engine import ApiRequest, Engine, RowError
+from jobs.hint import SchedulingHint
 from jobs.result import Row
 from jobs.run.request import WINDOW_ROWS, Tally
-from jobs.run.row import RowWork, finished_row, lost_row
+from jobs.run.row import finished_row, lost_row
 from jobs.spec import JobSpec
 from jobs.tasks.answer import OUTPUT
 from jobs.tasks.shape import storable
@@ -19,15 +20,15 @@ HTTP = "http_"  # error codes of requests that were answered with a status of 40
 
 
 class ApiRowWork:
-    """`jobs.run.row.RowWork` for a job with an ``endpoint``. ``now_s`` is the wall clock; ``claims``: what the job gets beside others."""
+    """`jobs.run.row.RowWork` for a job with an ``endpoint``. ``now_s`` is the wall clock; ``hints``: how a job stands among others."""
 
-    def __init__(self, job: JobSpec, engine: Engine, now_s: Callable[[], float], claims: Callable[[JobSpec], Claim]) -> None:
+    def __init__(self, job: JobSpec, engine: Engine, now_s: Callable[[], float], hints: Callable[[JobSpec], SchedulingHint]) -> None:
         assert job.endpoint is not None
         self._job = job
         self._endpoint = job.endpoint
         self._engine = engine
         self._now_s = now_s
-        self._claims = claims
+        self._hints = hints
 
     async def answer(self, row_id: int, values: Mapping[str, object], text: str | TextProblem | None, attempts: int, tag: str) -> Row:
         """``text``: the request's body. Raises `EngineGone`."""
@@ -40,14 +41,12 @@ class ApiRowWork:
                 request_id=f"{self._job.id}-{row_id}-{tag}",
                 endpoint=self._endpoint,
                 body=json.loads(text),
-                job=self._job.id,
-                window=row_id // WINDOW_ROWS,
-                claim=self._claims(self._job),
+                hint=replace(self._hints(self._job), window=row_id // WINDOW_ROWS),
             )
         )
         tally.requests = 1
-        tally.add(answer.completion)
-        body = storable(answer.completion.text)
+        tally.add(answer)
+        body = storable(answer.text)
         error = _refusal(answer.status_code, body) if answer.status_code >= 400 else None
         return finished_row(row_id, {OUTPUT: body}, attempts, began_s, self._now_s(), tally, error)
 
@@ -61,10 +60,3 @@ def _refusal(status_code: int, body: str) -> RowError:
     except (ValueError, TypeError, KeyError):
         message = body
     return RowError(f"{HTTP}{status_code}", " ".join(str(message).split())[:500])
-
-
-def row_work(
-    job: JobSpec, engine: Engine, now_s: Callable[[], float], slots: asyncio.Semaphore, claims: Callable[[JobSpec], Claim]
-) -> RowWork | ApiRowWork:
-    """What answers the rows of this job; see `RowWork` for the arguments."""
-    return RowWork(job, engine, now_s, slots, claims) if job.endpoint is None else ApiRowWork(job, engine, now_s, claims)

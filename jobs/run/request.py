@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from jobs.engine import Claim, Completion, Engine, Message, Prompt, RowError
+from jobs.engine import Completion, Engine, Message, Prompt, RowError
+from jobs.hint import SchedulingHint
 from jobs.spec import JobSpec
 from jobs.tasks.answer import parse_answer
 from jobs.tasks.spec import AnswerKind
+from jobs.usage import Usage
 
 WINDOW_ROWS = 64  # rows within which the engine may put those with a common prefix together
 TEMPLATE_TOKENS = 64  # more than any chat template adds around two messages
@@ -29,18 +31,12 @@ class Tally:
     """What the requests of one row took together."""
 
     requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
+    usage: Usage = field(default_factory=Usage)
     finish_reason: str | None = None  # of the request that ended last
     raw_output: str | None = None  # the answer that was still out of shape when it was asked for again
 
     def add(self, done: Completion) -> None:
-        self.prompt_tokens += done.prompt_tokens
-        self.cached_tokens += done.cached_tokens
-        self.output_tokens += done.output_tokens
-        self.preemptions += done.preemptions
+        self.usage += done.usage
         self.finish_reason = done.finish_reason
 
 
@@ -48,14 +44,15 @@ class RowRequest:
     """Asks for one row. ``tag`` tells this try of the row from others; ``slots`` bounds the requests of rows that make several at once."""
 
     def __init__(
-        self, job: JobSpec, engine: Engine, row_id: int, tag: str, slots: asyncio.Semaphore, claims: Callable[[JobSpec], Claim]
+        self, job: JobSpec, engine: Engine, row_id: int, tag: str, slots: asyncio.Semaphore, hints: Callable[[JobSpec], SchedulingHint]
     ) -> None:
         self.tally = Tally()
         self.budget_tokens = engine.context_tokens - job.task.max_tokens  # of a prompt
         self._job = job
         self._engine = engine
         self._slots = slots
-        self._claims = claims
+        self._hints = hints
+        self._window = row_id // WINDOW_ROWS
         self._prompt = Prompt(
             request_id=f"{job.id}-{row_id}-{tag}",
             messages=(),
@@ -63,8 +60,6 @@ class RowRequest:
             temperature=job.task.temperature,
             choices=job.task.labels if job.task.answer is AnswerKind.CHOICE else None,
             json_schema=job.task.json_schema if job.task.answer is AnswerKind.JSON else None,
-            job=job.id,
-            window=row_id // WINDOW_ROWS,
         )
 
     async def count(self, messages: tuple[Message, ...]) -> int:
@@ -108,9 +103,13 @@ class RowRequest:
     async def _ask(self, messages: tuple[Message, ...]) -> Completion:
         number, self.tally.requests = self.tally.requests, self.tally.requests + 1
         name = self._prompt.request_id if number == 0 else f"{self._prompt.request_id}-{number}"
-        done = await self._engine.complete(replace(self._prompt, request_id=name, messages=messages, claim=self._claims(self._job)))
+        done = await self._engine.complete(replace(self._prompt, request_id=name, messages=messages, hint=self._hint()))
         self.tally.add(done)
         return done
+
+    def _hint(self) -> SchedulingHint:
+        """As the ledger said last."""
+        return replace(self._hints(self._job), window=self._window)
 
     async def _correction(self, messages: tuple[Message, ...], wrong: str, error: RowError) -> tuple[Message, ...] | None:
         """The conversation that asks again, the wrong answer shortened where it does not fit; None where nothing fits."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from connectors.text import TextProblem
-from jobs.engine import Claim, Engine, Message, RowError
+from jobs.engine import Engine, Message, RowError
+from jobs.hint import SchedulingHint
 from jobs.longtext.document import read_in_parts
 from jobs.longtext.fit import fit, measure
 from jobs.result import Row
@@ -35,18 +36,18 @@ class RowWork:
         engine: Engine,
         now_s: Callable[[], float],
         slots: asyncio.Semaphore | None = None,
-        claims: Callable[[JobSpec], Claim] = lambda job: Claim(weight=job.weight),
+        hints: Callable[[JobSpec], SchedulingHint] = JobSpec.hint,
     ) -> None:
         self._job = job
         self._engine = engine
         self._now_s = now_s
-        self._claims = claims
+        self._hints = hints
         self._slots = slots or asyncio.Semaphore(engine.concurrency)
 
     async def answer(self, row_id: int, values: Mapping[str, object], text: str | TextProblem | None, attempts: int, tag: str) -> Row:
         """``values``: the row's columns; ``text``: its text cell, None where the task reads no text column. Raises `EngineGone`."""
         began_s = self._now_s()
-        request = RowRequest(self._job, self._engine, row_id, tag, self._slots, self._claims)
+        request = RowRequest(self._job, self._engine, row_id, tag, self._slots, self._hints)
         outcome = Outcome()
         try:
             if isinstance(text, TextProblem):
@@ -114,10 +115,7 @@ def finished_row(
         error_message=error.message if error else None,
         raw_output=tally.raw_output if error else None,
         finish_reason=tally.finish_reason,
-        prompt_tokens=tally.prompt_tokens,
-        cached_tokens=tally.cached_tokens,
-        output_tokens=tally.output_tokens,
-        preemptions=tally.preemptions,
+        usage=tally.usage,
         attempts=attempts,
         requests=tally.requests,
         parts=parts,

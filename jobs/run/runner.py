@@ -13,10 +13,11 @@ from connectors.base import Sink
 from connectors.errors import HarvesterError, StorageError, UsageError
 from connectors.text import TextProblem
 from jobs.config import HarvestConfig
-from jobs.engine import Claim, Engine, EngineGone
+from jobs.engine import Engine, EngineGone
 from jobs.folder import StateFolder
+from jobs.hint import SchedulingHint
 from jobs.result import Row
-from jobs.run.apirow import ApiRowWork, row_work
+from jobs.run.apirow import ApiRowWork
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, open_slice, published
 from jobs.run.sources import SourceCache
@@ -38,7 +39,7 @@ class LedgerClient(Protocol):
     async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]: ...
     async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool: ...
     async def release(self, lease_id: str) -> None: ...
-    async def claims(self) -> dict[str, Claim]: ...
+    async def hints(self) -> dict[str, SchedulingHint]: ...
     async def holds(self, lease_id: str) -> bool: ...
     async def keep(self, lease_id: str, stats: PartStats) -> None: ...
     async def fail(self, job_id: str, message: str) -> None: ...
@@ -83,7 +84,7 @@ class ActiveSlice:
 
     def finished(self, row: Row) -> None:
         self.rows_done += 1
-        self.tokens_done += row.prompt_tokens + row.output_tokens
+        self.tokens_done += row.usage.prompt_tokens + row.usage.output_tokens
         if row.status == "error":
             self.rows_error += 1
             self.error = f"{row.error_code}: {row.error_message}"
@@ -123,7 +124,7 @@ class Runner:
         self._slots = asyncio.Semaphore(engine.concurrency)
         self._part_slots = asyncio.Semaphore(engine.concurrency)  # of long texts; a row waits for them while it holds a slot of the others
         self._room = asyncio.Event()
-        self._claims: dict[str, Claim] = {}  # of each job, as the ledger said last
+        self._hints: dict[str, SchedulingHint] = {}  # of each job, as the ledger said last
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
         self._sources = SourceCache(folder, open_sink)
 
@@ -147,7 +148,7 @@ class Runner:
             progress = [active.progress() for active in self._active.values()]
             try:
                 drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
-                self._claims = await self.ledger.claims() if progress else {}
+                self._hints = await self.ledger.hints() if progress else {}
             except StorageError as error:
                 log.warning("heartbeat_storage %s", error.message)
                 continue
@@ -231,7 +232,7 @@ class Runner:
         todo = files.todo()
         active.start(len(todo), files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
-        work = row_work(active.lease.job, self.engine, self.now_s, self._part_slots, self._claim_of)
+        work = self._row_work(active.lease.job)
         start = active.lease.slice.row_start
         try:
             async with asyncio.TaskGroup() as group:
@@ -246,8 +247,13 @@ class Runner:
             gone = errors.subgroup(EngineGone)
             raise (gone or errors).exceptions[0] from None
 
-    def _claim_of(self, job: JobSpec) -> Claim:
-        return self._claims.get(job.id, Claim(weight=job.weight))
+    def _hint_of(self, job: JobSpec) -> SchedulingHint:
+        return self._hints.get(job.id, job.hint())
+
+    def _row_work(self, job: JobSpec) -> RowWork | ApiRowWork:
+        if job.endpoint is not None:
+            return ApiRowWork(job, self.engine, self.now_s, self._hint_of)
+        return RowWork(job, self.engine, self.now_s, self._part_slots, self._hint_of)
 
     async def _row(
         self,

@@ -120,7 +120,7 @@ async def test_a_long_text_is_answered_in_parts_and_combined_level_by_level() ->
     assert len({prompt.request_id for prompt in seen}) == len(seen)
     for prompt in seen:
         assert await engine.count_tokens(prompt.messages) <= 40
-    assert row.output_tokens == sum([engine._tokens(digest(prompt)) for prompt in seen])
+    assert row.usage.output_tokens == sum([engine._tokens(digest(prompt)) for prompt in seen])
 
 
 async def test_a_text_that_fits_is_one_request() -> None:

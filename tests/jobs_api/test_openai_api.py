@@ -27,8 +27,9 @@ from jobs.batches.plan import BatchPlanner
 from jobs.batches.states import BatchStatus
 from jobs.batches.store import BatchStore
 from jobs.config import BatchConfig, HarvestConfig
-from jobs.engine import ApiRequest, Claim
+from jobs.engine import ApiRequest
 from jobs.folder import StateFolder
+from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
 from jobs.run.runner import Runner
 from jobs.spec import JobView, PartStats
@@ -206,20 +207,20 @@ async def test_a_batch_that_will_be_late_is_raised_as_any_job(bureau: Bureau) ->
 
     told = asyncio.Event()
 
-    async def claims() -> dict[str, Claim]:
+    async def hints() -> dict[str, SchedulingHint]:
         if bureau.engine.running:
             told.set()
-        return {batch.id: Claim(8.0, 0.25) for batch in bureau.controller.records()}
+        return {batch.id: SchedulingHint(batch.id, boost=8.0, share=0.25) for batch in bureau.controller.records()}
 
     bureau.engine.respond = raised  # type: ignore[method-assign]
-    bureau.client.claims = claims  # type: ignore[method-assign]
+    bureau.client.hints = hints  # type: ignore[method-assign]
     bureau.engine.hold()
     batch = await bureau.create([line(i) for i in range(12)])
     async with asyncio.timeout(PATIENCE_S):
         await told.wait()
     bureau.engine.go_on()
     await bureau.until(batch.id, ENDED)
-    assert asked[-1].claim == Claim(8.0, 0.25)
+    assert asked[-1].hint == SchedulingHint(batch.id, boost=8.0, share=0.25)
 
 
 async def test_completions_are_batched_too(bureau: Bureau) -> None:

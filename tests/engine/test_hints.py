@@ -1,4 +1,4 @@
-"""What requests say of their job reaches the queue: its weight, and the share guaranteed; a chat client cannot claim nonsense."""
+"""What requests say of their job reaches the queue: its weight, and the share guaranteed; a chat client cannot say nonsense."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_largest_share_of_the_jobs_with_work_is_guaranteed() -> None:
     ],
     ids=["negative", "no numbers", "too much"],
 )
-def test_a_claim_that_is_nonsense_harms_nobody(extra: dict[str, Any], weight: float, guarantee: Guarantee | None) -> None:
+def test_a_hint_that_is_nonsense_harms_nobody(extra: dict[str, Any], weight: float, guarantee: Guarantee | None) -> None:
     offline, fair = lane()
     offline.add(request("a", "", **extra))
     fair.charge("", 1.0)

@@ -76,8 +76,8 @@ async def test_the_tokens_of_both_requests_are_the_rows() -> None:
     seen: list[Prompt] = []
     engine = ScriptedEngine(answer=script("no", '{"total": 3}', seen=seen))
     row = await answered(job(EXTRACT), engine)
-    assert row.prompt_tokens == sum([await engine.count_tokens(prompt.messages) for prompt in seen])
-    assert row.output_tokens == 1 + 3
+    assert row.usage.prompt_tokens == sum([await engine.count_tokens(prompt.messages) for prompt in seen])
+    assert row.usage.output_tokens == 1 + 3
 
 
 async def test_a_good_answer_is_asked_for_once() -> None:
