@@ -137,12 +137,6 @@ def answer_lengths(rows: Sequence[Row]) -> tuple[Counted, ...]:
     return counted((row.usage.prompt_tokens, row.usage.output_tokens) for row in rows if row.status == "ok" and row.requests == 1)
 
 
-def conform(part: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A part of an earlier version, which may lack columns, in ``schema``."""
-    columns = [part[field.name] if field.name in part.schema.names else pa.nulls(part.num_rows, field.type) for field in schema]
-    return pa.table(columns, names=schema.names).cast(schema)
-
-
 def part_stats(table: pa.Table, generation: int, rows_recomputed: int) -> PartStats:
     """What a part holds, as counts."""
     rows_ok = _total(pc.equal(table["status"], "ok"))

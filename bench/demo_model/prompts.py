@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.tasks.load import resolve_task
-from jobs.tasks.prompt import build_messages
+from jobs.tasks.template import build_messages
 
 _TEXT = "\x00"  # stands for the row's text, which every task file has last
 

@@ -27,11 +27,6 @@ _CREATE_NOTES = f"""
     )
 """
 
-_COUNT_TABLES = """
-    SELECT count(*) FROM duckdb_tables()
-    WHERE database_name = current_database() AND lower(schema_name || '.' || table_name) = ?
-"""
-
 
 class TableCopy(Closing):
     """A `Target`. The table has the columns of the results after ``job_id``, so that several jobs may share it.

@@ -17,7 +17,7 @@ from jobs.forecast.finish import Left, Span, finish
 from jobs.forecast.lengths import Lengths
 from jobs.plan.job import columns_needed, plan_job
 from jobs.spec import JobRequest, JobSpec
-from jobs.tasks.prompt import build_messages
+from jobs.tasks.template import build_messages
 
 SAMPLE_GROUPS = 4  # row groups, spread over the source
 SAMPLE_ROWS = 250  # of each, from its start: reading further in would cost a scan

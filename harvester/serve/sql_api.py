@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 from jobs.folder import StateFolder
-from jobs.ledger.file import TABLES
+from jobs.ledger.store import TABLES
 from jobs.sql.sandbox import MAX_QUERY_CHARS, ask
 
 AT_ONCE = 2  # chat runs on the same machine

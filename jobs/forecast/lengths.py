@@ -93,7 +93,6 @@ class BandReport:
     prompt_tokens_to: int
     rows: int
     quantile_tokens: tuple[int, ...]
-    judged_rows: int
     coverage: tuple[float, ...] | None
 
 
@@ -148,4 +147,4 @@ class Lengths:
 def _report(number: int, band: Band) -> BandReport:
     least, most = band_tokens(number)
     coverage = tuple(rows / band.judged for rows in band.saved) if band.judged else None
-    return BandReport(least, most, band.rows, tuple(band.quantile(share) for share in QUANTILES), band.judged, coverage)
+    return BandReport(least, most, band.rows, tuple(band.quantile(share) for share in QUANTILES), coverage)

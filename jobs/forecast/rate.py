@@ -59,18 +59,11 @@ class Rate:
         first, last = self._samples[0], self._samples[-1]
         return last[1] - first[1], last[2] - first[2]
 
-    def _per_s(self, column: int) -> float | None:
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Over the window; None before any."""
         if len(self._samples) < 2:
             return None
         first, last = self._samples[0], self._samples[-1]
-        elapsed_s = last[0] - first[0]
-        done = last[column] - first[column]
-        return done / elapsed_s if elapsed_s > 0 and done > 0 else None
-
-    @property
-    def rows_per_s(self) -> float | None:
-        return self._per_s(1)
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return self._per_s(2)
+        elapsed_s, tokens = last[0] - first[0], last[2] - first[2]
+        return tokens / elapsed_s if elapsed_s > 0 and tokens > 0 else None

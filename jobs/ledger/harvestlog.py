@@ -20,7 +20,6 @@ class HarvestLog:
 
     def __init__(self, store: Store, now_s: float) -> None:
         self._store = store
-        self._hour_s = 0.0
         self._busy_s: dict[str, float] = {}  # since the last commit
         self._marked_at_s: dict[str, float] = {}
         store.run("forget_harvest", [now_s - KEEP_DAYS * 24 * HOUR_S])

@@ -47,6 +47,3 @@ class ActiveLeases(dict[str, ActiveLease]):
     def over(self, now_s: float) -> list[str]:
         """Ids of the leases that were not renewed in time."""
         return [lease_id for lease_id, lease in self.items() if lease.expires_at_s <= now_s]
-
-    def held_by(self, holder: str) -> list[str]:
-        return [lease_id for lease_id, lease in self.items() if lease.holder == holder]

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
-from jobs.ledger.file import TABLES
 from jobs.ledger.leases import ActiveLease
 from jobs.ledger.record import JobRecord, tokens_per_row
 from jobs.ledger.register import Register
+from jobs.ledger.store import TABLES
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec
 from jobs.states import ACTIVE, ENDED, JobState, SliceState
 
@@ -207,11 +207,6 @@ class Ledger(Register):
             self._run("free_slice", [lease.job_id, lease.slice_id])
             del self._leases[lease_id]
             self._settle(self._jobs[lease.job_id], now_s)
-
-    def release_holder(self, holder: str, now_s: float) -> None:
-        """Give back every lease of a replica that is gone."""
-        for lease_id in self._leases.held_by(holder):
-            self.release(lease_id, now_s)
 
     def held(self, job_id: str) -> int:
         """How many of the job's slices are leased now: an ended job's parts are all there once it is 0."""

@@ -22,11 +22,11 @@ CREATE TABLE IF NOT EXISTS jobs (
     message VARCHAR,
     notes VARCHAR NOT NULL,
     spec VARCHAR NOT NULL,
-    rows_judged BIGINT DEFAULT 0,
-    errors_judged BIGINT DEFAULT 0
+    rows_judged BIGINT NOT NULL DEFAULT 0,
+    errors_judged BIGINT NOT NULL DEFAULT 0
 );
-ALTER TABLE jobs ADD COLUMN IF NOT EXISTS rows_judged BIGINT DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN IF NOT EXISTS errors_judged BIGINT DEFAULT 0;
+
+-- Every slice of every job, and its lease where it has one. Users' SQL goes by the name.
 CREATE TABLE IF NOT EXISTS leases (
     job_id VARCHAR NOT NULL,
     slice_id BIGINT NOT NULL,
@@ -50,6 +50,7 @@ CREATE TABLE IF NOT EXISTS leases (
     preemptions BIGINT NOT NULL DEFAULT 0
 );
 
+-- What was done in an hour, by model: the rate that estimates of new jobs take.
 CREATE TABLE IF NOT EXISTS harvest (
     model VARCHAR NOT NULL,
     hour_s DOUBLE NOT NULL,
@@ -57,6 +58,8 @@ CREATE TABLE IF NOT EXISTS harvest (
     tokens BIGINT NOT NULL,
     busy_s DOUBLE NOT NULL
 );
+
+-- Response lengths of a task, by bands of prompt tokens; `counts` is the whole state, in each row of the task.
 CREATE TABLE IF NOT EXISTS lengths (
     task_key VARCHAR NOT NULL,
     task VARCHAR NOT NULL,

@@ -1,9 +1,12 @@
-"""The ledger's DuckDB file: statements by name, transactions, foreign errors mapped."""
+"""The ledger's DuckDB file: statements by name, transactions, foreign errors mapped; and its tables while no server holds it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,17 @@ import duckdb
 import pyarrow as pa
 
 from connectors.errors import StorageError
-from jobs.ledger.statements import statements
+from jobs.folder import StateFolder
+
+TABLES = ("jobs", "leases", "harvest", "lengths")
+
+
+@cache
+def statements() -> dict[str, str]:
+    """Every ``-- name: NAME`` block of ``ledger.sql``."""
+    text = files("jobs.ledger").joinpath("ledger.sql").read_text(encoding="utf-8")
+    parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)[1:]
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 class Store:
@@ -76,3 +89,26 @@ class Store:
     def _mapped(self, name: str, error: duckdb.Error) -> StorageError:
         first = str(error).splitlines()[0]
         return StorageError(f"the ledger cannot be written or read ({name}): {first}; check the disk of the state folder")
+
+
+def read_ledger(state_dir: Path, table: str) -> pa.Table | None:
+    """All rows of one table, or None where the state folder has no ledger yet.
+
+    Opens the file read-only and closes it again. Raises `StorageError` where another process holds it: a running server does.
+    """
+    path = StateFolder(state_dir).ledger
+    if not path.exists():
+        return None
+    try:
+        with duckdb.connect(str(path), read_only=True) as ledger:
+            return ledger.sql(f"SELECT * FROM {table}").to_arrow_table()
+    except duckdb.CatalogException:
+        return None  # its server died before it made the tables
+    except duckdb.IOException as error:
+        if "lock" in str(error):
+            raise StorageError(
+                f"the ledger {path} is held by a running server that did not answer; give its address with --url, or stop it"
+            ) from error
+        raise StorageError(f"cannot read the ledger {path}: {str(error).splitlines()[0]}") from error
+    except duckdb.Error as error:
+        raise StorageError(f"cannot read the ledger {path}: {str(error).splitlines()[0]}") from error

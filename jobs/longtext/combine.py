@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobs.longtext.fit import Count, cut_at_sentence
-from jobs.tasks.file import TEXT_PLACE
 from jobs.tasks.spec import Task
-from jobs.tasks.template import fill
+from jobs.tasks.template import TEXT_PLACE, fill
 
 _SHRINK = 0.8  # of an answer's length, each time that not even two fit
 

@@ -12,8 +12,8 @@ from jobs.longtext.combine import combining, grouped, joined
 from jobs.longtext.split import split
 from jobs.run.request import Answer, RowRequest
 from jobs.spec import JobSpec
-from jobs.tasks.prompt import build_messages
 from jobs.tasks.spec import Task
+from jobs.tasks.template import build_messages
 
 Build = Callable[[str], tuple[Message, ...]]  # a text -> the messages that hold it
 

@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from connectors.errors import ColumnError
 from jobs.nearest import did_you_mean
-from jobs.tasks.file import TEXT_PLACE
 from jobs.tasks.spec import Task
-from jobs.tasks.template import places
+from jobs.tasks.template import TEXT_PLACE, places
 
 # Names that say a column holds the text, the plainest first.
 _TEXT_NAMES = ("text", "content", "document", "body", "prompt", "message", "review", "article")

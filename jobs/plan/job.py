@@ -17,9 +17,9 @@ from jobs.plan.columns import check_column, pick_column, task_places
 from jobs.plan.unique import check_unique
 from jobs.result import kept_names
 from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
-from jobs.tasks.file import TEXT_PLACE
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import Task
+from jobs.tasks.template import TEXT_PLACE
 
 
 def check_deadline(deadline_at_s: float | None, now_s: float) -> None:

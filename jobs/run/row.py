@@ -14,7 +14,7 @@ from jobs.longtext.fit import fit, measure
 from jobs.result import Row
 from jobs.run.request import RowRequest, Tally
 from jobs.spec import JobSpec, OnLong
-from jobs.tasks.prompt import build_messages
+from jobs.tasks.template import build_messages
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from connectors.base import Sink, Source
 from connectors.text import TextProblem, texts
 from jobs.folder import StateFolder, part_name
 from jobs.plan.job import columns_needed
-from jobs.result import Row, answer_lengths, conform, part_stats, part_table, result_schema
+from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
 from jobs.run.spool import Spool
 from jobs.spec import JobSpec, Lease, PartStats
 
@@ -83,7 +83,7 @@ class SliceFiles:
         start = self.lease.slice.row_start
         inputs = self.table.select(list(self.job.keep)).take([row.row_id - start for row in rows])
         part = part_table(schema, rows, inputs)
-        return part if self.kept is None else pa.concat_tables([conform(self.kept, part.schema), part]).sort_by("row_id")
+        return part if self.kept is None else pa.concat_tables([self.kept.cast(part.schema), part]).sort_by("row_id")
 
 
 def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from connectors.errors import HarvesterError, StorageError
 from jobs.errors import QueryError
 from jobs.folder import StateFolder
-from jobs.ledger.file import TABLES, read_ledger
-from jobs.ledger.statements import statements
+from jobs.ledger.store import TABLES, read_ledger, statements
 from jobs.result import result_schema
 from jobs.spec import JobSpec
 from jobs.sql.guard import check_query, tokens

@@ -10,9 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from jobs.errors import TaskError
 from jobs.nearest import did_you_mean
 from jobs.tasks.spec import AnswerKind
-from jobs.tasks.template import parse, places
-
-TEXT_PLACE = "text"  # stands for the job's text column, so no option may have its name
+from jobs.tasks.template import TEXT_PLACE, parse, places
 
 
 class TaskOption(BaseModel):

@@ -12,11 +12,11 @@ import yaml
 from jobs.errors import TaskError
 from jobs.nearest import did_you_mean
 from jobs.result import RESULT_NAMES
-from jobs.tasks.file import TEXT_PLACE, TaskFile, parse_task
+from jobs.tasks.file import TaskFile, parse_task
 from jobs.tasks.labels import parse_labels
 from jobs.tasks.schema import check_schema
 from jobs.tasks.spec import AnswerKind, Task
-from jobs.tasks.template import fill, parse, places
+from jobs.tasks.template import TEXT_PLACE, fill, parse, places
 
 _BUILT_IN = Path(__file__).parent / "builtin"
 

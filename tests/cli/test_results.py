@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.ledger.file import TABLES
+from jobs.ledger.store import TABLES
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from jobs.config import HarvestConfig
 from jobs.plan.job import columns_needed, cut_slices, plan_job
 from jobs.spec import JobPlan, JobRequest, SourceSpec
 from jobs.tasks.load import resolve_task
-from jobs.tasks.prompt import build_messages
+from jobs.tasks.template import build_messages
 
 HARVEST = HarvestConfig()
 

@@ -442,16 +442,6 @@ def test_a_replica_cannot_renew_a_lease_of_another(desk: Desk) -> None:
     assert desk.beat(lease, "a") == []
 
 
-def test_all_leases_of_a_replica_that_is_gone_come_back_at_once(desk: Desk) -> None:
-    desk.submit("docs-1", 12)
-    desk.leased("a")
-    kept = desk.leased("b")
-    desk.leased("a")
-    desk.ledger.release_holder("a", desk.clock())
-    assert [desk.leased("c").slice.slice_id for _ in range(2)] == [0, 2]
-    assert desk.beat(kept, "b") == []
-
-
 def test_releasing_an_unknown_lease_changes_nothing(desk: Desk) -> None:
     desk.submit("docs-1")
     lease = desk.leased()

@@ -195,13 +195,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self._end(lease.lease_id)
         self.past.append(lease)
 
-    @rule(holder=st.sampled_from(HOLDERS))
-    def release_holder(self, holder: str) -> None:
-        self.ledger.release_holder(holder, self.now_s)
-        for lease_id in [lease_id for lease_id, term in self.terms.items() if term.holder == holder]:
-            self._end(lease_id)
-        self.crash(holder)
-
     # -- users --------------------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.jobs) < 4)

@@ -15,7 +15,7 @@ from openai import OpenAI
 from openai.types import Batch
 
 from jobs.tasks.load import resolve_task
-from jobs.tasks.prompt import build_messages
+from jobs.tasks.template import build_messages
 from tests.real_server import RealServer, ids
 from tests.serve.test_jobs import harvester
 

@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from harvester.engine.embedded.conversation import GREETING, HOW_TO_CHOOSE, reply
 from jobs.tasks.load import resolve_task
-from jobs.tasks.prompt import build_messages
+from jobs.tasks.template import build_messages
 from tests.real_server import RealServer
 
 pytestmark = pytest.mark.serve

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvester.errors import QueryError, StorageError
-from jobs.ledger.file import read_ledger
-from jobs.ledger.statements import statements
+from jobs.ledger.store import read_ledger, statements
 from jobs.spec import JobSpec, SourceSpec
 from jobs.sql.query import batches, connect, run
 from jobs.tasks.spec import Task
