@@ -32,8 +32,8 @@ from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
 from jobs.plan.job import check_deadline, plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
-from jobs.tasks.file import TaskOption
 from jobs.tasks.load import list_tasks
+from jobs.tasks.options import TaskOption
 
 log = logging.getLogger("harvester.jobs")
 
