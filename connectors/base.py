@@ -73,3 +73,16 @@ class Sink(Protocol):
     def read(self, name: str) -> pa.Table: ...
 
     def names(self) -> Iterator[str]: ...
+
+
+class Closing:
+    """`close` may be called twice; by itself it does nothing, for what holds nothing open."""
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

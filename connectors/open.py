@@ -17,11 +17,10 @@ from connectors.databases.sqlite import SqliteReading, is_sqlite, sqlite_tables
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
 from connectors.files.forward import FilesReading
-from connectors.naming import source_name
 from connectors.parquet.source import ParquetSource, name_of
 from connectors.paths.files import find
-from connectors.paths.kinds import DATABASES, Kind
 from connectors.paths.location import Location, locate
+from connectors.paths.names import DATABASES, Kind, source_name
 from connectors.request import listed
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.

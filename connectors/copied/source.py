@@ -10,8 +10,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from connectors.base import RowGroup
-from connectors.closing import Closing
+from connectors.base import Closing, RowGroup
 from connectors.copied.snapshot import Origin, latest_snapshot, snapshot_path, write_snapshot
 from connectors.errors import SourceError
 from connectors.parquet.source import ParquetSource

@@ -13,7 +13,7 @@ from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
 from connectors.databases.database import Database
 from connectors.edge import reading
-from connectors.naming import source_name
+from connectors.paths.names import source_name
 
 
 class DuckdbReading:

@@ -15,7 +15,7 @@ from connectors.copied.widen import Columns, batch_of
 from connectors.databases.duckdb import stats_digest
 from connectors.edge import first_line
 from connectors.errors import SourceError
-from connectors.naming import source_name
+from connectors.paths.names import source_name
 from connectors.request import check_unique, listed
 
 BATCH_ROWS = 1024

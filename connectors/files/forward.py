@@ -18,8 +18,8 @@ from connectors.files.ipc import ipc_rows
 from connectors.files.jsonl import jsonl_rows
 from connectors.parquet.source import name_of
 from connectors.paths.files import DataFile
-from connectors.paths.kinds import Kind
 from connectors.paths.location import Location
+from connectors.paths.names import Kind
 
 _ROWS: dict[Kind, Callable[[fs.FileSystem, tuple[DataFile, ...]], Rows]] = {
     Kind.ARROW: ipc_rows,

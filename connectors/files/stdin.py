@@ -22,8 +22,8 @@ from connectors.errors import SourceError
 from connectors.files.forward import FilesReading
 from connectors.parquet.source import ParquetSource
 from connectors.paths.files import find
-from connectors.paths.kinds import Kind
 from connectors.paths.location import locate
+from connectors.paths.names import Kind
 
 _HEAD_BYTES = 1 << 16
 _LINES_A_BATCH = 1024

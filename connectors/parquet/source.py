@@ -11,16 +11,14 @@ from pathlib import PurePosixPath
 
 import pyarrow as pa
 
-from connectors.base import RowGroup
-from connectors.closing import Closing
+from connectors.base import Closing, RowGroup
 from connectors.errors import SourceError
-from connectors.naming import source_name
 from connectors.parquet.cursor import GroupCursor
 from connectors.parquet.footer import Footer, common_schema, read_footers
 from connectors.parquet.partitions import Partitions
 from connectors.paths.files import DataFile, find, is_glob
-from connectors.paths.kinds import stem_of
 from connectors.paths.location import Location
+from connectors.paths.names import source_name, stem_of
 from connectors.request import check_span, checked_columns
 
 

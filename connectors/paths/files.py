@@ -13,8 +13,8 @@ from pyarrow import fs
 
 from connectors.edge import reading
 from connectors.errors import SourceError
-from connectors.paths.kinds import KNOWN, Kind, kind_of
 from connectors.paths.location import Location
+from connectors.paths.names import KNOWN, Kind, kind_of
 
 _MAGIC = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"

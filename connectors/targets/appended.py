@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO
 
 import pyarrow as pa
 
-from connectors.closing import Closing
+from connectors.base import Closing
 from connectors.durable import publish, storage_error, sweep, sync_folder
 from connectors.errors import StorageError
 from connectors.parquet.parts import Part

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.closing import Closing
+from connectors.base import Closing
 from connectors.durable import publish, sweep
 from connectors.edge import first_line
 from connectors.errors import StorageError

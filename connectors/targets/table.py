@@ -11,7 +11,7 @@ from typing import Any
 
 import duckdb
 
-from connectors.closing import Closing
+from connectors.base import Closing
 from connectors.durable import storage_error
 from connectors.edge import first_line
 from connectors.errors import StorageError

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from connectors.errors import StorageError, UsageError
 from connectors.parquet.parts import Part
-from connectors.paths.kinds import SUFFIXES, Kind
+from connectors.paths.names import SUFFIXES, Kind
 from connectors.targets.appended import AppendedFile, LineForm, is_appended
 from connectors.targets.rewritten import RewrittenFile, is_rewritten
 from connectors.targets.table import TableCopy

@@ -18,8 +18,7 @@ from jobs.config import PriceConfig
 from jobs.engine import Message
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Lengths
-from jobs.ledger.harvestlog import recent_spans
-from jobs.ledger.lengthbook import task_key
+from jobs.ledger.history import recent_spans, task_key
 from jobs.ledger.store import read_ledger
 from jobs.spec import JobRequest, JobSpec
 

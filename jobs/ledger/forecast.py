@@ -9,10 +9,8 @@ from jobs.config import DeadlineConfig
 from jobs.forecast.deadline import DeadlineView, decide, explain
 from jobs.forecast.finish import Finish, Left, Span, finish
 from jobs.hint import SchedulingHint
-from jobs.ledger.harvestlog import HarvestLog
-from jobs.ledger.leases import ActiveLease
-from jobs.ledger.lengthbook import LengthBook, bands
-from jobs.ledger.record import JobRecord
+from jobs.ledger.history import HarvestLog, LengthBook, bands
+from jobs.ledger.record import ActiveLease, JobRecord
 from jobs.ledger.store import Store
 from jobs.spec import JobView, LengthBand, PartStats
 from jobs.states import ACTIVE, ENDED

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
-from jobs.ledger.leases import ActiveLease
-from jobs.ledger.record import JobRecord, tokens_per_row
+from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
 from jobs.ledger.register import Register
 from jobs.ledger.store import TABLES
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec

@@ -7,13 +7,13 @@ from pathlib import Path
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError
 from jobs.hint import SchedulingHint
-from jobs.ledger.errorrate import all_failed_message, over_rate, stop_message
 from jobs.ledger.forecast import JobForecast
-from jobs.ledger.leases import ActiveLeases
-from jobs.ledger.record import JobRecord
+from jobs.ledger.record import ActiveLeases, JobRecord
 from jobs.ledger.store import Store
 from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView
 from jobs.states import ACTIVE, ENDED, JobState, check_transition
+
+MIN_ROWS = 100  # that a job is judged by; fewer say little about the others
 
 
 class Register:
@@ -152,3 +152,21 @@ class Register:
         if record.state in ACTIVE and over_rate(new_rows, new_errors, max_share):
             message = stop_message(record.spec.id, new_rows, new_errors, max_share, record.error_example)
             self._change(record, JobState.FAILED, now_s, message)
+
+
+def over_rate(rows: int, errors: int, max_share: float) -> bool:
+    """Whether so many of ``rows`` failed that the job should stop. Never before `MIN_ROWS` rows, never for a share of 1."""
+    return rows >= MIN_ROWS and errors > max_share * rows
+
+
+def stop_message(job_id: str, rows: int, errors: int, max_share: float, example: str | None) -> str:
+    failed = f"all {rows:,} rows so far" if rows == errors else f"{errors:,} of {rows:,} rows so far"
+    last = f"; the last: {example}" if example else ""
+    return (
+        f"stopped early: {failed} failed, more than the share {max_share:g} of --max-error-rate{last}; its rows are kept; "
+        f"go on with: harvester resume {job_id}, which stops again after {MIN_ROWS} rows like these"
+    )
+
+
+def all_failed_message(errors: int, example: str | None) -> str:
+    return f"all {errors:,} rows ended as errors" + (f"; the last: {example}" if example else "")

@@ -19,8 +19,7 @@ from jobs.hint import SchedulingHint
 from jobs.result import Row
 from jobs.run.apirow import ApiRowWork
 from jobs.run.row import RowWork
-from jobs.run.slice import SliceFiles, open_slice, published
-from jobs.run.sources import SourceCache
+from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
 
 log = logging.getLogger("harvester.runner")

@@ -1,21 +1,67 @@
-"""The files of one leased slice: its input rows, what is known of them already, and the part they become."""
+"""The files of the slices in work: sources and sinks kept open, a slice's rows, what is known of them already, and the part they become."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.base import Sink, Source
+from connectors.errors import SourceError
+from connectors.open import open_source
 from connectors.text import TextProblem, texts
 from jobs.folder import StateFolder, part_name
 from jobs.plan.job import columns_needed
 from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
 from jobs.run.spool import Spool
 from jobs.spec import JobSpec, Lease, PartStats
+
+OPEN_JOBS = 8
+
+
+class SourceCache:
+    """Used from one thread. The least recently used job's source is closed when there are too many."""
+
+    def __init__(self, folder: StateFolder, open_sink: Callable[[StateFolder, str], Sink]) -> None:
+        self._folder = folder
+        self._open_sink = open_sink
+        self._open: OrderedDict[str, tuple[Source, Sink]] = OrderedDict()
+
+    def take(self, job: JobSpec) -> tuple[Source, Sink]:
+        """Raises `SourceError` where the source is gone, cannot be read, or is no longer what was submitted."""
+        if job.id not in self._open:
+            self._open[job.id] = (self._source(job), self._open_sink(self._folder, job.id))
+            while len(self._open) > OPEN_JOBS:
+                _, (source, _) = self._open.popitem(last=False)
+                source.close()
+        self._open.move_to_end(job.id)
+        return self._open[job.id]
+
+    def _source(self, job: JobSpec) -> Source:
+        spec = job.source
+        if job.endpoint is not None and not Path(spec.uri).exists():
+            raise SourceError(f"the requests of batch {job.id} were removed when its files were; make a new batch of them")
+        source = open_source(
+            spec.uri, table=spec.table, query=spec.query, snapshot_dir=self._folder.snapshot(job.id), fingerprint=job.fingerprint
+        )
+        if source.fingerprint() != job.fingerprint:
+            source.close()
+            raise SourceError(
+                f"{spec.uri} has changed since job {job.id} was submitted; put the old file back and resume the job, "
+                "or submit the new file as a new job"
+            )
+        return source
+
+    def close(self) -> None:
+        for source, _ in self._open.values():
+            source.close()
+        self._open.clear()
+
 
 STATS_KEY = "harvester_part"
 

@@ -14,7 +14,7 @@ from fake_server import job_view
 
 from harvester.cli import local
 from jobs.forecast.lengths import Lengths, counted
-from jobs.ledger.lengthbook import task_key
+from jobs.ledger.history import task_key
 from jobs.ledger.store import statements
 from jobs.tasks.load import resolve_task
 

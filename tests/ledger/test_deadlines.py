@@ -11,7 +11,7 @@ import pytest
 from jobs.config import DeadlineConfig
 from jobs.forecast.finish import Span
 from jobs.hint import SchedulingHint
-from jobs.ledger.harvestlog import recent_spans
+from jobs.ledger.history import recent_spans
 from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, LeaseProgress, PartStats
 from jobs.states import JobState

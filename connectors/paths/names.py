@@ -1,7 +1,9 @@
-"""The kinds of file that hold rows, told apart by their suffix."""
+"""What the name of a file says: the kind of file by its suffix, and what a person calls the source."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from enum import StrEnum
 
 
@@ -48,3 +50,19 @@ def stem_of(name: str) -> str:
     bare = next((name[: -len(end)] for end in COMPRESSIONS if name.lower().endswith(end)), name)
     ends = [end for suffixes in SUFFIXES.values() for end in suffixes]
     return next((bare[: -len(end)] for end in ends if bare.lower().endswith(end)), bare)
+
+
+MAX_LETTERS = 32
+
+
+def source_name(*candidates: str) -> str:
+    """The first candidate that holds a letter or digit, as lower-case letters, digits and ``-``, at most 32 of them.
+
+    ``table`` where no candidate holds any.
+    """
+    for candidate in candidates:
+        plain = unicodedata.normalize("NFKD", candidate).encode("ascii", "ignore").decode().lower()
+        name = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_LETTERS].rstrip("-")
+        if name:
+            return name
+    return "table"
