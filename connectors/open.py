@@ -20,7 +20,7 @@ from connectors.files.forward import FilesReading
 from connectors.parquet.source import ParquetSource, name_of
 from connectors.paths.files import find
 from connectors.paths.location import Location, locate
-from connectors.paths.names import DATABASES, Kind, source_name
+from connectors.paths.names import DATABASES, FileKind, source_name
 from connectors.request import listed
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
@@ -59,7 +59,7 @@ def open_source(
         option = "--table" if table is not None else "--query"
         raise SourceError(f"{option} goes with a database ({', '.join(DATABASES)}), not with {location.label}; leave it out")
     kind, data_files = find(location)
-    if kind is Kind.PARQUET:
+    if kind is FileKind.PARQUET:
         return ParquetSource(location, data_files=data_files)
     return CopiedSource(FilesReading(location, kind, data_files), snapshot_dir, fingerprint)
 

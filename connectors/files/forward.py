@@ -19,20 +19,20 @@ from connectors.files.jsonl import jsonl_rows
 from connectors.parquet.source import name_of
 from connectors.paths.files import DataFile
 from connectors.paths.location import Location
-from connectors.paths.names import Kind
+from connectors.paths.names import FileKind
 
-_ROWS: dict[Kind, Callable[[fs.FileSystem, tuple[DataFile, ...]], Rows]] = {
-    Kind.ARROW: ipc_rows,
-    Kind.JSONL: jsonl_rows,
-    Kind.CSV: csv_rows,
-    Kind.TEXT: document_rows,
+_ROWS: dict[FileKind, Callable[[fs.FileSystem, tuple[DataFile, ...]], Rows]] = {
+    FileKind.ARROW: ipc_rows,
+    FileKind.JSONL: jsonl_rows,
+    FileKind.CSV: csv_rows,
+    FileKind.TEXT: document_rows,
 }
 
 
 class FilesReading:
     """The rows of ``data_files``, which are all of one kind, in their order."""
 
-    def __init__(self, location: Location, kind: Kind, data_files: tuple[DataFile, ...]) -> None:
+    def __init__(self, location: Location, kind: FileKind, data_files: tuple[DataFile, ...]) -> None:
         self.origin = Origin(location.uri)
         self.name = name_of(location.path)
         self._location = location

@@ -23,7 +23,7 @@ from connectors.files.forward import FilesReading
 from connectors.parquet.source import ParquetSource
 from connectors.paths.files import find
 from connectors.paths.location import locate
-from connectors.paths.names import Kind
+from connectors.paths.names import FileKind
 
 _HEAD_BYTES = 1 << 16
 _LINES_A_BATCH = 1024
@@ -45,7 +45,7 @@ _SUFFIXES = {Form.JSONL: ".jsonl", Form.CSV: ".csv", Form.TSV: ".tsv", Form.TEXT
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptInput:
     """``path``: the Parquet file. ``is_new``: it was not there before. ``guessed``: the form was not given."""
 
     path: Path
@@ -54,7 +54,7 @@ class Kept:
     guessed: bool
 
 
-def keep_input(stream: BinaryIO, folder: Path, form: Form | None = None, name: str = "stdin") -> Kept:
+def keep_input(stream: BinaryIO, folder: Path, form: Form | None = None, name: str = "stdin") -> KeptInput:
     """Read ``stream`` to its end and keep its rows as ``folder/DIGEST/name.parquet``, durable.
 
     Without ``form`` it is told by the first bytes. Raises `SourceError` for what is not of that form, with the line or row at fault, and
@@ -69,13 +69,13 @@ def keep_input(stream: BinaryIO, folder: Path, form: Form | None = None, name: s
             path = folder / hashlib.sha256(f"{told} {digest}".encode()).hexdigest()[:16] / f"{name}.parquet"
             if not path.exists():
                 _convert(raw, told, path)
-                return Kept(path, told, is_new=True, guessed=form is None)
-            return Kept(path, told, is_new=False, guessed=form is None)
+                return KeptInput(path, told, is_new=True, guessed=form is None)
+            return KeptInput(path, told, is_new=False, guessed=form is None)
     except OSError as error:
         raise storage_error("keep standard input in", folder, error) from error
 
 
-def forget_input(kept: Kept) -> None:
+def forget_input(kept: KeptInput) -> None:
     """Remove it again, where it was made for something that did not come about."""
     if kept.is_new:
         shutil.rmtree(kept.path.parent, ignore_errors=True)
@@ -128,7 +128,7 @@ def _convert(raw: Path, form: Form, path: Path) -> None:
     location = locate(str(named))
     kind, data_files = find(location)
     try:
-        if kind is Kind.PARQUET:
+        if kind is FileKind.PARQUET:
             ParquetSource(location, data_files=data_files).close()  # whether it is Parquet and holds rows
             with publish(path) as file, named.open("rb") as source:
                 shutil.copyfileobj(source, file)

@@ -14,7 +14,7 @@ from pyarrow import fs
 from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.paths.location import Location
-from connectors.paths.names import KNOWN, Kind, kind_of
+from connectors.paths.names import KNOWN, FileKind, kind_of
 
 _MAGIC = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -43,7 +43,7 @@ def is_glob(path: str) -> bool:
     return _MAGIC.search(path) is not None
 
 
-def find(location: Location) -> tuple[Kind, tuple[DataFile, ...]]:
+def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
     """Every file that the location stands for, and what kind they are. A path that exists is taken as it is, whatever glob signs are in it.
 
     Folders are searched to the bottom; names that start with ``_`` or ``.`` are left out. Beside Parquet files all others are left out,
@@ -69,7 +69,7 @@ def find(location: Location) -> tuple[Kind, tuple[DataFile, ...]]:
         return kind, tuple(DataFile.of(location.files, visible[relative], relative) for relative in chosen)
 
 
-def _single(location: Location, info: fs.FileInfo) -> tuple[Kind, tuple[DataFile, ...]]:
+def _single(location: Location, info: fs.FileInfo) -> tuple[FileKind, tuple[DataFile, ...]]:
     kind = kind_of(info.base_name)
     if kind is None:
         suffix = PurePosixPath(info.base_name).suffix or "a file without suffix"
@@ -77,11 +77,11 @@ def _single(location: Location, info: fs.FileInfo) -> tuple[Kind, tuple[DataFile
     return kind, (DataFile.of(location.files, info, info.base_name),)
 
 
-def _common_kind(location: Location, names: Sequence[str], nothing: str) -> Kind:
+def _common_kind(location: Location, names: Sequence[str], nothing: str) -> FileKind:
     example = {kind: name for name in sorted(names, reverse=True) if (kind := kind_of(name)) is not None}
-    if Kind.PARQUET in example:
-        return Kind.PARQUET
-    tables = [kind for kind in example if kind is not Kind.TEXT]
+    if FileKind.PARQUET in example:
+        return FileKind.PARQUET
+    tables = [kind for kind in example if kind is not FileKind.TEXT]
     if len(tables) > 1:
         raise SourceError(
             f"{location.label} holds {example[tables[0]]} ({tables[0]}) and {example[tables[1]]} ({tables[1]}); "
@@ -89,7 +89,7 @@ def _common_kind(location: Location, names: Sequence[str], nothing: str) -> Kind
         )
     if not example:
         raise SourceError(f"{location.label} {nothing} of a known kind (names that start with _ or . are left out); known: {KNOWN}")
-    return tables[0] if tables else Kind.TEXT
+    return tables[0] if tables else FileKind.TEXT
 
 
 def _stamp(files: fs.FileSystem, info: fs.FileInfo) -> str:

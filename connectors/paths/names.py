@@ -7,7 +7,7 @@ import unicodedata
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     PARQUET = "Parquet"
     ARROW = "Arrow IPC"
     JSONL = "JSON lines"
@@ -15,12 +15,12 @@ class Kind(StrEnum):
     TEXT = "text"  # a row a file
 
 
-SUFFIXES: dict[Kind, tuple[str, ...]] = {
-    Kind.PARQUET: (".parquet", ".pq", ".parq"),
-    Kind.ARROW: (".arrow", ".arrows", ".feather", ".ipc"),
-    Kind.JSONL: (".jsonl", ".ndjson", ".json"),
-    Kind.CSV: (".csv", ".tsv", ".tab"),
-    Kind.TEXT: (
+SUFFIXES: dict[FileKind, tuple[str, ...]] = {
+    FileKind.PARQUET: (".parquet", ".pq", ".parq"),
+    FileKind.ARROW: (".arrow", ".arrows", ".feather", ".ipc"),
+    FileKind.JSONL: (".jsonl", ".ndjson", ".json"),
+    FileKind.CSV: (".csv", ".tsv", ".tab"),
+    FileKind.TEXT: (
         *(".txt", ".md", ".text", ".markdown", ".rst", ".adoc", ".org", ".tex"),
         *(".html", ".htm", ".xml", ".eml", ".srt", ".vtt", ".log"),
     ),
@@ -35,12 +35,12 @@ KNOWN = (
 )
 
 
-def kind_of(name: str) -> Kind | None:
+def kind_of(name: str) -> FileKind | None:
     """By the suffix of a file's name, without regard to case."""
     plain = name.lower()
     bare = next((plain.removesuffix(end) for end in COMPRESSIONS if plain.endswith(end)), None)
     for kind, suffixes in SUFFIXES.items():
-        if plain.endswith(suffixes) or (bare is not None and kind in (Kind.JSONL, Kind.CSV) and bare.endswith(suffixes)):
+        if plain.endswith(suffixes) or (bare is not None and kind in (FileKind.JSONL, FileKind.CSV) and bare.endswith(suffixes)):
             return kind
     return None
 

@@ -29,7 +29,7 @@ class LineForm(StrEnum):
 
 
 @dataclass(slots=True)
-class _Held:
+class _Written:
     """What the journal says. ``inode`` tells the file apart from one that was put in its place."""
 
     inode: int = 0
@@ -58,28 +58,28 @@ class AppendedFile(Closing):
             self._journal: IO[bytes] = _journal_of(path).open("a+b")
         try:
             self._lock()
-            self._held = self._known()
+            self._written = self._known()
         except BaseException:
             self._journal.close()
             raise
 
     def update(self, parts: Sequence[Part], *, is_final: bool) -> int:
         with self._storing():
-            held = self._held
+            written = self._written
             now = {part.name: part.edition for part in parts}
-            if not self._fits() or any(now.get(name) != edition for name, edition in held.editions.items()):
+            if not self._fits() or any(now.get(name) != edition for name, edition in written.editions.items()):
                 self._rewrite(parts)
-                return self._held.rows
-            new = [part for part in parts if part.name not in held.editions]
+                return self._written.rows
+            new = [part for part in parts if part.name not in written.editions]
             for start in range(0, len(new), PARTS_AT_ONCE):
                 self._append(new[start : start + PARTS_AT_ONCE])
-            return held.rows
+            return written.rows
 
     def _append(self, parts: Sequence[Part]) -> None:
-        held = self._held
+        written = self._written
         with self._path.open("r+b") as out:
-            out.truncate(held.end_bytes)
-            out.seek(held.end_bytes)
+            out.truncate(written.end_bytes)
+            out.seek(written.end_bytes)
             lines = list(self._write(out, parts))
             out.flush()
             os.fsync(out.fileno())
@@ -89,11 +89,11 @@ class AppendedFile(Closing):
         """From the first row on. Until the journal has its new head, whoever comes next starts again."""
         self._journal.truncate(0)
         os.fsync(self._journal.fileno())
-        self._held = _Held()
+        self._written = _Written()
         with publish(self._path) as out:
             lines = list(self._write(out, parts))
             inode = os.fstat(out.fileno()).st_ino
-        self._held.inode = inode
+        self._written.inode = inode
         self._note([{"job": self._job, "form": self._form, "inode": inode}, *lines])
         sync_folder(self._path.parent)
 
@@ -112,31 +112,31 @@ class AppendedFile(Closing):
         self._journal.flush()
         os.fsync(self._journal.fileno())
         for line in lines:
-            _take(self._held, line)
+            _take(self._written, line)
 
-    def _known(self) -> _Held:
+    def _known(self) -> _Written:
         """What the journal holds up to a line that a dying writer tore. Nothing where it is of another job."""
         self._journal.seek(0)
         head, *lines = self._journal.read().split(b"\n")[:-1] or [b"null"]
-        held = _Held()
+        written = _Written()
         about = json.loads(head)
         if about is None:
-            return held
+            return written
         if about["job"] != self._job or about["form"] != self._form:
             raise StorageError(f"{self._path} holds the results of job {about['job']}; move it away or name another file")
-        held.inode = about["inode"]
+        written.inode = about["inode"]
         for line in lines:
-            _take(held, json.loads(line))
+            _take(written, json.loads(line))
         # A line without its end would spoil the next one.
         self._journal.truncate(len(head) + 1 + sum(len(line) + 1 for line in lines))
-        return held
+        return written
 
     def _fits(self) -> bool:
         """Whether the file is the one of the journal, and as long at least."""
-        if self._held.inode == 0 or not self._path.exists():
+        if self._written.inode == 0 or not self._path.exists():
             return False
         stat = self._path.stat()
-        return stat.st_ino == self._held.inode and stat.st_size >= self._held.end_bytes
+        return stat.st_ino == self._written.inode and stat.st_size >= self._written.end_bytes
 
     def _lock(self) -> None:
         try:
@@ -166,8 +166,8 @@ def _journal_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.harvester")
 
 
-def _take(held: _Held, line: dict[str, Any]) -> None:
+def _take(written: _Written, line: dict[str, Any]) -> None:
     if "part" in line:
-        held.editions[line["part"]] = line["edition"]
-        held.end_bytes = line["end_bytes"]
-        held.rows += line["rows"]
+        written.editions[line["part"]] = line["edition"]
+        written.end_bytes = line["end_bytes"]
+        written.rows += line["rows"]

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from connectors.errors import StorageError, UsageError
 from connectors.parquet.parts import Part
-from connectors.paths.names import SUFFIXES, Kind
+from connectors.paths.names import SUFFIXES, FileKind
 from connectors.targets.appended import AppendedFile, LineForm, is_appended
 from connectors.targets.rewritten import RewrittenFile, is_rewritten
 from connectors.targets.table import TableCopy
@@ -62,7 +62,7 @@ class TargetName:
         suffix = path.suffix.lower()
         if match is None and suffix in (".duckdb", ".ddb", ".db"):
             raise UsageError(f"{text} is a DuckDB file: name the table too, as {text}:results")
-        if match is None and suffix not in _LINES and suffix not in SUFFIXES[Kind.PARQUET]:
+        if match is None and suffix not in _LINES and suffix not in SUFFIXES[FileKind.PARQUET]:
             raise UsageError(f"cannot tell from {text!r} what to write; give {KNOWN}")
         return cls(path, match["table"] if match else None)
 

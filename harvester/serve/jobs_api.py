@@ -96,7 +96,7 @@ _SUBMIT: dict[int | str, dict[str, Any]] = {
 _ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, Refusal)}
 
 
-class Planner:
+class JobPlanner:
     """Turns a request into a plan; opening and cutting a source reads files, so it works in a thread."""
 
     def __init__(self, folder: StateFolder, harvest: HarvestConfig, model: str) -> None:
@@ -153,7 +153,7 @@ async def is_unknown(ledger: JobsLedger, plan: JobPlan) -> bool:
 
 def jobs_api(
     ledger: JobsLedger,
-    planner: Planner,
+    planner: JobPlanner,
     server_info: ServerInfo,
     profile: Profile | None = None,
     broadcaster: Broadcaster | None = None,
@@ -219,7 +219,7 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) 
         return await profile(wish.seconds)
 
 
-def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: Planner, server_info: ServerInfo) -> None:
+def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo) -> None:
     @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, response: Response) -> Submitted:
         context_tokens = int((await server_info())["context_tokens"])

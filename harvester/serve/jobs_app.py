@@ -16,7 +16,7 @@ from harvester.serve.actor import LedgerActor
 from harvester.serve.broadcast import Broadcaster
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import FrameSource
-from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.jobs_api import JobPlanner, jobs_api
 from harvester.serve.processes import lower_priority
 from harvester.serve.replicas import Replicas
 from jobs.folder import StateFolder
@@ -44,7 +44,7 @@ class JobsApp:
         actor = LedgerActor(ledger)
         self._app = jobs_api(
             actor,
-            Planner(folder, config.harvest, choice.name),
+            JobPlanner(folder, config.harvest, choice.name),
             self._info,
             self._replicas.profile,
             Broadcaster(FrameSource(self._replicas.now, actor, self._fixed)),

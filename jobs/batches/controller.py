@@ -19,7 +19,7 @@ from jobs.batches.input import InvalidInput, Stopped
 from jobs.batches.output import write_outputs
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchError, BatchRecord, BatchWish, Counts
-from jobs.batches.states import CANCELLABLE, ENDED_BATCH, BatchStatus, Step, final_status, next_step
+from jobs.batches.states import CANCELLABLE, ENDED_BATCH, BatchStatus, BatchStep, final_status, next_step
 from jobs.batches.store import BatchStore
 from jobs.errors import EngineError, NotFoundError, ParameterError, StateError
 from jobs.folder import StateFolder
@@ -174,7 +174,7 @@ class BatchController:
             held = await self._ledger.held(batch_id) if job is not None and job.state in ENDED else 0
             record = self._store.get(batch_id)
             step = next_step(record.status, None if job is None else job.state, held)
-            if step is Step.FINALIZE and job is not None:
+            if step is BatchStep.FINALIZE and job is not None:
                 await self._finalize(record, job)
             else:
                 await self._step(record, step)
@@ -185,17 +185,17 @@ class BatchController:
             log.exception("batch_bug batch=%s", batch_id)
             await self._fail(batch_id, [BatchError(code="internal_error", message=f"internal error: {type(error).__name__}: {error}")])
 
-    async def _step(self, record: BatchRecord, step: Step) -> None:
-        if step is Step.VALIDATE:
+    async def _step(self, record: BatchRecord, step: BatchStep) -> None:
+        if step is BatchStep.VALIDATE:
             await self._validate(record)
-        elif step is Step.BEGIN:
+        elif step is BatchStep.BEGIN:
             await self._begin(record.id)
-        elif step is Step.STOP:
+        elif step is BatchStep.STOP:
             with suppress(StateError):
                 await self._ledger.change(record.id, "cancel")
-        elif step is Step.DROP:
+        elif step is BatchStep.DROP:
             await self._change(record.id, BatchStatus.CANCELLED, counts=Counts())
-        elif step is Step.LOSE:
+        elif step is BatchStep.LOSE:
             await self._fail(record.id, [BatchError(code="job_lost", message="The ledger does not know the batch's job any more.")])
 
     async def _validate(self, record: BatchRecord) -> None:

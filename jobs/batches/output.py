@@ -33,7 +33,7 @@ _COLUMNS = (ROW_ID, CUSTOM_ID, OUTPUT, *_STATUS, *Usage.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchFiles:
     counts: Counts
     usage: BatchUsage
     output_file_id: str | None  # None: no such line
@@ -70,7 +70,7 @@ class _Tally:
 
 def write_outputs(
     record: BatchRecord, rows_total: int, requests: Path, folder: StateFolder, files: FileStore, *, never_run_expired: bool
-) -> Outcome:
+) -> BatchFiles:
     """Make the files of an ended job, no slice of which is leased. Written again, they replace the first ones.
 
     ``requests``: the Parquet file of the batch's rows. With ``never_run_expired`` each row without a result gets a `batch_expired` line.
@@ -90,7 +90,7 @@ def write_outputs(
     for lines, file_id, name in ((good, record.output_id, "output"), (bad, record.error_id, "error")):
         if lines.count:
             files.enter(file_id, f"{record.id}_{name}.jsonl", "batch_output", expires_after_s)
-    return Outcome(
+    return BatchFiles(
         Counts(total=rows_total, completed=good.count, failed=bad.count),
         BatchUsage(**tally.usage.model_dump(), reasoning_tokens=tally.reasoning_tokens),
         record.output_id if good.count else None,

@@ -19,7 +19,7 @@ SHOWN_CHARS = 600  # of a wrong answer that does not fit beside the prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CheckedAnswer:
     """``text`` as it came, ``values`` as the task's columns take it."""
 
     text: str
@@ -70,12 +70,12 @@ class RowRequest:
         most = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + TEMPLATE_TOKENS
         return most <= self.budget_tokens or await self.count(messages) <= self.budget_tokens  # a token is at least a byte
 
-    async def answer_one_of_many(self, messages: tuple[Message, ...]) -> Answer:
+    async def answer_one_of_many(self, messages: tuple[Message, ...]) -> CheckedAnswer:
         """`answer`, when there is a slot for it."""
         async with self._slots:
             return await self.answer(messages)
 
-    async def answer(self, messages: tuple[Message, ...]) -> Answer:
+    async def answer(self, messages: tuple[Message, ...]) -> CheckedAnswer:
         """An answer that the task takes. One that it does not take is asked for once more, with what is wrong with it.
 
         Raises the `RowError` of the second answer, which `Tally.raw_output` then holds, and `EngineGone`.
@@ -97,8 +97,8 @@ class RowRequest:
         self.tally.raw_output = None
         return answer
 
-    def _checked(self, done: Completion) -> Answer:
-        return Answer(done.text, parse_answer(self._job.task, done.text, done.finish_reason))
+    def _checked(self, done: Completion) -> CheckedAnswer:
+        return CheckedAnswer(done.text, parse_answer(self._job.task, done.text, done.finish_reason))
 
     async def _ask(self, messages: tuple[Message, ...]) -> Completion:
         number, self.tally.requests = self.tally.requests, self.tally.requests + 1

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from connectors.text import TextProblem
 from jobs.engine import Engine, Message, RowError
 from jobs.hint import SchedulingHint
-from jobs.longtext.document import read_in_parts
 from jobs.longtext.fit import fit, measure
 from jobs.result import Row
+from jobs.run.document import read_in_parts
 from jobs.run.request import RowRequest, Tally
 from jobs.spec import JobSpec, OnLong
 from jobs.tasks.template import build_messages
 
 
 @dataclass(slots=True)
-class Outcome:
+class RowOutcome:
     """``parts``: of the text, each asked for by itself; 1 where it was asked for whole."""
 
     values: Mapping[str, object] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class RowWork:
         """``values``: the row's columns; ``text``: its text cell, None where the task reads no text column. Raises `EngineGone`."""
         began_s = self._now_s()
         request = RowRequest(self._job, self._engine, row_id, tag, self._slots, self._hints)
-        outcome = Outcome()
+        outcome = RowOutcome()
         try:
             if isinstance(text, TextProblem):
                 raise RowError(text.code, text.message)
@@ -57,7 +57,9 @@ class RowWork:
             outcome.error = error
         return self._row(row_id, attempts, began_s, request.tally, outcome)
 
-    async def _answer(self, request: RowRequest, values: Mapping[str, object], text: str | None, outcome: Outcome) -> Mapping[str, object]:
+    async def _answer(
+        self, request: RowRequest, values: Mapping[str, object], text: str | None, outcome: RowOutcome
+    ) -> Mapping[str, object]:
         if text is None or await request.fits(self._messages(values, text)):
             return (await request.answer(self._messages(values, text))).values
 
@@ -83,7 +85,7 @@ class RowWork:
     def give_up(self, row_id: int, begun: int) -> Row:
         return lost_row(row_id, begun, self._now_s())
 
-    def _row(self, row_id: int, attempts: int, began_s: float, tally: Tally, outcome: Outcome) -> Row:
+    def _row(self, row_id: int, attempts: int, began_s: float, tally: Tally, outcome: RowOutcome) -> Row:
         done = (attempts, began_s, self._now_s())
         return finished_row(row_id, outcome.values, *done, tally, outcome.error, truncated=outcome.truncated, parts=outcome.parts)
 

@@ -26,7 +26,7 @@ _LIMITS = {"memory_limit": "1GB", "threads": "2"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryAnswer:
     """``rows`` hold what JSON can (see `connectors.value.plain`). ``is_cut``: there are more."""
 
     columns: tuple[tuple[str, str], ...]  # name, Arrow type
@@ -34,7 +34,7 @@ class Answer:
     is_cut: bool
 
 
-def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows: int, seconds: float = SECONDS) -> Answer:
+def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows: int, seconds: float = SECONDS) -> QueryAnswer:
     """Run one SELECT with external access off: no other file, no network, no ATTACH, nothing written.
 
     The answer ends at ``limit_rows`` or 16 MiB. Raises `QueryError`, also for a query that takes longer than ``seconds``.
@@ -57,8 +57,8 @@ def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows:
             if len(rows) > limit_rows or some.num_rows < batch.num_rows:
                 if not rows:
                     raise QueryError(f"a row has more than {ANSWER_BYTES >> 20} MiB; ask for a part of its text, e.g. left(output, 1000)")
-                return Answer(columns, tuple(rows[:limit_rows]), is_cut=True)
-        return Answer(columns, tuple(rows), is_cut=False)
+                return QueryAnswer(columns, tuple(rows[:limit_rows]), is_cut=True)
+        return QueryAnswer(columns, tuple(rows), is_cut=False)
 
 
 def _fitting(batch: pa.RecordBatch, room_bytes: int) -> pa.RecordBatch:

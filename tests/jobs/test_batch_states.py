@@ -17,7 +17,7 @@ from harvester.errors import NotFoundError, ParameterError, StorageError
 from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchRecord, BatchWish
-from jobs.batches.states import ENDED_BATCH, BatchStatus, Step, final_status, next_step
+from jobs.batches.states import ENDED_BATCH, BatchStatus, BatchStep, final_status, next_step
 from jobs.batches.store import BatchStore
 from jobs.batches.window import parse_window
 from jobs.states import ENDED, JobState
@@ -29,33 +29,33 @@ OPEN = sorted(set(BatchStatus) - ENDED_BATCH)
 @pytest.mark.parametrize(
     ("status", "job", "held", "step"),
     [
-        (BatchStatus.VALIDATING, None, 0, Step.VALIDATE),
-        (BatchStatus.VALIDATING, JobState.QUEUED, 0, Step.BEGIN),
-        (BatchStatus.IN_PROGRESS, JobState.QUEUED, 0, Step.WAIT),
-        (BatchStatus.IN_PROGRESS, JobState.RUNNING, 2, Step.WAIT),
-        (BatchStatus.IN_PROGRESS, JobState.PAUSED, 0, Step.WAIT),
-        (BatchStatus.IN_PROGRESS, JobState.COMPLETED, 0, Step.FINALIZE),
-        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 1, Step.WAIT),
-        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 0, Step.FINALIZE),
-        (BatchStatus.IN_PROGRESS, JobState.FAILED, 0, Step.FINALIZE),
-        (BatchStatus.IN_PROGRESS, None, 0, Step.LOSE),
-        (BatchStatus.CANCELLING, None, 0, Step.DROP),
-        (BatchStatus.CANCELLING, JobState.RUNNING, 1, Step.STOP),
-        (BatchStatus.CANCELLING, JobState.CANCELLING, 1, Step.WAIT),
-        (BatchStatus.CANCELLING, JobState.CANCELLED, 0, Step.FINALIZE),
-        (BatchStatus.FINALIZING, JobState.COMPLETED, 0, Step.FINALIZE),
+        (BatchStatus.VALIDATING, None, 0, BatchStep.VALIDATE),
+        (BatchStatus.VALIDATING, JobState.QUEUED, 0, BatchStep.BEGIN),
+        (BatchStatus.IN_PROGRESS, JobState.QUEUED, 0, BatchStep.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.RUNNING, 2, BatchStep.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.PAUSED, 0, BatchStep.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.COMPLETED, 0, BatchStep.FINALIZE),
+        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 1, BatchStep.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 0, BatchStep.FINALIZE),
+        (BatchStatus.IN_PROGRESS, JobState.FAILED, 0, BatchStep.FINALIZE),
+        (BatchStatus.IN_PROGRESS, None, 0, BatchStep.LOSE),
+        (BatchStatus.CANCELLING, None, 0, BatchStep.DROP),
+        (BatchStatus.CANCELLING, JobState.RUNNING, 1, BatchStep.STOP),
+        (BatchStatus.CANCELLING, JobState.CANCELLING, 1, BatchStep.WAIT),
+        (BatchStatus.CANCELLING, JobState.CANCELLED, 0, BatchStep.FINALIZE),
+        (BatchStatus.FINALIZING, JobState.COMPLETED, 0, BatchStep.FINALIZE),
     ],
     ids=str,
 )
-def test_the_next_step_follows_from_batch_and_job(status: BatchStatus, job: JobState | None, held: int, step: Step) -> None:
+def test_the_next_step_follows_from_batch_and_job(status: BatchStatus, job: JobState | None, held: int, step: BatchStep) -> None:
     assert next_step(status, job, held) is step
 
 
 @pytest.mark.parametrize("job", sorted(ENDED))
 @pytest.mark.parametrize("status", OPEN)
 def test_files_are_made_only_once_no_slice_is_leased_and_every_end_of_a_job_ends_its_batch(status: BatchStatus, job: JobState) -> None:
-    assert next_step(status, job, 1) is Step.WAIT
-    assert next_step(status, job, 0) is Step.FINALIZE
+    assert next_step(status, job, 1) is BatchStep.WAIT
+    assert next_step(status, job, 0) is BatchStep.FINALIZE
     assert final_status(status, job) in ENDED_BATCH
 
 

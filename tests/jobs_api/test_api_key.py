@@ -12,7 +12,7 @@ from test_jobs_api import INFO, MODEL, Office, office, refused
 
 from harvester.config import ServeConfig
 from harvester.serve.broadcast import Broadcaster
-from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.jobs_api import JobPlanner, jobs_api
 from jobs.config import HarvestConfig
 from jobs.testing import DirectLedger
 
@@ -26,7 +26,7 @@ def guarded(office: Office) -> FastAPI:
     async def look() -> dict[str, str]:
         return {}
 
-    planner = Planner(office.folder, HarvestConfig(), MODEL)
+    planner = JobPlanner(office.folder, HarvestConfig(), MODEL)
     return jobs_api(DirectLedger(office.ledger, office.clock), planner, info, broadcaster=Broadcaster(look), keys=["one", "two"])
 
 

@@ -19,7 +19,7 @@ from harvester.errors import BusyError
 from harvester.serve.broadcast import Broadcaster, Frame
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import FrameSource, add_events
-from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.jobs_api import JobPlanner, jobs_api
 from harvester.serve.openai_api import openai_api
 from harvester.serve.page import POLICY, STATIC, add_page
 from harvester.serve.rates import RateWindow
@@ -46,8 +46,8 @@ def replica(at_s: float = 0.0, name: str = "a", **fields: Any) -> dict[str, Any]
     return {"id": name, "at_s": at_s, **quiet, "ttft_slo_s": 0.5, "tpot_slo_s": 0.1} | fields
 
 
-def planner(office: Office) -> Planner:
-    return Planner(office.folder, HarvestConfig(), MODEL)
+def planner(office: Office) -> JobPlanner:
+    return JobPlanner(office.folder, HarvestConfig(), MODEL)
 
 
 # -- the documents ------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 from harvester.ports import free_port
 from harvester.serve.broadcast import Broadcaster
 from harvester.serve.events import FrameSource
-from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.jobs_api import JobPlanner, jobs_api
 from harvester.serve.page import add_page
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
@@ -46,7 +46,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
     broadcaster = Broadcaster(FrameSource(no_replicas, client, INFO), every_s=0.1)
     app = FastAPI()
     add_page(app)
-    app.mount("/api", jobs_api(client, Planner(folder, HarvestConfig(), "tiny"), info, broadcaster=broadcaster, keys=["other", "right"]))
+    app.mount("/api", jobs_api(client, JobPlanner(folder, HarvestConfig(), "tiny"), info, broadcaster=broadcaster, keys=["other", "right"]))
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)

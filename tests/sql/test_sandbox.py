@@ -10,7 +10,7 @@ import pytest
 
 from harvester.errors import QueryError
 from jobs.sql import sandbox
-from jobs.sql.sandbox import Answer, ask
+from jobs.sql.sandbox import QueryAnswer, ask
 
 JOBS = pa.table({"id": ["docs-7f3a"], "key": ["k"], "spec": ["{}"], "created_at_s": [1.0], "state": ["running"]})
 LEASES = pa.table({"job_id": ["docs-7f3a"], "slice_id": [0]})
@@ -28,7 +28,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def answer(state: Path, query: str, limit_rows: int = 100, seconds: float = 30.0) -> Answer:
+def answer(state: Path, query: str, limit_rows: int = 100, seconds: float = 30.0) -> QueryAnswer:
     return ask(state, TABLES.get, query, limit_rows=limit_rows, seconds=seconds)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jobs.engine import EngineGone, Message, RowError
 from jobs.longtext.combine import combining, grouped, joined
 from jobs.longtext.split import split
-from jobs.run.request import Answer, RowRequest
+from jobs.run.request import CheckedAnswer, RowRequest
 from jobs.spec import JobSpec
 from jobs.tasks.spec import Task
 from jobs.tasks.template import build_messages
@@ -19,15 +19,15 @@ Build = Callable[[str], tuple[Message, ...]]  # a text -> the messages that hold
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PartsAnswer:
     """``parts``: of the text; ``was_cut``: answers of parts were too long to be combined whole."""
 
-    answer: Answer
+    answer: CheckedAnswer
     parts: int
     was_cut: bool
 
 
-async def read_in_parts(job: JobSpec, request: RowRequest, values: Mapping[str, object], text: str) -> Reading:
+async def read_in_parts(job: JobSpec, request: RowRequest, values: Mapping[str, object], text: str) -> PartsAnswer:
     """The answer for the whole of ``text``; one request where it fits. ``values`` are the row's other columns.
 
     The parts are asked for at once, as far as there are slots; so are the groups of a level of combining. Raises `RowError` naming the part
@@ -36,7 +36,7 @@ async def read_in_parts(job: JobSpec, request: RowRequest, values: Mapping[str, 
     build = _builder(job, job.task, values)
     parts = await split(text, _counter(request, build), request.budget_tokens)
     if len(parts) == 1:
-        return Reading(await request.answer(build(parts[0])), 1, False)
+        return PartsAnswer(await request.answer(build(parts[0])), 1, False)
     answers = await _all(request, [build(part) for part in parts], "part")
     combine = _builder(job, combining(job.task, job.column), values)
     was_cut = False
@@ -46,7 +46,7 @@ async def read_in_parts(job: JobSpec, request: RowRequest, values: Mapping[str, 
         alone = answers[-1:] if len(groups[-1]) == 1 else []  # it waits for the next level
         several = groups[: len(groups) - len(alone)]
         answers = [*await _all(request, [combine(joined(group)) for group in several], "combined group"), *alone]
-    return Reading(answers[0], len(parts), was_cut)
+    return PartsAnswer(answers[0], len(parts), was_cut)
 
 
 def _builder(job: JobSpec, task: Task, values: Mapping[str, object]) -> Build:
@@ -59,16 +59,16 @@ def _counter(request: RowRequest, build: Build) -> Callable[[str], Awaitable[int
     return lambda text: request.count(build(text))
 
 
-async def _all(request: RowRequest, prompts: Sequence[tuple[Message, ...]], what: str) -> list[Answer]:
+async def _all(request: RowRequest, prompts: Sequence[tuple[Message, ...]], what: str) -> list[CheckedAnswer]:
     """The answers in order. The first that fails ends the others, in the engine too."""
 
-    async def one(number: int, messages: tuple[Message, ...]) -> Answer:
+    async def one(number: int, messages: tuple[Message, ...]) -> CheckedAnswer:
         try:
             return await request.answer_one_of_many(messages)
         except RowError as error:
             raise RowError(error.code, f"{what} {number} of {len(prompts)}: {error.message}") from error
 
-    tasks: list[asyncio.Task[Answer]] = []
+    tasks: list[asyncio.Task[CheckedAnswer]] = []
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(number, messages)) for number, messages in enumerate(prompts, 1)]
