@@ -16,6 +16,8 @@ class Usage(BaseModel):
     preemptions: int = Field(default=0, description="How often a request lost its KV while it ran.")
 
     def __add__(self, other: Usage) -> Usage:
+        if self is NONE_USED:  # most rows are one request
+            return other
         return Usage(
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
