@@ -31,7 +31,7 @@ LAST_TIME_S = 253_402_300_799.0  # the year 9999: later times have no date
 
 
 class SourceSpec(Frozen):
-    """Names a source so that any process on the cluster can open it again (`connectors.open_source`)."""
+    """Names a source so that any process on the cluster can open it again (`connectors.open.open_source`)."""
 
     uri: str = Field(min_length=1, description="Absolute path, glob, folder, or a pyarrow filesystem URI (s3://...).")
     table: str | None = Field(default=None, description="Table of a .duckdb file.")
