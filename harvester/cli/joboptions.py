@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from connectors.incoming import Form
+from connectors.files.stdin import Form
 from harvester.cli.completion import task_names
 from harvester.cli.into import INTO_HELP
 from jobs.spec import OnLong
@@ -23,6 +23,10 @@ Task = Annotated[
 Labels = Annotated[str | None, typer.Option("--labels", metavar="A,B", help="Labels to choose from; implies --task classify.")]
 Schema = Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="JSON schema to extract; implies --task extract.")]
 To = Annotated[str | None, typer.Option("--to", metavar="LANG", help="Language to translate into; implies --task translate.")]
+TaskOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="An option of the task, as in tone=calm; repeat it for more.", show_default=False),
+]
 Prompt = Annotated[str | None, typer.Option("--prompt", metavar="TPL", help="Prompt with {column} places; implies --task ask.")]
 Column = Annotated[str | None, typer.Option("--column", metavar="C", help="Text column; picked where one is obvious.")]
 Keep = Annotated[str | None, typer.Option("--keep", metavar="A,B", help="Input columns to keep in the results, or none; all.")]
