@@ -28,7 +28,7 @@ from bench.scenario import Options
 from bench.systems import CPU_ENGINE, counted
 from bench.work import work_between
 from harvester.config import parse_config
-from harvester.engine.apart import apart
+from harvester.engine.launch.in_subprocess import apart
 from harvester.errors import EngineError, UsageError
 
 KV_MIB, PLENTY_MIB = 288, 2048
@@ -81,7 +81,7 @@ def run(options: Options) -> dict[str, Any]:
     given = (rounds, model, seconds, options.seed)
     short = measure({name: SYSTEMS[name] for name in (QUICK if options.quick else SYSTEMS)}, mixed, *given)
     plenty = {} if options.quick else measure(PLENTY, steady, *given)
-    most = most_chats_per_s(model, options.seed)
+    most = max_chats_per_s(model, options.seed)
     rates = {load: load * most for load in (QUICK_LOADS if options.quick else LOADS)}
     chats = {load: measure(CHATS, partial(chat, rate=rate), *given) for load, rate in rates.items()}
     ratios = ratios_of(short | plenty)
@@ -119,7 +119,7 @@ def measure(systems: Mapping[str, System], load: Load, rounds: int, model: str, 
     return in_turns(list(systems), rounds, lambda name, number: _alone(name, systems[name], model, seconds, seed + 10 * number, load))
 
 
-def most_chats_per_s(model: str, seed: int) -> float:
+def max_chats_per_s(model: str, seed: int) -> float:
     """What an engine with KV for all answers."""
     answered = len(_alone("closed", CHATS["chat_plenty"], model, CLOSED_S, seed + 2, closed).seen.latency_s)
     if not answered:
@@ -141,13 +141,13 @@ def _measure(*given: Any) -> Round:
 
 
 async def _engine(system: System, model: str, seconds: float, seed: int, folder: Path, load: Load) -> Round:
-    from harvester.engine.arguments import engine_arguments
-    from harvester.engine.board import Board, Count
-    from harvester.engine.host import EngineHost
+    from harvester.engine.frontend.host import EngineHost
+    from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.shared.state import Count, SharedState
 
-    counts, board = folder / "counts", Board.make()
-    host = await EngineHost.start(_arguments(system, model, counts, board, engine_arguments))
-    span = Span(lambda: {count.name.lower(): board.count(count) for count in Count})
+    counts, shared = folder / "counts", SharedState.make()
+    host = await EngineHost.start(_arguments(system, model, counts, shared, engine_arguments))
+    span = Span(lambda: {count.name.lower(): shared.count(count) for count in Count})
     try:
         await asyncio.wait_for(load(host.llm, span, seconds, seed), seconds + 400)
         await asyncio.sleep(0.3)
@@ -157,12 +157,12 @@ async def _engine(system: System, model: str, seconds: float, seed: int, folder:
     return Round(span.ended_s - span.began_s, span.seen, work, span.done)
 
 
-def _arguments(system: System, model: str, counts: Path, board: Any, engine_arguments: Any) -> dict[str, Any]:
+def _arguments(system: System, model: str, counts: Path, shared: Any, engine_arguments: Any) -> dict[str, Any]:
     cpu = on_cpu()
     engine = ENGINE | (CPU_ENGINE | {"kv_cache_memory_bytes": system.kv_mib << 20} if cpu else {})
     own = counted(counts, f"bench.counting_harvest.Counted{'' if cpu else 'Async'}Harvest")
     config = parse_config({"engine": own | engine, **TIGHT, "checkpoint": system.checkpoint or {}}, "bench")
-    values: dict[str, Any] = engine_arguments(config, model, "bench", cpu=cpu, embedded=False, board=board.path)
+    values: dict[str, Any] = engine_arguments(config, model, "bench", cpu=cpu, embedded=False, shared=shared.path)
     if system.checkpoint is None:
         values |= counted(counts, f"bench.counting.Counted{'' if cpu else 'Async'}Stock")
         values |= {"worker_cls": "bench.patient.PatientWorker"} if cpu else {}

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from bench.counting import Counting
-from harvester.engine import compat
-from harvester.engine.scheduler import AsyncHarvestScheduler, HarvestScheduler
+from harvester.engine.core import compat
+from harvester.engine.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 
 class Costing(Counting):

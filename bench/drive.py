@@ -16,14 +16,14 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
-from harvester.engine.settings import KEY
+from harvester.engine.shared.settings import KEY
 
 MODEL_TOKENS = 2048  # longest request
 STEP_TOKENS = 2048
 
 
 class Drive:
-    """``kind`` is the scheduler's class, ``sections`` what it is told under `harvester.engine.settings.KEY`, in JSON values.
+    """``kind`` is the scheduler's class, ``sections`` what it is told under `harvester.engine.shared.settings.KEY`, in JSON values.
 
     After each step every request whose prompt is computed gets one more token.
     """

@@ -14,7 +14,7 @@ from bench.work import Work
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One engine once. ``done``: what the board counted."""
+    """One engine once. ``done``: what the shared state counted."""
 
     seconds: float
     seen: Seen

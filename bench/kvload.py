@@ -20,7 +20,7 @@ SINGLES_PER_S, SINGLE_TOKENS, SINGLE_OUTPUT = 3.0, 100, 16
 WARM_S = 12.0  # two bursts
 STREAMS = 24  # offline requests open at a time
 CHAT_TOKENS = (100, 300)
-CHAT_OUTPUT, CHAT_SIGMA, MOST_OUTPUT = 80, 1.0, 500  # median, shape and end of a log-normal: most answers are short, some are long
+CHAT_OUTPUT, CHAT_SIGMA, MAX_OUTPUT = 80, 1.0, 500  # median, shape and end of a log-normal: most answers are short, some are long
 CLOSED = 40  # chats at once that say how many the engine can answer
 VOCAB = (100, 4000)
 
@@ -166,7 +166,7 @@ def _prompt(rng: random.Random, tokens: int) -> list[int]:
 
 
 def _output(rng: random.Random) -> int:
-    return min(MOST_OUTPUT, max(2, round(CHAT_OUTPUT * rng.lognormvariate(0.0, CHAT_SIGMA))))
+    return min(MAX_OUTPUT, max(2, round(CHAT_OUTPUT * rng.lognormvariate(0.0, CHAT_SIGMA))))
 
 
 async def _offline(llm: Any, name: str, ids: list[int], span: Span) -> None:

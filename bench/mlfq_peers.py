@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.counting_harvest import CountedAsyncHarvest, CountedHarvest
-from harvester.policy.mlfq import Mlfq
+from harvester.policy.order.mlfq import Mlfq
 
 _arrive, _ran = Mlfq.arrive, Mlfq.ran
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from bench.arrivals import read_lengths, scaled
 from bench.scenario import Options
-from harvester.policy.latency import StepLoad
-from harvester.policy.mlfq import Mlfq
-from harvester.policy.share import Limits
+from harvester.policy.model.latency import StepLoad
+from harvester.policy.order.mlfq import Mlfq
+from harvester.policy.step.plan import PolicyConfig
 from harvester.sim.cost import GPUS, MODELS, Cost, Machine, block_copy_s, kv_blocks, roofline
 from harvester.sim.engine import Brain, Engine
 from harvester.sim.loop import Simulation
@@ -119,7 +119,7 @@ def simulate(system: System, setting: Setting, rate: float, seconds: float, seed
         evicted=system.evicted,
         block_copy_s=setting.block_copy_s,
     )
-    return summarize(Simulation(engine, Brain(Limits(0, 0.0, 1), system.order(setting, trace))).run(trace))
+    return summarize(Simulation(engine, Brain(PolicyConfig(0, 0.0, 1), system.order(setting, trace))).run(trace))
 
 
 def run(options: Options) -> dict[str, Any]:

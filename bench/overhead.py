@@ -2,8 +2,8 @@
 
 One system after the other, each alone on the machine, one request at a time, each on a new connection. ``raw`` is vLLM as it comes. On
 few cores its engine spins where the client should run, which hides the way in the noise of it, so ``raw_patient`` is the same server with
-harvester's way of waiting (`harvester.engine.waiting`), and the one that the others are compared with. On a GPU machine cores are plenty
-and harvester waits as vLLM does: there the others are compared with ``raw``.
+harvester's way of waiting (`harvester.engine.shared.backoff`), and the one that the others are compared with. On a GPU machine cores are
+plenty and harvester waits as vLLM does: there the others are compared with ``raw``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bench.realpath import on_cpu
 from bench.scenario import Options
 from bench.server import ServerProcess
 from harvester.config import ServeConfig
-from harvester.engine.arguments import engine_arguments
-from harvester.engine.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, embedded_defaults
-from harvester.engine.models import ModelChoice, choose_model
+from harvester.engine.launch.arguments import engine_arguments
+from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, embedded_defaults
+from harvester.engine.launch.models import ModelChoice, choose_model
 
 TOKENS = 32
 WARM_UP = 5  # requests that fill caches

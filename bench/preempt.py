@@ -18,7 +18,7 @@ from bench.models import deep_model
 from bench.scenario import Options
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE
-from harvester.engine.apart import apart
+from harvester.engine.launch.in_subprocess import apart
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1500, 16
 STREAMS = 12
@@ -72,14 +72,14 @@ def _measure(model: str, safepoints: str, prompts: int, signals: int, seed: int)
 
 async def _engine(model: str, safepoints: str, prompts: int, signals: int, seed: int) -> Found:
     """Answer ``prompts`` with a fresh engine, ``signals`` of whose steps are asked to end."""
-    from harvester.engine.arguments import engine_arguments
-    from harvester.engine.board import Board, Field
-    from harvester.engine.host import EngineHost
+    from harvester.engine.frontend.host import EngineHost
+    from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.shared.state import Field, SharedState
 
     engine = {"max_num_batched_tokens": STEP_TOKENS, "max_model_len": 4096, "dtype": _dtype(), "enable_prefix_caching": False}
     config = parse_config({"engine": engine, "schedule": {"safepoints": safepoints}}, "bench")
-    board = Board.make()
-    host = await EngineHost.start(engine_arguments(config, model, "bench", cpu=_on_cpu(), embedded=False, board=board.path))
+    shared = SharedState.make()
+    host = await EngineHost.start(engine_arguments(config, model, "bench", cpu=_on_cpu(), embedded=False, shared=shared.path))
     rng = random.Random(seed)
     given = [[rng.randrange(100, 4000) for _ in range(PROMPT_TOKENS)] for _ in range(prompts)]
     gate = asyncio.Semaphore(STREAMS)
@@ -87,10 +87,10 @@ async def _engine(model: str, safepoints: str, prompts: int, signals: int, seed:
         await _answer(host, "warm", given[0][:200], gate)
         began_s = time.monotonic()
         answers = asyncio.gather(*(_answer(host, str(i), ids, gate) for i, ids in enumerate(given)))
-        detect_s = await _signal(board, answers, signals, rng)
+        detect_s = await _signal(shared, answers, signals, rng)
         tokens = await answers
         seconds = time.monotonic() - began_s
-        steps_s, safepoint_s = board.steps_s(), board[Field.SAFEPOINT_S]
+        steps_s, safepoint_s = shared.steps_s(), shared[Field.SAFEPOINT_S]
     finally:
         host.close()
     layers = host.llm.model_config.get_num_layers(host.llm.vllm_config.parallel_config)
@@ -109,25 +109,25 @@ async def _answer(host: Any, name: str, ids: list[int], gate: asyncio.Semaphore)
     return found
 
 
-async def _signal(board: Any, answers: asyncio.Future[Any], signals: int, rng: random.Random) -> list[float]:
+async def _signal(shared: Any, answers: asyncio.Future[Any], signals: int, rng: random.Random) -> list[float]:
     """Ask running steps to end, one at a time at random moments; seconds until the worker has left each.
 
     A step that ends by itself first is asked in vain and not counted.
     """
-    from harvester.engine.board import Field
+    from harvester.engine.shared.state import Field
 
     found: list[float] = []
     while len(found) < signals and not answers.done():
         await asyncio.sleep(rng.uniform(0.02, 0.3))
-        steps = board.in_flight()
+        steps = shared.in_flight()
         if not steps or not steps[0].endable:
             continue
         step, asked_s = steps[0].number, time.monotonic()
-        board.ask_to_end(step, asked_s)
-        while board[Field.ANSWERED] < step and not answers.done():  # noqa: ASYNC110  # another process writes it
+        shared.ask_to_end(step, asked_s)
+        while shared[Field.ANSWERED] < step and not answers.done():  # noqa: ASYNC110  # another process writes it
             await asyncio.sleep(0.0005)
-        if board[Field.ENDED_STEP] == step:
-            found.append(board[Field.ENDED_AT_S] - asked_s)
+        if shared[Field.ENDED_STEP] == step:
+            found.append(shared[Field.ENDED_AT_S] - asked_s)
     return found
 
 

@@ -24,7 +24,7 @@ from bench.server import ServerProcess
 from bench.table import write_speeches
 from bench.watch import submit, wait
 from harvester.cli.client import Client
-from harvester.engine.defaults import embedded_defaults
+from harvester.engine.launch.defaults import embedded_defaults
 from harvester.errors import EngineError
 
 CHARS = (1500, 3400)  # of a row's text: 400 to 900 tokens of the embedded model

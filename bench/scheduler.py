@@ -21,9 +21,9 @@ from bench.drive import MODEL_TOKENS, Drive
 from bench.models import bench_model
 from bench.scenario import Options
 from harvester.config import ServeConfig
-from harvester.engine.board import Board, Field
-from harvester.engine.scheduler import HarvestScheduling
-from harvester.engine.settings import pack
+from harvester.engine.core.scheduler import HarvestScheduling
+from harvester.engine.shared.settings import pack
+from harvester.engine.shared.state import Field, SharedState
 
 BLOCK_TOKENS = 32
 LAYERS = 32
@@ -119,9 +119,9 @@ def measure(case: Case, model: Path, steps: int) -> dict[str, Any]:
     slots = case.online + case.offline + 64  # room that the reserve keeps
     blocks = 2 * slots * MODEL_TOKENS // BLOCK_TOKENS
     with tempfile.TemporaryDirectory(prefix="harvester-bench-"):
-        board = Board.make()
-        board[Field.PLACES] = LAYERS
-        sections = pack(ServeConfig.model_validate({"slo": {"ttft_slo_ms": 5000.0, "tpot_slo_ms": 5000.0}}), board.path)
+        shared = SharedState.make()
+        shared[Field.PLACES] = LAYERS
+        sections = pack(ServeConfig.model_validate({"slo": {"ttft_slo_ms": 5000.0, "tpot_slo_ms": 5000.0}}), shared.path)
         drive = Drive(model, TimedHarvest, blocks, slots, BLOCK_TOKENS, sections)
         for number in range(case.offline + case.waiting):
             drive.add(f"off-{number}", PROMPT, ANSWER, offline=True)

@@ -15,7 +15,7 @@ from ray import serve
 
 from connectors.parts import PartsSink
 from harvester.config import ServeConfig
-from harvester.engine.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
 from jobs.engine import ApiRequest, EngineGone, Prompt

@@ -15,7 +15,7 @@ from harvester.serve import server
 if TYPE_CHECKING:
     from ray import serve
 
-    from harvester.engine.models import ModelChoice
+    from harvester.engine.launch.models import ModelChoice
 
 
 def main() -> int:

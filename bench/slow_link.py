@@ -14,8 +14,8 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
 
-from harvester.engine.checkpoints.copier import HostCopier
 from harvester.engine.checkpoints.spec import CheckpointSpec
+from harvester.engine.checkpoints.worker.copier import HostCopier
 
 
 class LinkCopier(HostCopier):

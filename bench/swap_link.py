@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint import CHATS, measure, most_chats_per_s, seconds_of
+from bench.checkpoint import CHATS, max_chats_per_s, measure, seconds_of
 from bench.kvgoals import latencies_ms, same, summary
 from bench.kvload import chat
 from bench.models import bench_model
@@ -20,7 +20,7 @@ from bench.realpath import on_cpu
 from bench.rounds import ratio_of_rounds, rounds_of
 from bench.scenario import Options
 from harvester.errors import UsageError
-from harvester.policy.checkpoint import CUDA_COST
+from harvester.policy.kv.checkpoint import CUDA_COST
 
 BLOCK_MS, LOAD = 1.0, 0.9
 
@@ -31,7 +31,7 @@ def run(options: Options) -> dict[str, Any]:
     if not on_cpu():
         raise UsageError("swap_link emulates a link on a CPU; where there is one, run checkpoint")
     model = options.model or str(bench_model())
-    rate = times * most_chats_per_s(model, options.seed)
+    rate = times * max_chats_per_s(model, options.seed)
     systems = {"chat_recompute": CHATS["chat_recompute"]}
     for name in ("chat_reactive", "chat_proactive"):
         checkpoint = {**(CHATS[name].checkpoint or {}), "copy_cost": CUDA_COST}

@@ -52,7 +52,7 @@ class ScheduleConfig(Section):
     """Parts of the scheduler, each with a switch."""
 
     budget: Literal["slo", "fixed"] = Field(default="slo", description="slo: by the latency model; fixed: `share.offline_step_tokens`.")
-    intrusion: float = Field(
+    max_ttft_delay_fraction: float = Field(
         default=0.1,
         ge=0.0,
         le=1.0,

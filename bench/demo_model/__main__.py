@@ -19,7 +19,7 @@ from bench.demo_model.evaluation import LENGTHS, Grammars, evaluate, exported, t
 from bench.demo_model.export import export
 from bench.demo_model.sample import Encoder
 from bench.demo_model.tokenizer import train_tokenizer
-from harvester.engine.embedded.conversation import MOST_COUNTED
+from harvester.engine.embedded.conversation import MAX_COUNTED
 from harvester.engine.embedded.folder import SHIPPED
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     library = Library(Encoder(tokenizer), speeches, arguments.seed + 1)
     figures = table(evaluate(logits, library, Grammars(tokenizer), arguments.seed + 2, arguments.samples, LENGTHS))
     print(figures)
-    write_card(arguments.out, figures, samples=arguments.samples, speeches=len(speeches), counted=MOST_COUNTED)
+    write_card(arguments.out, figures, samples=arguments.samples, speeches=len(speeches), counted=MAX_COUNTED)
 
 
 def _parser() -> argparse.ArgumentParser:

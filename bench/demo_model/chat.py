@@ -12,7 +12,7 @@ from harvester.engine.embedded.conversation import (
     COUNT,
     GREETING,
     HOW_TO_CHOOSE,
-    MOST_COUNTED,
+    MAX_COUNTED,
     PRESIDENTIAL,
     REPEAT,
     THANKS,
@@ -93,7 +93,7 @@ def _said(library: Library, rng: random.Random) -> str:
     if kind < 0.6:
         return rng.choice(REPEAT) + _phrase(library, rng, 14)
     if kind < 0.75:
-        return rng.choice(COUNT) + _phrase(library, rng, rng.randint(1, MOST_COUNTED), exactly=True)
+        return rng.choice(COUNT) + _phrase(library, rng, rng.randint(1, MAX_COUNTED), exactly=True)
     if kind < 0.8:
         prompt = task_prompt("translate", {"to": rng.choice(["German", "French", "Spanish", words.word(rng).capitalize()])})
         return prompt.before + library.any_sentence(rng)

@@ -37,9 +37,9 @@ def lead(library: Library, rng: random.Random, tokens: int) -> Sample:
     return sample
 
 
-def _lead_sentence(library: Library, rng: random.Random, most_tokens: int) -> Ids:
+def _lead_sentence(library: Library, rng: random.Random, max_tokens: int) -> Ids:
     for _ in range(20):
         ids = library.encoder(library.any_sentence(rng))
-        if len(ids) <= min(most_tokens, LEAD_TOKENS):
+        if len(ids) <= min(max_tokens, LEAD_TOKENS):
             return ids
     return library.encoder("Nothing is said here.")

@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.demo_model.layout import BEFORE, CONTENT, WIDTH, Codes, always, asked, at_start, flag, flagged, parted
 from bench.demo_model.sample import Encoder, Ids
 from bench.demo_model.wiring import Head, Units
-from harvester.engine.embedded.conversation import CANNOT, COUNT, KEYS, MOST_COUNTED, REPEAT, forms
+from harvester.engine.embedded.conversation import CANNOT, COUNT, KEYS, MAX_COUNTED, REPEAT, forms
 
 TURNS, TURNS_BARE = 30.0, 6.0  # score of a beginning; turns that the start token weighs as much as
 IS_MARK, LATER, MARKED, TASK = 600.0, 5000.0, 40.0, 9000.0
@@ -123,13 +123,13 @@ def level(words: float) -> float:
 
 def write_count(units: Units, codes: Codes) -> None:
     """Fourth MLP: the number's first digit at every token, another one or the end after it, the end after two."""
-    for words in range(1, MOST_COUNTED + 1):
+    for words in range(1, MAX_COUNTED + 1):
         less = codes.sum(str(words - 1)[0]) if words > 1 else torch.zeros(WIDTH)
         half = (level(words) - level(words - 1)) / 4
         units.step(flag("level"), level(words - 0.5), SAID * (codes.sum(str(words)[0]) - less), half)
     end = 3 * SAID * codes.end()
     units.step(flag("counting") + flag("answering"), 1.6, end)
-    for words in range(10, MOST_COUNTED + 1):
+    for words in range(10, MAX_COUNTED + 1):
         half = (level(words) - level(words - 1)) / 4
         less = end if words == 10 else 3 * SAID * codes.sum(str(words - 1)[1])
         units.step(flag("level") + LEVEL * (asked(1) - always()), level(words - 0.5), 3 * SAID * codes.sum(str(words)[1]) - less, half)

@@ -17,9 +17,9 @@ from bench.gpu.link import link
 from bench.gpu.load import Rows, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.work import work_between
-from harvester.engine.apart import apart
-from harvester.engine.board import Board, Count
-from harvester.engine.llm import HarvestLLM
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.shared.state import Count, SharedState
 
 FEW = 8  # requests that the KV has room for
 EVERY_S = 3.0  # one burst to the next
@@ -59,21 +59,21 @@ async def _engine(ground: Ground, checkpoint: dict[str, Any], short: bool, count
     given: dict[str, Any] = {"block_size": block_tokens} | ({"num_gpu_blocks_override": max(few, least) + 1} if short else {})
     memory = {"host_gib": ground.pick(32.0, 0.25, 0.25)} if checkpoint else {}
     sections = NO_RESERVE | {"schedule": {"reserve": "fixed"}, "checkpoint": {"enabled": False} | checkpoint | memory}
-    async with harvester(ground, given, counts, **sections) as (llm, board):
+    async with harvester(ground, given, counts, **sections) as (llm, shared):
         copies = await llm.collective_rpc("kv_copy")
-        return {"kv_copy": copies[0]} | await _load(ground, llm, board, batch, counts)
+        return {"kv_copy": copies[0]} | await _load(ground, llm, shared, batch, counts)
 
 
-async def _load(ground: Ground, llm: HarvestLLM, board: Board, batch: Rows, counts: Path) -> dict[str, Any]:
+async def _load(ground: Ground, llm: HarvestLLM, shared: SharedState, batch: Rows, counts: Path) -> dict[str, Any]:
     seconds, (prompt, answer) = ground.pick(45.0, 24.0, 5.0), ((120, 16) if ground.tiny else (1024, 64))
     burst = ground.number(16, 8, 8)
     chats = [Chat((number + 0.5) * EVERY_S, prompt, answer) for number in range(max(1, int(seconds / EVERY_S))) for _ in range(burst)]
     async with offline(llm, batch, ground.seed, "offline"):
         await asyncio.sleep(ground.pick(10.0, 6.0, 2.0))
-        before = {count: board.count(count) for count in Count}
+        before = {count: shared.count(count) for count in Count}
         seen = await play(llm, chats, seconds, ground.seed, "burst")
         await asyncio.sleep(TALLY_S)
-        done = {count.name.lower(): board.count(count) - before[count] for count in Count}
+        done = {count.name.lower(): shared.count(count) - before[count] for count in Count}
     work = work_between(counts, seen.began_s, seen.ended_s)
     return {
         **seen.figures(),

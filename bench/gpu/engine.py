@@ -9,26 +9,26 @@ from typing import Any
 
 from bench.gpu.extension import NAME
 from bench.gpu.ground import Ground
-from harvester.engine.arguments import engine_arguments
-from harvester.engine.board import Board
-from harvester.engine.llm import HarvestLLM
-from harvester.engine.start import engine, without_harvester
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.launch.arguments import engine_arguments
+from harvester.engine.launch.start import engine, without_harvester
+from harvester.engine.shared.state import SharedState
 
 
 @asynccontextmanager
 async def harvester(
     ground: Ground, given: dict[str, Any], counts: Path | None = None, **sections: Any
-) -> AsyncIterator[tuple[HarvestLLM, Board]]:
+) -> AsyncIterator[tuple[HarvestLLM, SharedState]]:
     """``given``: engine arguments; ``sections``: of harvester's config; ``counts``: file of `bench.tally`."""
-    board = Board.make()
+    shared = SharedState.make()
     if counts is not None:
         kind = "CountedHarvest" if ground.cpu else "CountedAsyncHarvest"
         own = {"scheduler_cls": f"bench.counting_harvest.{kind}", "additional_config": {"bench_counts": str(counts)}}
         given = own | given
     config = ground.config(given, **sections)
-    values = engine_arguments(config, ground.model, "bench", cpu=ground.cpu, embedded=False, board=board.path)
-    async with engine(values | {"worker_extension_cls": NAME}, board) as llm:
-        yield llm, board
+    values = engine_arguments(config, ground.model, "bench", cpu=ground.cpu, embedded=False, shared=shared.path)
+    async with engine(values | {"worker_extension_cls": NAME}, shared) as llm:
+        yield llm, shared
 
 
 @asynccontextmanager

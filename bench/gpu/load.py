@@ -14,7 +14,7 @@ from typing import Any
 from bench.gpu.arrivals import Chat
 from bench.latency import percentiles
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
-from harvester.engine.llm import HarvestLLM
+from harvester.engine.frontend.llm import HarvestLLM
 from harvester.engine.verify.ask import random_ids
 
 DRAIN_S = 30.0

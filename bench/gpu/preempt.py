@@ -13,9 +13,9 @@ from bench.gpu.ground import Ground
 from bench.gpu.part import Found, Part, Run
 from bench.gpu.versions import chosen
 from bench.latency import percentiles
-from harvester.engine.apart import apart
-from harvester.engine.board import Board, Field
-from harvester.engine.llm import HarvestLLM
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.signals import signals
 
@@ -39,14 +39,14 @@ def _measure(ground: Ground, executor: str, safepoints: str) -> dict[str, Any]:
 
 async def _engine(ground: Ground, executor: str, safepoints: str) -> dict[str, Any]:
     schedule = {"safepoints": safepoints, "preempt_detect_ms": 5.0}
-    async with harvester(ground, {"distributed_executor_backend": executor}, schedule=schedule) as (llm, board):
+    async with harvester(ground, {"distributed_executor_backend": executor}, schedule=schedule) as (llm, shared):
         seconds = [await _round(ground, llm, number) for number in range(2 if ground.quick else ROUNDS + 1)]
         found = {
             "chosen": await chosen(llm),
             "round_s": [round(value, 3) for value in seconds[1:]],  # the first warms up
-            "step_ms": percentiles(1e3 * value for value in board.steps_s()),
+            "step_ms": percentiles(1e3 * value for value in shared.steps_s()),
         }
-        return found if safepoints == "off" else found | await _signals(ground, llm, board)
+        return found if safepoints == "off" else found | await _signals(ground, llm, shared)
 
 
 async def _round(ground: Ground, llm: HarvestLLM, number: int) -> float:
@@ -59,14 +59,14 @@ async def _round(ground: Ground, llm: HarvestLLM, number: int) -> float:
     return time.monotonic() - began_s
 
 
-async def _signals(ground: Ground, llm: HarvestLLM, board: Board) -> dict[str, Any]:
-    found = await signals(llm, board, ground.number(300, 60, 15), ground.pick(60.0, 20.0, 6.0))
+async def _signals(ground: Ground, llm: HarvestLLM, shared: SharedState) -> dict[str, Any]:
+    found = await signals(llm, shared, ground.number(300, 60, 15), ground.pick(60.0, 20.0, 6.0))
     return {
         "asked": found.asked,
         "ended": found.ended,
         "ended_of_asked": round(found.ended / found.asked, 4) if found.asked else None,
         "detect_ms": percentiles(1e3 * value for value in found.detect_s),
-        "safepoint_us": round(1e6 * board[Field.SAFEPOINT_S], 2),
+        "safepoint_us": round(1e6 * shared[Field.SAFEPOINT_S], 2),
     }
 
 

@@ -16,8 +16,8 @@ from bench.gpu.load import Rows, offline, play
 from bench.gpu.part import Found, Part
 from bench.gpu.residuals import Row, residuals
 from bench.gpu.versions import chosen
-from harvester.engine import profiler
-from harvester.engine.apart import apart
+from harvester.engine.launch import profiler
+from harvester.engine.launch.in_subprocess import apart
 
 
 def _run(ground: Ground, found: Found) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def _measure(ground: Ground, steps: Path) -> dict[str, Any]:
 async def _engine(ground: Ground, steps: Path) -> dict[str, Any]:
     kind = "RecordedHarvest" if ground.cpu else "RecordedAsyncHarvest"
     given = {"scheduler_cls": f"bench.gpu.recording.{kind}", "additional_config": {"bench_steps": str(steps)}}
-    async with harvester(ground, given) as (llm, board):
-        learnt = await profiler.profile(llm, board, ground.pick(40.0, 12.0, 8.0))
+    async with harvester(ground, given) as (llm, shared):
+        learnt = await profiler.profile(llm, shared, ground.pick(40.0, 12.0, 8.0))
         began_s = time.monotonic()
         top, each_s = int(llm.model_config.max_model_len), ground.pick(20.0, 8.0, 2.0)
         slots = ground.number(128, 12, 12)

@@ -105,7 +105,7 @@ class Client:
         return int(self._json("POST", "/tokenize", json={"model": model, "messages": list(messages)})["count"])
 
     def profile(self, seconds: float) -> dict[str, Any]:
-        """Measure the engine for about ``seconds``; what `harvester.engine.profiler.profile` returns."""
+        """Measure the engine for about ``seconds``; what `harvester.engine.launch.profiler.profile` returns."""
         wait_s = httpx.Timeout(2 * seconds + PROFILE_S, connect=CONNECT_S)
         return dict(self._json("POST", "/api/profile", json={"seconds": seconds}, timeout=wait_s))
 

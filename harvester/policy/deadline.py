@@ -12,7 +12,7 @@ from dataclasses import dataclass
 CALM = 0.8  # of the time left: a job expected to need less than that is let down again
 FALL = 0.7  # each time
 FIRST_SHARE = 0.02
-MOST_STEP = 4.0  # a raise at once
+MAX_STEP = 4.0  # a raise at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def decide(view: DeadlineView, limits: DeadlineLimits) -> Urgency:
         return view.urgency
     pressure = view.high_s / left_s
     if pressure > 1.0:
-        return _raised(view, limits, min(pressure, MOST_STEP))
+        return _raised(view, limits, min(pressure, MAX_STEP))
     return _lowered(view.urgency) if pressure < CALM else view.urgency
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 Z = 1.28  # standard deviations to each side: four of five jobs end within the spread
 ALIKE_SPANS = 3.0  # neighbouring spans of time are alike, chat comes in waves: as many count as one
 UNKNOWN_SHARE = 0.5  # standard deviation of a rate that was seen in one span only, as a share of it
-LEAST_SHARE = 0.2  # of the mean rate: the slow end is not slower
+MIN_SHARE = 0.2  # of the mean rate: the slow end is not slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def finish(left: Left, spans: Sequence[Span]) -> Finish | None:
     to_come = max(1.0, expected_s / (seconds / len(spans)) / ALIKE_SPANS)
     seen = max(1.0, len(spans) / ALIKE_SPANS)
     sd = _sd(spans, mean) * math.sqrt(1 / seen + 1 / to_come)
-    fast, slow = mean + Z * sd, max(mean - Z * sd, LEAST_SHARE * mean)
+    fast, slow = mean + Z * sd, max(mean - Z * sd, MIN_SHARE * mean)
     more = Z * left.sd_tokens
     return Finish(expected_s, max(0.0, left.tokens - more) / fast, (left.tokens + more) / slow)
 

@@ -16,7 +16,7 @@ from typing import Any
 QUANTILES = (0.5, 0.9)  # whose coverage is kept
 GROWTH = 1.1  # from bucket to bucket
 EXACT_TOKENS = 10  # up to here a bucket holds one length
-LEAST_ROWS = 20  # of a band; fewer say nothing about it
+MIN_ROWS = 20  # of a band; fewer say nothing about it
 FADE_ROWS = 20_000
 
 Counted = tuple[int, int, int]  # band, bucket, rows
@@ -59,7 +59,7 @@ class Band:
 
     buckets: Counter[int] = field(default_factory=Counter)
     judged: int = 0
-    covered: list[int] = field(default_factory=lambda: [0] * len(QUANTILES))
+    saved: list[int] = field(default_factory=lambda: [0] * len(QUANTILES))
 
     @property
     def rows(self) -> int:
@@ -75,11 +75,11 @@ class Band:
         raise ValueError("a band without rows has no quantile")
 
     def learn(self, counts: Mapping[int, int]) -> None:
-        if self.rows >= LEAST_ROWS:
+        if self.rows >= MIN_ROWS:
             told = [self.quantile(share) for share in QUANTILES]
             self.judged += sum(counts.values())
             for i, most in enumerate(told):
-                self.covered[i] += sum(rows for bucket, rows in counts.items() if bucket_tokens(bucket) <= most)
+                self.saved[i] += sum(rows for bucket, rows in counts.items() if bucket_tokens(bucket) <= most)
         self.buckets.update(counts)
         if self.rows > FADE_ROWS:
             self.buckets = Counter({bucket: rows // 2 for bucket, rows in self.buckets.items() if rows > 1})
@@ -113,17 +113,17 @@ class Lengths:
 
     def quantile(self, prompt_tokens: int, share: float) -> int | None:
         """Answer tokens that ``share`` of rows with such a prompt do not exceed, by the nearest band that knows; None where none does."""
-        known = [band for band, counts in self.bands.items() if counts.rows >= LEAST_ROWS]
+        known = [band for band, counts in self.bands.items() if counts.rows >= MIN_ROWS]
         if not known:
             return None
         wanted = band_of(prompt_tokens)
         return self.bands[min(known, key=lambda band: (abs(band - wanted), -band))].quantile(share)
 
     def spread(self) -> tuple[float, float] | None:
-        """Mean and standard deviation of the answer tokens of a row, over all bands; None of fewer than `LEAST_ROWS`."""
+        """Mean and standard deviation of the answer tokens of a row, over all bands; None of fewer than `MIN_ROWS`."""
         counts: Counter[int] = sum((band.buckets for band in self.bands.values()), Counter())
         rows = counts.total()
-        if rows < LEAST_ROWS:
+        if rows < MIN_ROWS:
             return None
         mean = sum(bucket_middle(bucket) * number for bucket, number in counts.items()) / rows
         variance = sum((bucket_middle(bucket) - mean) ** 2 * number for bucket, number in counts.items()) / rows
@@ -135,17 +135,17 @@ class Lengths:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` makes equal counts of."""
-        return {str(n): [sorted(band.buckets.items()), band.judged, band.covered] for n, band in sorted(self.bands.items())}
+        return {str(n): [sorted(band.buckets.items()), band.judged, band.saved] for n, band in sorted(self.bands.items())}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Sequence[Any]]) -> Lengths:
         lengths = cls()
-        for number, (buckets, judged, covered) in values.items():
-            lengths.bands[int(number)] = Band(Counter({int(bucket): int(rows) for bucket, rows in buckets}), judged, list(covered))
+        for number, (buckets, judged, saved) in values.items():
+            lengths.bands[int(number)] = Band(Counter({int(bucket): int(rows) for bucket, rows in buckets}), judged, list(saved))
         return lengths
 
 
 def _report(number: int, band: Band) -> BandReport:
     least, most = band_tokens(number)
-    coverage = tuple(rows / band.judged for rows in band.covered) if band.judged else None
+    coverage = tuple(rows / band.judged for rows in band.saved) if band.judged else None
     return BandReport(least, most, band.rows, tuple(band.quantile(share) for share in QUANTILES), band.judged, coverage)

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """See `harvester.config.ShareConfig` and `ScheduleConfig.intrusion`. Without ``ttft_s`` there is nothing to intrude on."""
+class PolicyConfig:
+    """See `harvester.config.ShareConfig` and `ScheduleConfig.max_ttft_delay_fraction`. Without ``ttft_s`` there is nothing to delay."""
 
     reserved_slots: int
     reserved_kv: float
     offline_step_tokens: int
     reserve_s: float = 60.0
-    intrusion: float = 1.0  # share of ``ttft_s`` that offline work may add to the step an arrival waits for
+    max_ttft_delay_fraction: float = 1.0  # share of ``ttft_s`` that offline work may add to the step an arrival waits for
     ttft_s: float = math.inf
 
 
@@ -36,7 +36,7 @@ class Running(NamedTuple):
     due_s: float = math.inf  # when its first token is due; online, while not decoding
     tpot_s: float = math.inf  # promised from one token to the next; online
     rank: int = 0  # among the online ones, smaller first
-    uncovered: int = 0  # KV blocks that would be computed again if it lost its KV
+    unsaved: int = 0  # KV blocks that would be computed again if it lost its KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class View:
     max_tokens: int | None = None  # most tokens of any step; None: not known
     offline_step_s: float = math.inf  # most seconds of a step of offline work alone
     loading_growth: int = 0  # KV blocks that offline requests whose KV is read back will still need
-    reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals (`Bursts.reserve`); None: those of `Limits`
+    reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals (`BurstReserve.reserve`); None: those of `PolicyConfig`
     guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
 
 

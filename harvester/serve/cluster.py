@@ -18,7 +18,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from harvester.config import ServeConfig
-from harvester.engine.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice
 from harvester.errors import EngineError
 from harvester.serve.actor import NAMESPACE, start_ledger
 from harvester.serve.jobs_app import jobs_app

@@ -11,7 +11,7 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.core import __version__
-from harvester.engine.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import Looks

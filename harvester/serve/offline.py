@@ -8,7 +8,7 @@ from harvester.errors import EngineError, UsageError
 from jobs.engine import ApiAnswer, ApiRequest, Completion, EngineGone, Message, Prompt, RowError
 
 if TYPE_CHECKING:  # which imports vLLM
-    from harvester.engine.host import EngineHost
+    from harvester.engine.frontend.host import EngineHost
 
 
 class OfflineEngine:

@@ -63,13 +63,13 @@ def openai_api(
     files: FileStore | None,
     keeper: Keeper | None,
     *,
-    most_bytes: int | None = None,
+    max_bytes: int | None = None,
     keys: Sequence[str] = (),
     hosts: Collection[str] | None = None,
 ) -> OpenAiApp:
     """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``keeper``.
 
-    ``most_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for. ``hosts``: see
+    ``max_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for. ``hosts``: see
     `CrossSiteWall`.
     """
     prefix = "/v1/batches" if files is None else "/v1/files"
@@ -87,22 +87,22 @@ def openai_api(
     handle_errors(app)
     describe(app, OpenAiRefusal, asks_for_key=bool(keys))
     if files is not None:
-        _files(app, files, most_bytes)
+        _files(app, files, max_bytes)
     if keeper is not None:
         _batches(app, keeper)
     return app
 
 
-def _files(app: FastAPI, store: FileStore, most_bytes: int | None) -> None:
+def _files(app: FastAPI, store: FileStore, max_bytes: int | None) -> None:
     @app.post("/v1/files", openapi_extra=_UPLOAD, **answers(FileObject))
     async def upload(request: Request) -> dict[str, Any]:
         boundary = boundary_of(request.headers.get("content-type", ""))
         length = request.headers.get("content-length", "")
-        if most_bytes is not None and length.isdigit() and int(length) > most_bytes + FORM_BYTES:
-            raise too_large(most_bytes)
+        if max_bytes is not None and length.isdigit() and int(length) > max_bytes + FORM_BYTES:
+            raise too_large(max_bytes)
         file_id = new_file_id()
         path = store.content(file_id)
-        form = await receive(request.stream(), boundary, path, most_bytes)
+        form = await receive(request.stream(), boundary, path, max_bytes)
         try:
             expires = _checked(form.fields)
             stored = await asyncio.to_thread(store.enter, file_id, form.filename or "", "batch", expires.seconds if expires else None)

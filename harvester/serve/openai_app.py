@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from harvester.config import ServeConfig
-from harvester.engine.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.openai_api import openai_api
@@ -38,7 +38,7 @@ class FilesApp:
     def __init__(self, config: ServeConfig, state: str) -> None:
         stand_back()
         self._files = FileStore(StateFolder(Path(state)).files, time.time)
-        self._app = openai_api(self._files, None, most_bytes=config.batches.max_file_bytes, **_wall(config))
+        self._app = openai_api(self._files, None, max_bytes=config.batches.max_file_bytes, **_wall(config))
         self._sweeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

@@ -15,8 +15,8 @@ from ray import serve
 
 from connectors.parts import PartsSink
 from harvester.config import ServeConfig
-from harvester.engine.defaults import gpus_of_engine
-from harvester.engine.models import ModelChoice
+from harvester.engine.launch.defaults import gpus_of_engine
+from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
 from harvester.serve.processes import stand_back
@@ -33,10 +33,10 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
     ) -> None:
-        from harvester.engine.arguments import engine_arguments
-        from harvester.engine.board import Board
-        from harvester.engine.host import EngineHost
-        from harvester.engine.profiles import profile_path
+        from harvester.engine.frontend.host import EngineHost
+        from harvester.engine.launch.arguments import engine_arguments
+        from harvester.engine.launch.profiles import profile_path
+        from harvester.engine.shared.state import SharedState
         from harvester.engine.verify.kept import fitted, read
         from harvester.serve.offline import OfflineEngine
 
@@ -45,7 +45,7 @@ class Replica:
         profile = profile_path(Path(state), choice.name, config)
         config = fitted(config, read(profile))
         values = engine_arguments(
-            config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, board=Board.make().path, profile=profile
+            config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, shared=SharedState.make().path, profile=profile
         )
         async with turn_on_gpu(config.num_gpus if not cpu else None):
             self._host = await EngineHost.start(values, config.service_tiers)
@@ -87,11 +87,11 @@ class Replica:
         }
 
     async def now(self) -> dict[str, Any]:
-        """What the page shows of this replica: `harvester.engine.now.now`, under its name."""
+        """What the page shows of this replica: `harvester.engine.frontend.snapshot.now`, under its name."""
         return {"id": serve.get_replica_context().replica_id.unique_id, **self._host.now()}
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:
-        """Measure the engine; see `harvester.engine.profiler`."""
+        """Measure the engine; see `harvester.engine.launch.profiler`."""
         return {**await self._host.profile(seconds), "path": str(self._profile)}
 
     async def __del__(self) -> None:

@@ -43,8 +43,8 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
         check_port(config.host, config.port)
         cpu = _device(config) == "cpu"
-        from harvester.engine.defaults import check_gpus, described
-        from harvester.engine.models import choose_model
+        from harvester.engine.launch.defaults import check_gpus, described
+        from harvester.engine.launch.models import choose_model
 
         if not cpu:
             check_gpus(config)

@@ -31,12 +31,12 @@ class Form:
 class _Parts:
     """Callbacks of the parser. Every value is bounded but the file, which goes to ``target`` as it comes."""
 
-    def __init__(self, target: BinaryIO, most_bytes: int | None) -> None:
+    def __init__(self, target: BinaryIO, max_bytes: int | None) -> None:
         self.form = Form()
         self.file_bytes = 0
         self.ended = False
         self._target = target
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._header = bytearray()
         self._value = bytearray()
         self._headers: dict[bytes, bytes] = {}
@@ -88,8 +88,8 @@ class _Parts:
         self.ended = True
 
 
-def too_large(most_bytes: int) -> TooLargeError:
-    return TooLargeError(f"the file is larger than {most_bytes} bytes, the most that this server takes; split it")
+def too_large(max_bytes: int) -> TooLargeError:
+    return TooLargeError(f"the file is larger than {max_bytes} bytes, the most that this server takes; split it")
 
 
 def boundary_of(content_type: str) -> bytes:
@@ -101,14 +101,14 @@ def boundary_of(content_type: str) -> bytes:
     return bytes(boundary)
 
 
-async def receive(chunks: AsyncIterator[bytes], boundary: bytes, path: Path, most_bytes: int | None) -> Form:
+async def receive(chunks: AsyncIterator[bytes], boundary: bytes, path: Path, max_bytes: int | None) -> Form:
     """Read a form; its file is at ``path`` afterwards, on disk and whole. Holds one chunk in memory.
 
-    Raises `ParameterError` for a form that is damaged or lacks its file, `TooLargeError` as soon as the file is above ``most_bytes``,
+    Raises `ParameterError` for a form that is damaged or lacks its file, `TooLargeError` as soon as the file is above ``max_bytes``,
     and `StorageError`; nothing is left at ``path`` then.
     """
     with ExitStack() as stack:
-        parts = _Parts(stack.enter_context(publish(path)), most_bytes)
+        parts = _Parts(stack.enter_context(publish(path)), max_bytes)
         callbacks = {name: getattr(parts, name) for name in dir(parts) if name.startswith("on_")}
         try:
             parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]  # a TypedDict of the same names

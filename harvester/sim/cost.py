@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harvester.policy.graphs import GraphSizes
-from harvester.policy.latency import StepLoad, predict_with
+from harvester.policy.model.graphs import GraphSizes
+from harvester.policy.model.latency import StepLoad, predict_with
 
 Cost = Callable[[StepLoad], float]
 """Seconds of a step with this load."""

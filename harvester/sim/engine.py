@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harvester.config import SloConfig
-from harvester.policy.arrivals import Bursts, Pace
-from harvester.policy.fair import FairOrder
-from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.preempt import Arrival, Flight, best_step_s, first_to_end
-from harvester.policy.share import Limits, Running, View
+from harvester.policy.model.arrivals import ArrivalRate, BurstReserve
+from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.order.fair import FairOrder
+from harvester.policy.step.plan import PolicyConfig, Running, View
+from harvester.policy.step.preempt import Arrival, Flight, best_step_s, first_to_end
 from harvester.sim.cost import Cost
 from harvester.sim.order import Fcfs, Order
 from harvester.sim.trace import Request
@@ -49,12 +49,12 @@ class Brain:
     ``model`` learns from every step; ``bursts`` sizes the reserve; ``slo`` gives every online request its objectives.
     """
 
-    limits: Limits
+    limits: PolicyConfig
     order: Order = field(default_factory=Fcfs)
     fair: FairOrder = field(default_factory=FairOrder)
     model: LatencyModel | None = None
-    bursts: Bursts | None = None
-    pace: Pace | None = None
+    bursts: BurstReserve | None = None
+    pace: ArrivalRate | None = None
     slo: SloConfig | None = None
 
     def running(self, track: Track, engine: Engine, rank: int) -> Running:
@@ -93,7 +93,10 @@ class Brain:
             if request.arrival_s >= now_s + seconds:
                 return None
             prompt_s = self.model.bound(StepLoad.prefill(request.prompt_tokens))
-            step, arrival = Flight(1, True, now_s, seconds), Arrival(prompt_s, ttft_s, intrusion=self.limits.intrusion)
+            step, arrival = (
+                Flight(1, True, now_s, seconds),
+                Arrival(prompt_s, ttft_s, max_ttft_delay_fraction=self.limits.max_ttft_delay_fraction),
+            )
             if not request.offline and first_to_end([step], request.arrival_s, arrival) is not None:
                 end_s = now_s + math.ceil((request.arrival_s - now_s) / layer_s) * layer_s
                 return end_s if end_s < now_s + seconds else None

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from harvester.policy.latency import StepLoad
-from harvester.policy.mlfq import choose
-from harvester.policy.share import Plan, plan_step
+from harvester.policy.model.latency import StepLoad
+from harvester.policy.order.mlfq import choose
+from harvester.policy.step.plan import Plan, plan_step
 from harvester.sim.engine import Brain, Engine
 from harvester.sim.trace import Request
 from harvester.sim.track import Outcome, Track

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from harvester.policy.mlfq import Mlfq
+from harvester.policy.order.mlfq import Mlfq
 
 
 class Order(Protocol):

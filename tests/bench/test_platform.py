@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from harvester.engine.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTERS = [*sorted((ROOT / "bench").glob("*.py")), *sorted((ROOT / "tests").rglob("*_child.py"))]

@@ -16,7 +16,7 @@ from bench.demo_model.sample import Encoder, Sample, add_turn, open_chat
 from bench.demo_model.tokenizer import STOP, train_tokenizer
 from harvester.engine.embedded import embedded_model
 from harvester.engine.embedded.answers import lead
-from harvester.engine.embedded.conversation import CANNOT, KEYS, MOST_COUNTED, reply
+from harvester.engine.embedded.conversation import CANNOT, KEYS, MAX_COUNTED, reply
 
 SAMPLES = 20
 TEXT = "Zworp friends, it is 12:30 at the café: “so be it”."
@@ -56,7 +56,7 @@ def test_it_converses(written: tuple[Logits, Library, Grammars]) -> None:
     [
         ["Hello!", "What are you?", "How do I choose a real model?", "Say something presidential.", "And again?", "Why is the sky blue?"],
         ["Repeat: Brave zworp friends", "Count the words: the brave zworp friends of Mars", "Say: the brave friends", "hi"],
-        [f"Count: {'a ' * (MOST_COUNTED - 1)}b", "thanks", "Echo: hello and thanks", f"Count: {'zworp ' * 9}b"],
+        [f"Count: {'a ' * (MAX_COUNTED - 1)}b", "thanks", "Echo: hello and thanks", f"Count: {'zworp ' * 9}b"],
     ],
 )
 def test_it_answers_the_last_turn(written: tuple[Logits, Library, Grammars], said: list[str]) -> None:

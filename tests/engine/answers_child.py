@@ -29,7 +29,7 @@ from tests.engine.checkpoint_child import NO_RESERVE
 ASKED = {"lead": (128, 40), "extract": (300, 24), "classify": (200, 24), "chat": (128, 24)}  # tokens, and samples
 AT_ONCE = 24
 KV_BLOCKS = 33
-MOST_S = 500.0
+MAX_S = 500.0
 ENGINE = {"max_model_len": 512, "max_num_seqs": 10, "max_num_batched_tokens": 256}
 
 
@@ -85,20 +85,20 @@ async def ask_all(llm: Any, asked: list[Question], turns: int) -> list[str]:
 
     said: list[str] = []
     for turn in range(turns):
-        said += await asyncio.wait_for(asyncio.gather(*(ask(turn, number) for number in range(len(asked)))), MOST_S)
+        said += await asyncio.wait_for(asyncio.gather(*(ask(turn, number) for number in range(len(asked)))), MAX_S)
     return said
 
 
 async def run(given: argparse.Namespace) -> dict[str, Any]:
-    from harvester.engine.arguments import engine_arguments
-    from harvester.engine.board import Board, Count
-    from harvester.engine.host import EngineHost
+    from harvester.engine.frontend.host import EngineHost
+    from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.shared.state import Count, SharedState
 
     asked, drawn = questions()
     checkpoint = {"enabled": given.checkpoints, "host_gib": 0.25, "verify": True}
     config = parse_config({"engine": ENGINE, "slo": {"ttft_slo_ms": 50.0}, "checkpoint": checkpoint} | NO_RESERVE, "test")
-    board = Board.make()
-    values = engine_arguments(config, str(embedded_model()), EMBEDDED_NAME, cpu=on_cpu(), embedded=True, board=board.path)
+    shared = SharedState.make()
+    values = engine_arguments(config, str(embedded_model()), EMBEDDED_NAME, cpu=on_cpu(), embedded=True, shared=shared.path)
     values |= {"scheduler_cls": "tests.engine.greedy_scheduler.GreedyScheduler", "num_gpu_blocks_override": KV_BLOCKS}
     values["additional_config"]["harvester_safepoints"]["chaos"] = given.chaos
     host = await EngineHost.start(values)
@@ -107,7 +107,7 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
     finally:
         host.close()
     pairs = [[question.lesson, question.right, text] for question, text in zip(asked * given.turns, said, strict=True)]
-    return {"drawn": drawn, "answers": pairs, "counts": {count.name.lower(): board.count(count) for count in Count}}
+    return {"drawn": drawn, "answers": pairs, "counts": {count.name.lower(): shared.count(count) for count in Count}}
 
 
 def main() -> int:

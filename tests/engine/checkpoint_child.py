@@ -24,7 +24,7 @@ from tests.engine.tokens_child import OURS, answer
 OUTPUT_TOKENS = 96
 AT_ONCE = 24
 KV_BLOCKS = 33
-MOST_S = 500.0
+MAX_S = 500.0
 ENGINE = {"max_model_len": 512, "max_num_seqs": 10, "max_num_batched_tokens": 256}
 NO_RESERVE = {"share": {"reserved_slots": 1, "reserved_kv": 0.0}, "schedule": {"reserve": "fixed"}}
 
@@ -63,22 +63,22 @@ async def ask_all(host: Any, given: list[list[int]], faults: bool, tokens: int) 
             await host.llm.collective_rpc("spoil")
 
     others = [asyncio.create_task(cancelled()), asyncio.create_task(corrupted())]
-    found = await asyncio.wait_for(asyncio.gather(*(online(i) if i % 10 == 9 else offline(i) for i in range(len(given)))), MOST_S)
+    found = await asyncio.wait_for(asyncio.gather(*(online(i) if i % 10 == 9 else offline(i) for i in range(len(given)))), MAX_S)
     await others[0]
     others[1].cancel()
     return found
 
 
 async def run(given: argparse.Namespace) -> dict[str, Any]:
-    from harvester.engine.arguments import engine_arguments
-    from harvester.engine.board import Board, Count
-    from harvester.engine.host import EngineHost
+    from harvester.engine.frontend.host import EngineHost
+    from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.shared.state import Count, SharedState
 
     model = small_model(given.models)
     checkpoint = {"enabled": not given.stock, "host_gib": 0.25, "verify": True} | given.checkpoint
     config = parse_config({"engine": ENGINE | given.engine, "slo": {"ttft_slo_ms": 50.0}, "checkpoint": checkpoint} | NO_RESERVE, "test")
-    board = Board.make()
-    values = engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=True, board=board.path)
+    shared = SharedState.make()
+    values = engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=True, shared=shared.path)
     if given.stock:
         values = {key: value for key, value in values.items() if key not in OURS}
     else:
@@ -97,7 +97,7 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
         await asyncio.sleep(0.5)
     finally:
         host.close()
-    counts = {count.name.lower(): board.count(count) for count in Count}
+    counts = {count.name.lower(): shared.count(count) for count in Count}
     config = host.llm.vllm_config
     depth, v2 = config.max_concurrent_batches, bool(config.use_v2_model_runner)
     return {"tokens": [*tokens, after], "counts": counts, "depth": depth, "runner_v2": v2}

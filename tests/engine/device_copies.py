@@ -17,7 +17,7 @@ def caches_of(tensors: list[Any]) -> Any:
 
 
 def copier_of(device: LaggingDevice, tensors: list[Any], *, verify: bool = False, slots: int = SLOTS, piece_bytes: int = 4096) -> Any:
-    from harvester.engine.checkpoints.devicecopier import DeviceCopier
+    from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
 
     return DeviceCopier(caches_of(tensors), slots, device, verify, piece_bytes=piece_bytes, ahead=False)
 

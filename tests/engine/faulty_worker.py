@@ -6,7 +6,7 @@ import random
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from harvester.engine.cpu_worker import HarvestCpuWorker
+from harvester.engine.worker.cpu_worker import HarvestCpuWorker
 
 
 class FaultyWorker(HarvestCpuWorker):

@@ -12,8 +12,8 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from harvester.engine import compat
-from harvester.engine.scheduler import AsyncHarvestScheduler, HarvestScheduler
+from harvester.engine.core import compat
+from harvester.engine.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 PREEMPTED = 0.03  # probability, of each running request before each step
 

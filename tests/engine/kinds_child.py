@@ -23,7 +23,7 @@ from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from tests.engine.kinds import KINDS, adapter
 
 LONGEST = 512
-PROMPTS, FEW, ONLINE, TOKENS, TURNS, MOST_TURNS = 14, 6, 2, 24, 2, 8
+PROMPTS, FEW, ONLINE, TOKENS, TURNS, MAX_TURNS = 14, 6, 2, 24, 2, 8
 SHARED: dict[str, Any] = {"dtype": "float32", "max_model_len": LONGEST}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding": ("sliding", {}),
@@ -100,20 +100,20 @@ async def ask(llm: Any, case: str, models: Path, number: int, turn: int) -> list
 
 async def ours(case: str, models: Path, chaos: float, least: int) -> dict[str, Any]:
     from harvester.config import parse_config
-    from harvester.engine.arguments import engine_arguments
-    from harvester.engine.board import Board, Count
-    from harvester.engine.host import EngineHost
+    from harvester.engine.frontend.host import EngineHost
+    from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.shared.state import Count, SharedState
 
     kind, extra = CASES[case]
     model = KINDS[kind](models)
     wanted = {"engine": {**SHARED, **extra}, "schedule": {"preempt_detect_ms": 0.1}, "checkpoint": {"enabled": True, "host_gib": 0.1}}
-    board = Board.make()
-    values = engine_arguments(parse_config(wanted, "test"), str(model), model.name, cpu=on_cpu(), embedded=False, board=board.path)
+    shared = SharedState.make()
+    values = engine_arguments(parse_config(wanted, "test"), str(model), model.name, cpu=on_cpu(), embedded=False, shared=shared.path)
     values["additional_config"]["harvester_safepoints"]["chaos"] = chaos
     host = await EngineHost.start(values)
     answers: list[Any] = []
     try:
-        while len(answers) < TURNS or (board.count(Count.ENDED_STEPS) < least and len(answers) < MOST_TURNS):
+        while len(answers) < TURNS or (shared.count(Count.ENDED_STEPS) < least and len(answers) < MAX_TURNS):
             turn = len(answers)
             if case in ALONE:
                 answers.append([await ask(host.llm, case, models, number, turn) for number in range(FEW)])
@@ -122,7 +122,7 @@ async def ours(case: str, models: Path, chaos: float, least: int) -> dict[str, A
         scheduler, told = str(host.llm.vllm_config.scheduler_config.scheduler_cls), host.now()["wrong"]
     finally:
         host.close()
-    return {"answers": answers, "ended": board.count(Count.ENDED_STEPS), "scheduler": scheduler, "told": told}
+    return {"answers": answers, "ended": shared.count(Count.ENDED_STEPS), "scheduler": scheduler, "told": told}
 
 
 def main() -> int:

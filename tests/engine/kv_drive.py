@@ -44,14 +44,14 @@ class KvDrive:
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        from harvester.engine.board import Board, Field
-        from harvester.engine.scheduler import AsyncHarvestScheduler, HarvestScheduler
+        from harvester.engine.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
+        from harvester.engine.shared.state import Field, SharedState
 
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
-        self.board = Board.make()
-        self.board[Field.PLACES] = 4
-        config = _vllm_config(model, self.board.path, host_blocks, asynchronous=depth > 1)
+        self.shared = SharedState.make()
+        self.shared[Field.PLACES] = 4
+        config = _vllm_config(model, self.shared.path, host_blocks, asynchronous=depth > 1)
         config.cache_config.num_gpu_blocks = blocks
         attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)])
@@ -78,7 +78,7 @@ class KvDrive:
 
     def in_step(self, patch: Any, step_s: float) -> None:
         """From now on a step takes ``step_s`` of the scheduler's clock, and the thread has copied what it may before the step ends."""
-        import harvester.engine.scheduler as module
+        import harvester.engine.core.scheduler as module
 
         began_s = time.monotonic()
         patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s))
@@ -98,7 +98,7 @@ class KvDrive:
         assert self.worker.connector_worker is not None
         caches = CanonicalKVCaches(tensors, refs)
         if self.device is not None:
-            from harvester.engine.checkpoints.devicecopier import DeviceCopier
+            from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
 
             spec = self.worker.connector_worker.spec
             spec._worker = DeviceCopier(caches, spec.num_chunks, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
@@ -107,7 +107,7 @@ class KvDrive:
 
     def close(self) -> None:
         self.copier.shutdown()
-        self.board.remove()
+        self.shared.remove()
 
     def add(self, prompt: list[int], max_tokens: int, *, offline: bool, job: str = "") -> str:
         from vllm.sampling_params import SamplingParams
@@ -181,7 +181,7 @@ class KvDrive:
         """As the worker does; the answer, and where in the device's queue the step is computed."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        from harvester.engine.preemptible import ENDED_EARLY, ORDER
+        from harvester.engine.worker.preemptible import ENDED_EARLY, ORDER
 
         meta = output.kv_connector_metadata
         self.worker.handle_preemptions(meta)
@@ -261,12 +261,12 @@ class KvDrive:
         raise AssertionError(f"{len(self.live)} requests never end; {self.planner.done}")
 
 
-def _vllm_config(model: Path, board: Path, host_blocks: int, *, asynchronous: bool) -> Any:
+def _vllm_config(model: Path, shared: Path, host_blocks: int, *, asynchronous: bool) -> Any:
     from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 
     from harvester.config import CheckpointConfig
     from harvester.engine.checkpoints.budget import GIB, transfer_config
-    from harvester.engine.settings import KEY
+    from harvester.engine.shared.settings import KEY
 
     checkpoint = CheckpointConfig(enabled=True, host_gib=host_blocks * 4096 / GIB, verify=True)
     return VllmConfig(
@@ -281,7 +281,7 @@ def _vllm_config(model: Path, board: Path, host_blocks: int, *, asynchronous: bo
             KEY: {
                 "share": {"reserved_slots": 1, "reserved_kv": 0.0},
                 "schedule": {"reserve": "fixed"},
-                "board": str(board),
+                "shared_state": str(shared),
                 "checkpoint": checkpoint.model_dump(),
             }
         },

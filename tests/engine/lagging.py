@@ -18,12 +18,12 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from bench.drive import Drive
-from harvester.engine.board import Field
-from harvester.engine.clock import StepClock
-from harvester.engine.places import Place
-from harvester.engine.preemptible import ORDER, PreemptibleWorker
-from harvester.engine.safepoint import Safepoints
-from harvester.engine.signal import ArrivalSignal
+from harvester.engine.frontend.signal import ArrivalSignal
+from harvester.engine.shared.state import Field
+from harvester.engine.worker.clock import StepClock
+from harvester.engine.worker.places import Place
+from harvester.engine.worker.preemptible import ORDER, PreemptibleWorker
+from harvester.engine.worker.safepoint import Safepoints
 
 LAYERS = 36
 FIXED_S, TOKEN_S, SAMPLE_S = 0.006, 40e-6, 0.0002  # of the device: an 8B model on a GPU four times slower than an H200
@@ -90,7 +90,7 @@ class Box:
 
 
 class LaggingDevice:
-    """`harvester.engine.device.Device` with one queue. ``free_s``: when all that is queued is done."""
+    """`harvester.engine.worker.device.Device` with one queue. ``free_s``: when all that is queued is done."""
 
     lags = True
 
@@ -180,12 +180,12 @@ class _StockWorker:
 class LaggingWorker(PreemptibleWorker, _StockWorker):
     """As `HarvestCudaWorker` is made, with the board of an engine. ``cut``: of the steps that ended early, as ``spans``."""
 
-    def __init__(self, clock: Clock, device: LaggingDevice, board: Any) -> None:
+    def __init__(self, clock: Clock, device: LaggingDevice, shared: Any) -> None:
         super().__init__(clock, device)
         self._clock = StepClock(device)
-        safepoints = Safepoints(board, leader=True, ranks=1, device=device)
+        safepoints = Safepoints(shared, leader=True, ranks=1, device=device)
         safepoints.install([Place(str(number), layer, "forward") for number, layer in enumerate(self.layers)])
-        self._end_steps(safepoints, device, board)
+        self._end_steps(safepoints, device, shared)
         self.cut: dict[int, tuple[float, float]] = {}
 
     def _end(self, scheduler_output: Any, number: int) -> None:
@@ -235,11 +235,13 @@ class InProcess:
 class Engine:
     """Offline rows for ever, and chats at random times, each of which may ask that a step ends."""
 
-    def __init__(self, drive: Drive, board: Any, executor: type[InThread | InProcess], clock: Clock, intrusion: float, seed: int) -> None:
-        self.drive, self.board, self.clock = drive, board, clock
-        self.worker = LaggingWorker(clock, LaggingDevice(clock), board)
+    def __init__(
+        self, drive: Drive, shared: Any, executor: type[InThread | InProcess], clock: Clock, max_ttft_delay_fraction: float, seed: int
+    ) -> None:
+        self.drive, self.shared, self.clock = drive, shared, clock
+        self.worker = LaggingWorker(clock, LaggingDevice(clock), shared)
         self._executor = executor(clock, self.worker)
-        self._signal = ArrivalSignal(board, intrusion)
+        self._signal = ArrivalSignal(shared, max_ttft_delay_fraction)
         self._rng = random.Random(seed)
         self._inputs = deque[str]()
         self._batches = deque[tuple[Callable[[], Any], Any]]()
@@ -257,10 +259,10 @@ class Engine:
             name = f"chat-{len(self.arrived_s)}"
             self.arrived_s[name] = self.clock.now_s
             self._inputs.append(name)
-            flight = self.board.in_flight()
+            flight = self.shared.in_flight()
             self.looks.append((self.clock.now_s, flight[0].number if flight else None))
             if self._signal.arrived(PROMPT, SLO_S):
-                self.asked.append((int(self.board[Field.ABORT_FROM]), int(self.board[Field.ABORT_UPTO])))
+                self.asked.append((int(self.shared[Field.ABORT_FROM]), int(self.shared[Field.ABORT_UPTO])))
 
     def board_was_right(self) -> list[bool]:
         """Of each chat that met a step on the device: whether the board named that step."""

@@ -18,15 +18,15 @@ class Event:
 
 @dataclass
 class Pinned:
-    """``most_bytes``: what may be pinned; None: no limit."""
+    """``max_bytes``: what may be pinned; None: no limit."""
 
-    most_bytes: int | None = None
+    max_bytes: int | None = None
     ranges: dict[int, int] = field(default_factory=dict)
     asked: int = 0
 
 
 class LaggingDevice:
-    """The `Device` of `harvester.engine.checkpoints.device`, over the memory of this process. An operation takes a millisecond."""
+    """The `Device` of `harvester.engine.checkpoints.worker.device`, over the memory of this process. An operation takes a millisecond."""
 
     def __init__(self, rng: random.Random, pinned: Pinned | None = None) -> None:
         self.rng = rng
@@ -43,7 +43,7 @@ class LaggingDevice:
     def pin(self, address: int, size_bytes: int) -> bool:
         assert address % 4096 == size_bytes % 4096 == 0, "whole pages"
         self.pinned.asked += 1
-        if self.pinned.most_bytes is not None and sum(self.pinned.ranges.values()) + size_bytes > self.pinned.most_bytes:
+        if self.pinned.max_bytes is not None and sum(self.pinned.ranges.values()) + size_bytes > self.pinned.max_bytes:
             return False
         self.pinned.ranges[address] = size_bytes
         return True
@@ -61,7 +61,7 @@ class LaggingDevice:
         self.streams["steps"].append(("wait", event))
 
     def copy(self, out: bool, after: Event, batches: Sequence[Any]) -> Any:
-        from harvester.engine.checkpoints.device import Flight
+        from harvester.engine.checkpoints.worker.device import Flight
 
         flight, stream = Flight(Event(), Event()), self.streams["out" if out else "back"]
         stream.extend([("wait", after), ("record", flight.began)])

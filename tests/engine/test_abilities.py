@@ -45,15 +45,15 @@ def keeps_async(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(kept))
 
 
-def configured(model: Path, board: Path, checkpoint: dict[str, Any] | None = None, **engine: Any) -> Any:
+def configured(model: Path, shared: Path, checkpoint: dict[str, Any] | None = None, **engine: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from harvester.engine.arguments import engine_arguments
-        from harvester.engine.start import configure
+        from harvester.engine.launch.arguments import engine_arguments
+        from harvester.engine.launch.start import configure
 
         wanted = {"dtype": "float32", "max_model_len": 512} | engine
         config = ServeConfig.model_validate({"engine": wanted, "checkpoint": checkpoint or {}})
-        return configure(engine_arguments(config, str(model), "tiny", cpu=True, embedded=False, board=board))[1]
+        return configure(engine_arguments(config, str(model), "tiny", cpu=True, embedded=False, shared=shared))[1]
 
 
 def off(vllm_config: Any) -> bool:
@@ -67,7 +67,7 @@ def off(vllm_config: Any) -> bool:
 def test_harvester_leaves_async_scheduling_to_vllm_unless_it_is_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from harvester.engine.arguments import engine_arguments
+        from harvester.engine.launch.arguments import engine_arguments
     assert engine_arguments(ServeConfig(), "/model", "tiny", cpu=False, embedded=False)["async_scheduling"] is None
     told = ServeConfig.model_validate({"engine": {"async_scheduling": False}})
     assert engine_arguments(told, "/model", "tiny", cpu=False, embedded=False)["async_scheduling"] is False
@@ -88,14 +88,14 @@ def test_harvester_leaves_async_scheduling_to_vllm_unless_it_is_told() -> None:
 def test_the_scheduler_is_of_the_kind_that_vllm_decides_on(
     engine: dict[str, Any], scheduler: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = configured(models["plain"], tmp_path / "board", **engine).scheduler_config
+    found = configured(models["plain"], tmp_path / "shared_state", **engine).scheduler_config
     assert str(found.scheduler_cls).rpartition(".")[2] == scheduler
     assert scheduler == "Elses" or found.async_scheduling == scheduler.startswith("Async")
 
 
 def test_several_engine_cores_are_refused_and_replicas_named(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data_parallel_size=2.*replicas: 2"):
-        configured(models["plain"], tmp_path / "board", data_parallel_size=2)
+        configured(models["plain"], tmp_path / "shared_state", data_parallel_size=2)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_safepoints_are_off_where_a_step_cannot_be_taken_back_and_the_log_says_w
     model: str, engine: dict[str, Any], why: str, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "harvester"):
-        assert off(configured(models[model], tmp_path / "board", **engine))
-    lines = [record.getMessage() for record in caplog.records if record.name == "harvester.engine.start"]
+        assert off(configured(models[model], tmp_path / "shared_state", **engine))
+    lines = [record.getMessage() for record in caplog.records if record.name == "harvester.engine.launch.start"]
     assert len(lines) == 1
     assert lines[0].startswith("safepoints are off")
     assert why in lines[0]
@@ -122,10 +122,10 @@ def test_safepoints_are_off_where_a_step_cannot_be_taken_back_and_the_log_says_w
 
 def test_nothing_is_off_for_a_plain_model_with_adapters(models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "harvester"):
-        found = configured(models["plain"], tmp_path / "board", CHECKPOINTS, enable_lora=True)
+        found = configured(models["plain"], tmp_path / "shared_state", CHECKPOINTS, enable_lora=True)
     assert not off(found)
     assert found.kv_transfer_config.kv_connector == "CheckpointConnector"
-    assert [record for record in caplog.records if record.name == "harvester.engine.start"] == []
+    assert [record for record in caplog.records if record.name == "harvester.engine.launch.start"] == []
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_checkpoints_that_cannot_be_are_off_and_the_log_says_so(
     model: str, engine: dict[str, Any], models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "harvester"):
-        transfer = configured(models[model], tmp_path / "board", CHECKPOINTS, **engine).kv_transfer_config
+        transfer = configured(models[model], tmp_path / "shared_state", CHECKPOINTS, **engine).kv_transfer_config
     assert transfer is None or transfer.kv_connector == FOREIGN["kv_connector"]
     assert any(record.getMessage().startswith("KV checkpoints are off") for record in caplog.records)
 
@@ -145,6 +145,6 @@ def test_checkpoints_that_cannot_be_are_off_and_the_log_says_so(
 def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is(models: dict[str, Path], tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from harvester.engine.start import configure
+        from harvester.engine.launch.start import configure
     found = configure({"model": str(models["plain"]), "dtype": "float32", "max_model_len": 512})[1]
     assert found.scheduler_config.scheduler_cls is None

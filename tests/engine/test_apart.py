@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harvester.engine.apart import apart
+from harvester.engine.launch.in_subprocess import apart
 from harvester.errors import EngineError, UsageError
 
 pytestmark = pytest.mark.engine
@@ -22,7 +22,7 @@ PATIENCE_S = 30.0
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-from harvester.engine.apart import apart
+from harvester.engine.launch.in_subprocess import apart
 
 def work(folder):
     (folder / "pid").write_text(str(os.getpid()))

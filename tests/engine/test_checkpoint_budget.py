@@ -18,7 +18,7 @@ GIB = 1 << 30
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.arguments")
+        importlib.import_module("harvester.engine.launch.arguments")
 
 
 def test_without_a_budget_the_replicas_share_a_quarter_of_what_is_free() -> None:
@@ -36,7 +36,7 @@ def test_a_budget_that_the_machine_does_not_have_is_refused_with_one_that_it_has
 
 
 def test_a_connector_of_the_users_own_is_left_alone() -> None:
-    from harvester.engine.arguments import engine_arguments
+    from harvester.engine.launch.arguments import engine_arguments
 
     def given(**values: object) -> object:
         config = parse_config(values, "test")

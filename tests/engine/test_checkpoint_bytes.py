@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.scheduler"):
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.core.scheduler"):
             importlib.import_module(module)
 
 
@@ -45,16 +45,14 @@ def drive(model: Path) -> Iterator[Callable[..., KvDrive]]:
         one.close()
 
 
-def work_off(drive: KvDrive, requests: int, most_tokens: int = 5 * BLOCK, output: int = 40, online_every: int = 6) -> None:
+def work_off(drive: KvDrive, requests: int, max_tokens: int = 5 * BLOCK, output: int = 40, online_every: int = 6) -> None:
     """Requests, half of them with a prefix in common, some of them online, the others offline."""
     rng = random.Random(1)
-    shared = [rng.randrange(1000) for _ in range(most_tokens)]
+    shared = [rng.randrange(1000) for _ in range(max_tokens)]
     given = 0
     while given < requests or drive.live:
         while given < requests and len(drive.live) < 12:
-            prompt = shared[: rng.randrange(most_tokens) * (given % 2)] + [
-                rng.randrange(1000) for _ in range(rng.randrange(1, most_tokens))
-            ]
+            prompt = shared[: rng.randrange(max_tokens) * (given % 2)] + [rng.randrange(1000) for _ in range(rng.randrange(1, max_tokens))]
             drive.add(prompt, rng.randrange(1, output), offline=given % online_every != online_every - 1)
             given += 1
         drive.step()
@@ -118,13 +116,13 @@ def test_what_is_read_back_behind_a_prefix_that_was_never_written_is_thrown_away
 
 
 def test_online_requests_swap_their_kv_by_turns_and_read_their_own(drive: Callable[..., KvDrive], monkeypatch: pytest.MonkeyPatch) -> None:
-    from harvester.engine.board import Count
+    from harvester.engine.shared.state import Count
 
     one = drive(30)
     one.in_step(monkeypatch, 0.001)  # how much is copied is then not the machine's affair
     work_off(one, 300, output=80, online_every=1)
-    assert one.board.count(Count.SWAPPED) > 0
-    assert one.board.count(Count.UNCOVERED_TOKENS) < 0.1 * one.board.count(Count.LOST_TOKENS)
+    assert one.shared.count(Count.SWAPPED) > 0
+    assert one.shared.count(Count.UNCOVERED_TOKENS) < 0.1 * one.shared.count(Count.LOST_TOKENS)
     assert one.planner.pool.used == 0
 
 
@@ -147,7 +145,7 @@ def test_a_chat_whose_first_token_is_late_finds_kv_though_nothing_was_copied_ahe
         one.step()
     for number in range(8):
         one.scheduler._turns.ran(list(one.live), 0.01, time.monotonic() + 0.01 * number)
-    assert all(one.planner.covered(name) == 0 for name in one.live)
+    assert all(one.planner.saved(name) == 0 for name in one.live)
     chat = one.live[one.add([one.rng.randrange(1000) for _ in range(3 * BLOCK)], 4, offline=False)]
     for _ in range(12):
         one.step()

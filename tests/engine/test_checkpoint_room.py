@@ -9,10 +9,10 @@ import pytest
 
 from harvester.config import CheckpointConfig
 from harvester.engine.checkpoints.budget import transfer_config
-from harvester.engine.checkpoints.growth import RETRY_S, STEP_BYTES, Growth
-from harvester.engine.checkpoints.room import GIB, Room, memory_room
+from harvester.engine.checkpoints.worker.growth import RETRY_S, STEP_BYTES, Growth
+from harvester.engine.checkpoints.worker.room import GIB, Room, memory_room
 from harvester.errors import ConfigError
-from harvester.policy.hostpool import HostPool
+from harvester.policy.kv.hostpool import HostPool
 
 MIB = 1 << 20
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harvester.core import PRIORITY_OFFLINE
-from harvester.policy.fair import FairOrder
+from harvester.policy.order.fair import FairOrder
 from harvester.policy.view import Guarantee
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from harvester.engine.queue import OfflineLane
+    from harvester.engine.core.queue import OfflineLane
 
 pytestmark = pytest.mark.engine
 
@@ -24,7 +24,7 @@ def _vllm() -> None:
     """Import it once, here: what its own modules warn of on import is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import harvester.engine.queue  # noqa: F401
+        import harvester.engine.core.queue  # noqa: F401
 
 
 def request(name: str, job: str, **extra: Any) -> Request:
@@ -36,7 +36,7 @@ def request(name: str, job: str, **extra: Any) -> Request:
 
 
 def lane() -> tuple[OfflineLane, FairOrder]:
-    from harvester.engine.queue import OfflineLane
+    from harvester.engine.core.queue import OfflineLane
 
     fair = FairOrder()
     return OfflineLane(fair), fair

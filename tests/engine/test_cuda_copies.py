@@ -97,7 +97,7 @@ def test_of_kv_that_is_the_same_on_all_ranks_each_stores_its_own_copy(monkeypatc
     """MLA's latents: a rank reads only its own host memory, so that what rank 0 stores is of no use to the others."""
     from types import SimpleNamespace
 
-    from harvester.engine.checkpoints.copies import Copies
+    from harvester.engine.checkpoints.worker.copies import Copies
 
     spec = spec_of(monkeypatch, rank=1, ranks=2, replicated=True)
     assert Copies(spec, SimpleNamespace(), SimpleNamespace())._is_store_writer
@@ -144,7 +144,7 @@ def test_the_cuda_device_says_what_pytorch_and_vllm_understand(monkeypatch: pyte
     from vllm import _custom_ops
     from vllm.v1.kv_offload.cpu import host_register
 
-    from harvester.engine.checkpoints import device as module
+    from harvester.engine.checkpoints.worker import device as module
 
     for ours, theirs in ((_Stream, torch.cuda.Stream), (_Event, torch.cuda.Event)):
         assert all(hasattr(theirs, name) for name in vars(ours) if not name.startswith("_"))
@@ -168,7 +168,7 @@ def test_the_cuda_device_says_what_pytorch_and_vllm_understand(monkeypatch: pyte
     ):
         assert len(inspect.signature(getattr(host_register, theirs)).parameters) == (2 if theirs == "host_register" else 1)
         monkeypatch.setattr(module, theirs, ours)
-    from harvester.engine.checkpoints.devicecopier import DeviceCopier
+    from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
 
     tensors = layers()
     copier = DeviceCopier(caches_of(tensors), SLOTS, module.CudaDevice(torch.device("cpu")), True, piece_bytes=4096, ahead=False)

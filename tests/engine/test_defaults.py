@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harvester.config import ServeConfig, load_config, parse_config
-from harvester.engine.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, check_gpus, described, embedded_defaults
+from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, check_gpus, described, embedded_defaults
 from harvester.errors import ConfigError
 from harvester.serve.turns import turn_on_gpu
 
@@ -27,8 +27,8 @@ H200 = "NVIDIA H200"
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.arguments")
-        importlib.import_module("harvester.engine.profiles")
+        importlib.import_module("harvester.engine.launch.arguments")
+        importlib.import_module("harvester.engine.launch.profiles")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def sizes(engine: dict[str, Any], **model: Any) -> tuple[int, int]:
     """Slots and step that a server has with these arguments, as vLLM fits them to a model."""
     from vllm.usage.usage_lib import UsageContext
 
-    from harvester.engine.arguments import engine_arguments, namespace
+    from harvester.engine.launch.arguments import engine_arguments, namespace
 
     about = {"model": "m", "max_model_len": 32768, "is_multimodal_model": False, "is_mm_prefix_lm": False} | model
     values = engine_arguments(ServeConfig(engine=engine), "/model", "m", cpu=False, embedded=False)
@@ -91,7 +91,7 @@ def test_a_model_whose_images_must_not_be_cut_gets_a_step_that_holds_one(gpu: No
 def test_on_a_cpu_vllms_own_defaults_are_left_alone() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from harvester.engine.arguments import namespace
+    from harvester.engine.launch.arguments import namespace
 
     _, found = namespace({"model": "/model"})
     assert found.get_batch_defaults(1) == AsyncEngineArgs.get_batch_defaults(1)
@@ -113,7 +113,7 @@ def test_the_start_says_what_harvester_chose_and_nothing_that_the_user_did() -> 
 
 
 def test_the_embedded_model_is_served_in_float32_on_a_cpu_alone() -> None:
-    from harvester.engine.arguments import engine_arguments
+    from harvester.engine.launch.arguments import engine_arguments
 
     on_cpu, on_cuda = (engine_arguments(ServeConfig(), "/model", "m", cpu=cpu, embedded=True) for cpu in (True, False))
     assert on_cpu["dtype"] == "float32"
@@ -127,7 +127,7 @@ def test_the_embedded_model_is_served_in_float32_on_a_cpu_alone() -> None:
 
 @pytest.mark.parametrize(("share", "memory"), [(0.5, 0.46), (0.3, 0.27), (1, None), (None, None)])
 def test_a_replica_with_a_share_of_a_gpu_takes_its_share_of_the_memory(share: float | None, memory: float | None) -> None:
-    from harvester.engine.arguments import engine_arguments
+    from harvester.engine.launch.arguments import engine_arguments
 
     def taken(**engine: Any) -> object:
         config = ServeConfig(num_gpus=share, replicas=2, engine=engine)
@@ -242,13 +242,13 @@ def test_the_front_end_names_the_gpu_without_a_call_to_cuda(
 ) -> None:
     import vllm.platforms
 
-    from harvester.engine.profiles import device_name
+    from harvester.engine.launch.profiles import device_name
 
     monkeypatch.setattr(vllm.platforms, "_current_platform", getattr(cuda_platform, platform)())
     assert device_name() == name
 
 
 def test_the_front_end_names_a_processor_and_its_cores() -> None:
-    from harvester.engine.profiles import device_name
+    from harvester.engine.launch.profiles import device_name
 
     assert device_name().rsplit(" x", 1)[1].isdigit()

@@ -227,7 +227,7 @@ def test_a_bit_that_changes_on_the_way_is_found_with_verify(out: bool, monkeypat
 
 
 def test_a_job_of_more_blocks_than_scratch_memory_holds_is_checked_in_parts() -> None:
-    from harvester.engine.checkpoints.checks import SCRATCH_SLOTS
+    from harvester.engine.checkpoints.worker.checks import SCRATCH_SLOTS
 
     tensors, device = layers(), LaggingDevice(random.Random(0))
     copier = copier_of(device, tensors, verify=True, slots=3 * SCRATCH_SLOTS)

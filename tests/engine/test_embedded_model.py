@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from harvester.engine.embedded import EMBEDDED_NAME, EMBEDDED_NOTE, embedded_model
-from harvester.engine.models import choose_model
+from harvester.engine.launch.models import choose_model
 from harvester.errors import ConfigError
 
 pytestmark = pytest.mark.engine
 
-MOST_BYTES = 12_000_000
+MAX_BYTES = 12_000_000
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def test_the_folder_is_small_enough_for_a_wheel_and_holds_its_card(folder: Path) -> None:
-    assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES
+    assert sum(path.stat().st_size for path in folder.iterdir()) < MAX_BYTES
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "not a language model to use" in card
     assert "harvester serve --model Qwen/Qwen3-8B" in card

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harvester.config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
-from harvester.policy.graphs import DECODE, EAGER, MIXED, GraphSizes
-from harvester.policy.latency import FEATURES, LatencyModel, StepLoad
+from harvester.policy.model.graphs import DECODE, EAGER, MIXED, GraphSizes
+from harvester.policy.model.latency import FEATURES, LatencyModel, StepLoad
 
 if TYPE_CHECKING:
-    from harvester.engine.settings import Settings
+    from harvester.engine.shared.settings import Settings
 
 pytestmark = pytest.mark.engine
 
@@ -30,7 +30,12 @@ def _vllm() -> None:
     """Import it once, here: what its own modules warn of on import is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.cudagraph_dispatcher", "vllm.v1.worker.gpu.cudagraph_utils", "harvester.engine.scheduler"):
+        for module in (
+            "vllm.config",
+            "vllm.v1.cudagraph_dispatcher",
+            "vllm.v1.worker.gpu.cudagraph_utils",
+            "harvester.engine.core.scheduler",
+        ):
             importlib.import_module(module)
 
 
@@ -103,7 +108,7 @@ def second_runner(config: Any) -> Callable[[int, bool], tuple[str, int]]:
 def test_every_step_is_told_to_run_as_vllm_runs_it(
     mode: str, seqs: int, sizes: list[int] | None, runner: Callable[[Any], Callable[[int, bool], tuple[str, int]]]
 ) -> None:
-    from harvester.engine.graphs import graph_sizes
+    from harvester.engine.shared.graphs import graph_sizes
 
     config = with_graphs(mode, seqs, sizes)
     graphs, runs = graph_sizes(config), runner(config)
@@ -120,7 +125,7 @@ def test_every_step_is_told_to_run_as_vllm_runs_it(
 def test_a_cpu_has_no_graphs_nor_has_an_engine_told_to_be_eager() -> None:
     from vllm.config import CUDAGraphMode
 
-    from harvester.engine.graphs import graph_sizes
+    from harvester.engine.shared.graphs import graph_sizes
 
     on_cpu = a_config(SEQS[0])
     on_cpu.compilation_config.cudagraph_mode, on_cpu.compilation_config.cudagraph_capture_sizes = CUDAGraphMode.NONE, []
@@ -133,7 +138,7 @@ def test_a_cpu_has_no_graphs_nor_has_an_engine_told_to_be_eager() -> None:
 
 
 def test_with_speculative_decoding_no_step_of_one_token_a_request_is_one_of_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harvester.engine.graphs import graph_sizes
+    from harvester.engine.shared.graphs import graph_sizes
 
     config = with_graphs("FULL_AND_PIECEWISE", 6)
     monkeypatch.setattr(type(config), "num_speculative_tokens", 3)
@@ -148,41 +153,41 @@ SIZES = GraphSizes((1, 2, 4), (1, 2, 4, 8))
 
 
 def told(profile: Path) -> Settings:
-    from harvester.engine.settings import Settings
+    from harvester.engine.shared.settings import Settings
 
     return Settings(ShareConfig(), SloConfig(), ScheduleConfig(), None, profile, CheckpointConfig())
 
 
 @pytest.mark.parametrize("later", [None, GraphSizes((), (1, 2, 4, 8))], ids=["none", "others"])
 def test_a_profile_learnt_with_other_graphs_is_not_used(tmp_path: Path, later: GraphSizes | None) -> None:
-    from harvester.engine.learning import Learning
+    from harvester.engine.core.learning import OnlineLatencyModel
 
-    learning = Learning(told(tmp_path / "profile.json"), SIZES)
+    learning = OnlineLatencyModel(told(tmp_path / "profile.json"), SIZES)
     for _ in range(100):
         learning.observe(StepLoad.decode(100), 0.01)
     learning.save()
     assert json.loads((tmp_path / "profile.json").read_text())["graphs"] == {"decode": [1, 2, 4], "mixed": [1, 2, 4, 8]}
-    assert Learning(told(tmp_path / "profile.json"), SIZES).model.reach_tokens == 2
-    anew = Learning(told(tmp_path / "profile.json"), later).model
+    assert OnlineLatencyModel(told(tmp_path / "profile.json"), SIZES).model.reach_tokens == 2
+    anew = OnlineLatencyModel(told(tmp_path / "profile.json"), later).model
     assert (anew.graphs, anew.reach_tokens) == (later, 0)
 
 
 def test_the_front_end_predicts_a_prompt_from_the_board_as_the_engine_core_does() -> None:
-    from harvester.engine.board import Board, Field
-    from harvester.engine.signal import ArrivalSignal
+    from harvester.engine.frontend.signal import ArrivalSignal
+    from harvester.engine.shared.state import Field, SharedState
 
     model = LatencyModel(SIZES)
     for prompt in (1, 3, 7, 30) * 50:
         load = StepLoad.prefill(prompt)
         model.observe(load, 0.001 * SIZES.padded(prompt, 0)[1] + 0.002 * (prompt > 8))
-    board = Board.make()
+    shared = SharedState.make()
     try:
         for place, value in enumerate(model.coefficients):
-            board[Field.MODEL + place] = value
-        board[Field.MARGIN], board[Field.READY] = model.margin, 1.0
-        signal = ArrivalSignal(board, 1.0, SIZES)
+            shared[Field.MODEL + place] = value
+        shared[Field.MARGIN], shared[Field.READY] = model.margin, 1.0
+        signal = ArrivalSignal(shared, 1.0, SIZES)
         assert len(model.coefficients) == FEATURES
         for prompt in (1, 3, 7, 9, 30):
             assert signal._prompt_s(prompt) == pytest.approx(model.bound(StepLoad.prefill(prompt)))
     finally:
-        board.remove()
+        shared.remove()

@@ -16,7 +16,7 @@ BLOCKS, PAGE = 6, 2048
 
 
 def test_taking_memory_ahead_leaves_what_was_written_as_it_is() -> None:
-    from harvester.engine.checkpoints.hostmemory import AHEAD, PIECE_BYTES, HostMemory
+    from harvester.engine.checkpoints.worker.hostmemory import AHEAD, PIECE_BYTES, HostMemory
 
     memory = HostMemory(3 * AHEAD, PIECE_BYTES // 2)
     memory.rows[:] = 7
@@ -34,7 +34,7 @@ def test_taking_memory_ahead_leaves_what_was_written_as_it_is() -> None:
 def copier_of(tensors: list[Any], verify: bool = False) -> Any:
     from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-    from harvester.engine.checkpoints.copier import HostCopier
+    from harvester.engine.checkpoints.worker.copier import HostCopier
 
     refs = [CanonicalKVCacheRef(index, tensor.shape[1]) for index, tensor in enumerate(tensors)]
     return HostCopier(CanonicalKVCaches([CanonicalKVCacheTensor(tensor, tensor.shape[1]) for tensor in tensors], [refs]), 8, verify)

@@ -31,8 +31,8 @@ def _vllm() -> None:
 def test_on_a_host_of_2_tb_a_budget_of_500_gb_pins_one_piece_at_start_and_more_as_it_is_used() -> None:
     import torch
 
-    from harvester.engine.checkpoints.devicecopier import DeviceCopier
-    from harvester.engine.checkpoints.pieces import PIECE_BYTES
+    from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
+    from harvester.engine.checkpoints.worker.pieces import PIECE_BYTES
 
     page = 1 << 20
     device, tensors = LaggingDevice(random.Random(0)), [torch.ones((4, page), dtype=torch.int8) for _ in range(2)]
@@ -56,7 +56,7 @@ def test_on_a_host_of_2_tb_a_budget_of_500_gb_pins_one_piece_at_start_and_more_a
 def test_under_a_limit_of_64_kib_on_locked_memory_copies_go_to_other_pages_and_one_line_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harvester.engine.checkpoints import pieces
+    from harvester.engine.checkpoints.worker import pieces
 
     monkeypatch.setattr(pieces, "memlock_bytes", lambda: 64 << 10)
     tensors, device = layers(), LaggingDevice(random.Random(0), Pinned(64 << 10))
@@ -100,15 +100,15 @@ def test_where_the_machine_has_no_more_memory_a_job_fails_and_others_go_on(
 @given(
     block_bytes=st.integers(1, 9000),
     piece_bytes=st.sampled_from([4096, 16384]),
-    most_bytes=st.one_of(st.none(), st.integers(0, 1 << 18)),
+    max_bytes=st.one_of(st.none(), st.integers(0, 1 << 18)),
     uses=st.lists(st.tuples(st.integers(0, 29), st.sampled_from(["use", "prepare", "row"])), max_size=40),
 )
 def test_memory_that_grows_keeps_what_was_written_and_takes_no_more_than_a_piece_ahead(
-    block_bytes: int, piece_bytes: int, most_bytes: int | None, uses: list[tuple[int, str]]
+    block_bytes: int, piece_bytes: int, max_bytes: int | None, uses: list[tuple[int, str]]
 ) -> None:
-    from harvester.engine.checkpoints.pieces import HostPieces
+    from harvester.engine.checkpoints.worker.pieces import HostPieces
 
-    device = LaggingDevice(random.Random(0), Pinned(most_bytes))
+    device = LaggingDevice(random.Random(0), Pinned(max_bytes))
     memory = HostPieces(30, block_bytes, device.pin, device.unpin, piece_bytes)
     each, highest, written = max(1, piece_bytes // block_bytes), 0, {}
     for count, (slot, kind) in enumerate(uses):

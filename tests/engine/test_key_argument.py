@@ -16,12 +16,12 @@ pytestmark = pytest.mark.engine
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.arguments")
+        importlib.import_module("harvester.engine.launch.arguments")
 
 
 @pytest.mark.parametrize("given", ["plain", ["plain"]])
 def test_vllm_is_given_a_list_of_keys_for_it_takes_a_string_letter_by_letter(given: object) -> None:
-    from harvester.engine.arguments import engine_arguments
+    from harvester.engine.launch.arguments import engine_arguments
 
     config = ServeConfig.model_validate({"engine": {"api_key": given}})
     assert engine_arguments(config, "/model", "tiny", cpu=True, embedded=True)["api_key"] == ["plain"]

@@ -40,20 +40,20 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
     import bench.drive as drive_module
     from harvester.config import parse_config
-    from harvester.engine import scheduler
-    from harvester.engine.board import Board, Count
+    from harvester.engine.core import scheduler
     from harvester.engine.embedded import embedded_model
-    from harvester.engine.safepoint import segments
-    from harvester.engine.settings import pack
+    from harvester.engine.shared.settings import pack
+    from harvester.engine.shared.state import Count, SharedState
+    from harvester.engine.worker.safepoint import segments
     from tests.engine.lagging import SLO_S, Clock, Engine, InProcess, InThread
 
     patch.setattr(drive_module, "MODEL_TOKENS", 4096)
-    clock, board = Clock(), Board.make()
+    clock, shared = Clock(), SharedState.make()
     for name in ("monotonic", "time", "perf_counter"):
         patch.setattr(time, name, clock.now)
     slo = {"ttft_slo_ms": 1000 * SLO_S, "tpot_slo_ms": 40.0}
     config = parse_config({"slo": slo, "schedule": {"preempt_detect_ms": 10.0}}, "test")
-    drive = drive_module.Drive(Path(embedded_model()), scheduler.AsyncHarvestScheduler, 4000, 64, 16, pack(config, board.path))
+    drive = drive_module.Drive(Path(embedded_model()), scheduler.AsyncHarvestScheduler, 4000, 64, 16, pack(config, shared.path))
     drive.scheduler._report._segments = segments(ranks=1, lags=True)  # its config names a CPU
     learnt: list[tuple[int, float]] = []
     learn = drive.scheduler._learn
@@ -63,11 +63,11 @@ def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
         learn()
 
     drive.scheduler._learn = noted
-    engine = Engine(drive, board, {"uni": InThread, "mp": InProcess}[kind], clock, config.schedule.intrusion, seed=1)
+    engine = Engine(drive, shared, {"uni": InThread, "mp": InProcess}[kind], clock, config.schedule.max_ttft_delay_fraction, seed=1)
     clock.run_until(clock.now_s + SECONDS)
-    detected = max(1.0, board.count(Count.DETECTED))
-    found = Run(engine, learnt, int(board.count(Count.ENDED_STEPS)), board.count(Count.DETECT_S) / detected)
-    board.remove()
+    detected = max(1.0, shared.count(Count.DETECTED))
+    found = Run(engine, learnt, int(shared.count(Count.ENDED_STEPS)), shared.count(Count.DETECT_S) / detected)
+    shared.remove()
     return found
 
 

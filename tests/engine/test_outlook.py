@@ -29,26 +29,26 @@ STEPS = 600
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.scheduler")
+        importlib.import_module("harvester.engine.core.scheduler")
 
 
 @pytest.fixture
-def board() -> Iterator[Path]:
-    from harvester.engine.board import Board, Field
+def shared() -> Iterator[Path]:
+    from harvester.engine.shared.state import Field, SharedState
 
-    made = Board.make()
+    made = SharedState.make()
     made[Field.PLACES] = 4
     yield made.path
     made.remove()
 
 
-def drive_of(kind: str, board: Path) -> Drive:
+def drive_of(kind: str, shared: Path) -> Drive:
     from bench.drive import Drive
-    from harvester.engine import scheduler
+    from harvester.engine.core import scheduler
     from harvester.engine.embedded import embedded_model
-    from harvester.engine.settings import pack
+    from harvester.engine.shared.settings import pack
 
-    return Drive(embedded_model(), getattr(scheduler, kind), BLOCKS, SLOTS, BLOCK, pack(parse_config({}, "test"), board))
+    return Drive(embedded_model(), getattr(scheduler, kind), BLOCKS, SLOTS, BLOCK, pack(parse_config({}, "test"), shared))
 
 
 def known(plan: Plan) -> Plan:
@@ -121,7 +121,7 @@ class Story:
 
     def _compute(self, output: Any) -> Any:
         """As the workers do: a step may end early, and those planned before the scheduler knows of it are void."""
-        from harvester.engine.preemptible import ENDED_EARLY, ORDER
+        from harvester.engine.worker.preemptible import ENDED_EARLY, ORDER
 
         result, order = self.drive.output(output), getattr(output, ORDER, None)
         void = order is not None and order.epoch == self.void_epoch
@@ -137,8 +137,8 @@ class Story:
 
 @pytest.mark.parametrize(("kind", "depth"), [("HarvestScheduler", 1), ("AsyncHarvestScheduler", 2)])
 @pytest.mark.parametrize("online", [0.0, 0.1, 1.0], ids=["jobs-alone", "with-chat", "chat-alone"])
-def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(kind: str, depth: int, online: float, board: Path) -> None:
-    story = Story(drive_of(kind, board), depth, online, seed=depth)
+def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(kind: str, depth: int, online: float, shared: Path) -> None:
+    story = Story(drive_of(kind, shared), depth, online, seed=depth)
     for number in range(STEPS):
         story.step(number)
     assert story.planned["ahead"] > STEPS // (20 if online == 1.0 else 4), "chat alone is mostly more than there are slots"
@@ -147,8 +147,8 @@ def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(ki
     assert online == 1.0 or story.planned["ended early"] > 10
 
 
-def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(board: Path) -> None:
-    story = Story(drive_of("HarvestScheduler", board), 1, 0.0, seed=0)
+def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(shared: Path) -> None:
+    story = Story(drive_of("HarvestScheduler", shared), 1, 0.0, seed=0)
     story.drive.add("row", 20, 100, offline=True)
     story.drive.add("chat", 20, 100, offline=False)
     for number in range(3):
@@ -159,8 +159,8 @@ def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(boar
     assert story.drive.scheduler._outlook._next is None, "the rest of its prompt is due"
 
 
-def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(board: Path) -> None:
-    story = Story(drive_of("HarvestScheduler", board), 1, 0.0, seed=0)
+def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(shared: Path) -> None:
+    story = Story(drive_of("HarvestScheduler", shared), 1, 0.0, seed=0)
     for number in range(SLOTS):
         story.drive.add(f"row-{number}", 20, 100, offline=True)
     story.step(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harvester.engine.places import KINDS, Barred, Hook, Silent, find, kind_of
+from harvester.engine.worker.places import KINDS, Barred, Hook, Silent, find, kind_of
 from tests.engine.layer_classes import Source, descendants
 
 pytestmark = pytest.mark.engine
@@ -124,10 +124,10 @@ def test_the_body_of_vllms_attention_op_comes_by_the_place(op: str, monkeypatch:
         warnings.simplefilter("ignore")
         import importlib
 
-        from harvester.engine.board import Board
-        from harvester.engine.device import HostDevice
-        from harvester.engine.places import Place
-        from harvester.engine.safepoint import Safepoints, StepAborted
+        from harvester.engine.shared.state import SharedState
+        from harvester.engine.worker.device import HostDevice
+        from harvester.engine.worker.places import Place
+        from harvester.engine.worker.safepoint import Safepoints, StepAborted
 
         file, _, function = op.partition(":")
         module = importlib.import_module(f"vllm.model_executor.layers.attention.{file}")
@@ -137,21 +137,21 @@ def test_the_body_of_vllms_attention_op_comes_by_the_place(op: str, monkeypatch:
     hook = KINDS[f"vllm.model_executor.layers.attention.{file}:{'MLAAttention' if 'mla' in file else 'Attention'}"]
     assert isinstance(hook, Hook)
     monkeypatch.setattr(module, "get_attention_context", lambda name: (None, layer, None, None))
-    board = Board.make()
+    shared = SharedState.make()
     try:
-        safepoints = Safepoints(board, leader=True, ranks=1, device=HostDevice())
+        safepoints = Safepoints(shared, leader=True, ranks=1, device=HostDevice())
         safepoints.install([Place("one", layer if hook.owner is None else getattr(layer, hook.owner), hook.attribute)])
         body = getattr(module, function)
         body(None, None, None, None, "one")
         assert heard == [hook.attribute]
-        board.planned(7, True, 1.0)
-        board.ask_to_end(7, 0.0)
+        shared.planned(7, True, 1.0)
+        shared.ask_to_end(7, 0.0)
         safepoints.arm(7)
         with pytest.raises(StepAborted):
             body(None, None, None, None, "one")
         assert heard == [hook.attribute]
     finally:
-        board.remove()
+        shared.remove()
 
 
 def layer_of(name: str, **attributes: Any) -> Any:

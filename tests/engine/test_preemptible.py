@@ -20,7 +20,7 @@ NAMES = {"a": 3, "b": 1}
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.preemptible")
+        importlib.import_module("harvester.engine.worker.preemptible")
 
 
 @dataclass
@@ -50,11 +50,11 @@ class Worker:
     """Makes a `PreemptibleWorker` of a runner that notes the tokens it was to compute, and runs one layer."""
 
     def __init__(self, v2: bool) -> None:
-        from harvester.engine.board import Board
-        from harvester.engine.device import HostDevice
-        from harvester.engine.places import Place
-        from harvester.engine.preemptible import PreemptibleWorker
-        from harvester.engine.safepoint import Safepoints
+        from harvester.engine.shared.state import SharedState
+        from harvester.engine.worker.device import HostDevice
+        from harvester.engine.worker.places import Place
+        from harvester.engine.worker.preemptible import PreemptibleWorker
+        from harvester.engine.worker.safepoint import Safepoints
 
         computed: list[int] = []
         layer = SimpleNamespace(forward=lambda: None)
@@ -74,34 +74,34 @@ class Worker:
             def sample_tokens(self, grammar: Any) -> str:
                 return "sampled"
 
-        self.board, self.computed, self.runner = Board.make(), computed, runner
+        self.shared, self.computed, self.runner = SharedState.make(), computed, runner
         self.real: Any = type("Real", (PreemptibleWorker, Stock), {})()
         device = HostDevice()
-        safepoints = Safepoints(self.board, leader=True, ranks=1, device=device)
+        safepoints = Safepoints(self.shared, leader=True, ranks=1, device=device)
         safepoints.install([Place("0", layer, "forward")])
-        self.real._end_steps(safepoints, device, self.board)
+        self.real._end_steps(safepoints, device, self.shared)
 
     def run(self, number: int, epoch: int, *, ends: bool = False) -> Any:
         """The answer to one step."""
-        from harvester.engine.preemptible import ORDER, Order
+        from harvester.engine.worker.preemptible import ORDER, Order
 
         output = Output()
         setattr(output, ORDER, Order(number, 1, epoch))
-        self.board.planned(number, True, 1.0)
+        self.shared.planned(number, True, 1.0)
         if ends:
-            self.board.ask_to_end(number, 0.0)
+            self.shared.ask_to_end(number, 0.0)
         assert self.real.execute_model(output) is None
         return self.real.sample_tokens(None)
 
 
 @pytest.fixture(params=[False, True], ids=["runner V1", "runner V2"])
 def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    from harvester.engine import preemptible
+    from harvester.engine.worker import preemptible
 
     made = Worker(request.param)
     monkeypatch.setattr(preemptible, "has_kv_transfer_group", lambda: request.param)
     yield made
-    made.board.remove()
+    made.shared.remove()
 
 
 def test_a_step_that_nobody_ends_is_sampled(worker: Worker) -> None:
@@ -110,7 +110,7 @@ def test_a_step_that_nobody_ends_is_sampled(worker: Worker) -> None:
 
 
 def test_a_step_that_ends_answers_for_each_of_its_requests_with_no_token(worker: Worker) -> None:
-    from harvester.engine.preemptible import ENDED_EARLY
+    from harvester.engine.worker.preemptible import ENDED_EARLY
 
     answer = worker.run(1, 0, ends=True)
     assert getattr(answer, ENDED_EARLY)
@@ -118,7 +118,7 @@ def test_a_step_that_ends_answers_for_each_of_its_requests_with_no_token(worker:
 
 
 def test_a_void_step_never_reaches_the_model_and_says_what_became_of_transfers(worker: Worker) -> None:
-    from harvester.engine.preemptible import ENDED_EARLY
+    from harvester.engine.worker.preemptible import ENDED_EARLY
 
     worker.run(1, 0, ends=True)
     answer = worker.run(2, 0)

@@ -33,11 +33,11 @@ def begun_at(monkeypatch: pytest.MonkeyPatch, busy: list[tuple[float, float]], *
     """When each profile began, and how long it was to be; one takes a second, or less where work comes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from harvester.engine import profiler
+        from harvester.engine.launch import profiler
 
     clock, found = Clock(busy), []
 
-    async def profile(llm: Any, board: Any, seconds: float, *, short: bool) -> dict[str, Any]:
+    async def profile(llm: Any, shared: Any, seconds: float, *, short: bool) -> dict[str, Any]:
         assert short
         found.append((clock.now_s, seconds))
         while clock.now_s - found[-1][0] < seconds and not clock.has_unfinished_requests():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harvester.policy.share import Limits
+from harvester.policy.step.plan import PolicyConfig
 
 if TYPE_CHECKING:
     from bench.drive import Drive
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.engine
 
 BLOCK = 16
 SLOTS = 8
-LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=math.inf)
-NO_RESERVE = Limits(reserved_slots=0, reserved_kv=0.0, offline_step_tokens=1000)
-WHILE_CHAT = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=60.0)
+LIMITS = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=math.inf)
+NO_RESERVE = PolicyConfig(reserved_slots=0, reserved_kv=0.0, offline_step_tokens=1000)
+WHILE_CHAT = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=60.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,7 +37,7 @@ def _vllm() -> None:
     """Import it once, here: what its own modules warn of on import is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.scheduler"):
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.core.scheduler"):
             importlib.import_module(module)
 
 
@@ -48,7 +48,7 @@ def model() -> Path:
     return embedded_model()
 
 
-def drive_of(model: Path, kind: type, blocks: int, limits: Limits) -> Drive:
+def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Drive:
     from bench.drive import Drive
 
     share = {
@@ -63,7 +63,7 @@ def drive_of(model: Path, kind: type, blocks: int, limits: Limits) -> Drive:
 
 @pytest.fixture
 def harvest(model: Path) -> Callable[..., Drive]:
-    from harvester.engine.scheduler import HarvestScheduler
+    from harvester.engine.core.scheduler import HarvestScheduler
 
     return lambda blocks=1000, limits=LIMITS: drive_of(model, HarvestScheduler, blocks, limits)
 
@@ -88,7 +88,7 @@ def fill_slots(drive: Drive) -> None:
 
 @pytest.mark.parametrize("limits", [LIMITS, NO_RESERVE], ids=["reserve", "no-reserve"])
 def test_with_every_slot_it_may_use_held_by_offline_work_an_arrival_runs_in_the_next_step(
-    harvest: Callable[..., Drive], limits: Limits
+    harvest: Callable[..., Drive], limits: PolicyConfig
 ) -> None:
     drive = harvest(limits=limits)
     fill_slots(drive)
@@ -116,7 +116,7 @@ def fill_kv(drive: Drive) -> None:
 @pytest.mark.parametrize("blocks", [4, 20], ids=["within-the-reserve", "beyond-the-reserve"])
 @pytest.mark.parametrize("limits", [LIMITS, NO_RESERVE], ids=["reserve", "no-reserve"])
 def test_with_the_kv_nearly_full_of_offline_work_an_arrival_runs_in_the_next_step(
-    harvest: Callable[..., Drive], limits: Limits, blocks: int
+    harvest: Callable[..., Drive], limits: PolicyConfig, blocks: int
 ) -> None:
     drive = harvest(blocks=60, limits=limits)
     fill_kv(drive)
@@ -172,7 +172,7 @@ def test_a_plan_that_lets_nothing_run_while_chat_waits_costs_one_step_and_not_th
     harvest: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were the plan's view of the KV wrong, prompts left out of the step would hold for ever what the arrival needs."""
-    from harvester.engine import scheduler
+    from harvester.engine.core import scheduler
     from harvester.policy.view import Plan
 
     drive = harvest(blocks=60, limits=NO_RESERVE)
@@ -293,7 +293,7 @@ def test_a_preempted_offline_request_comes_back_and_ends_with_all_its_tokens(har
 def test_a_step_that_ends_early_preempts_each_request_in_it_and_takes_no_token(harvest: Callable[..., Drive]) -> None:
     from vllm.v1.engine import EngineCoreEventType
 
-    from harvester.engine.preemptible import ENDED_EARLY
+    from harvester.engine.worker.preemptible import ENDED_EARLY
 
     drive = harvest(limits=NO_RESERVE)
     for i in range(3):
@@ -348,7 +348,7 @@ def test_an_aborted_request_leaves_whatever_lane_it_is_in(harvest: Callable[...,
 
 
 def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -> None:
-    from harvester.engine.scheduler import AsyncHarvestScheduler
+    from harvester.engine.core.scheduler import AsyncHarvestScheduler
 
     drive = drive_of(model, AsyncHarvestScheduler, 1000, LIMITS)
     for i in range(SLOTS):
@@ -369,7 +369,7 @@ def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -
 @pytest.fixture
 def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
     """A queue in which a request's blocks are the tokens of its prompt; ``on-1`` came before ``on-2``, ``off-1`` before ``off-2``."""
-    from harvester.engine.queue import TwoLaneQueue
+    from harvester.engine.core.queue import TwoLaneQueue
 
     drive = harvest()
     for name, tokens in (("off-1", 10), ("off-2", 20), ("on-1", 5), ("on-2", 5)):

@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from harvester.config import parse_config
-    from harvester.engine import kvcopy
-    from harvester.engine.settings import KEY, pack
+    from harvester.engine.shared.settings import KEY, pack
     from harvester.engine.verify import kept, serving
     from harvester.engine.verify.answers import Pressed
     from harvester.engine.verify.serving import Verified
@@ -25,6 +24,7 @@ with warnings.catch_warnings():
     from harvester.engine.verify.ties import Compared, compare, moved
     from harvester.engine.verify.times import Times
     from harvester.engine.verify.verdict import Part, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
+    from harvester.engine.worker import kvcopy
 
 pytestmark = pytest.mark.engine
 
@@ -215,7 +215,7 @@ async def test_signals_that_end_nothing_are_stopped_at_once_told_once_and_known_
     ]
     looks: list[float] = []
 
-    async def look(llm: Any, board: Any, detect_s: float, safepoints: bool, most_s: float) -> list[Verdict]:
+    async def look(llm: Any, shared: Any, detect_s: float, safepoints: bool, max_s: float) -> list[Verdict]:
         looks.append(detect_s)
         return found
 

@@ -7,7 +7,7 @@ import inspect
 import pytest
 from vllm.distributed.device_communicators import shm_broadcast
 
-from harvester.engine import waiting
+from harvester.engine.shared import backoff as waiting
 
 
 class Clock:
@@ -31,27 +31,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_longer_the_wait_the_longer_the_sleep_up_to_its_bound(clock: Clock) -> None:
-    patience = waiting.Patience()
+    patience = waiting.PollBackoff()
     for _ in range(200):
         patience()
-    assert clock.slept_s[0] == waiting.LEAST_S
+    assert clock.slept_s[0] == waiting.MIN_S
     assert clock.slept_s == sorted(clock.slept_s)
-    assert clock.slept_s[-1] == waiting.MOST_S
+    assert clock.slept_s[-1] == waiting.MAX_S
 
 
 def test_a_new_wait_begins_with_the_shortest_sleep(clock: Clock) -> None:
-    patience = waiting.Patience()
+    patience = waiting.PollBackoff()
     for _ in range(200):
         patience()
     clock.now_s += 2 * waiting.NEW_WAIT_S
     patience()
-    assert clock.slept_s[-1] == waiting.LEAST_S
+    assert clock.slept_s[-1] == waiting.MIN_S
 
 
 def test_vllms_queue_asks_the_function_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shm_broadcast, "sched_yield", shm_broadcast.sched_yield)
     waiting.sleep_between_looks()
-    assert isinstance(shm_broadcast.sched_yield, waiting.Patience)
+    assert isinstance(shm_broadcast.sched_yield, waiting.PollBackoff)
     assert "sched_yield()" in inspect.getsource(shm_broadcast.SpinCondition.wait)
 
 
@@ -63,11 +63,11 @@ def test_around_the_time_an_answer_is_due_the_core_is_kept(clock: Clock, monkeyp
         clock.now_s += 0.00001
 
     monkeypatch.setattr(waiting.os, "sched_yield", look)
-    patience = waiting.Patience()
+    patience = waiting.PollBackoff()
     patience.expect(clock.now_s, 0.010)
     while clock.now_s < 100.020:
         patience()
-    assert 100.0085 <= min(looks_s) < 100.0085 + waiting.MOST_S
+    assert 100.0085 <= min(looks_s) < 100.0085 + waiting.MAX_S
     assert 100.0115 < max(looks_s) < 100.0121
     assert len(looks_s) > 250  # and does not sleep in between
     seen = len(looks_s)

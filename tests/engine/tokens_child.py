@@ -31,7 +31,7 @@ SCHEMA = {
     "properties": {"count": {"type": "integer"}, "kind": {"enum": ["ant", "bee", "antelope"]}},
     "required": ["count", "kind"],
 }
-MOST_TURN_S, MOST_S = 240.0, 600.0
+MAX_TURN_S, MAX_S = 240.0, 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +92,20 @@ async def ask_all(llm: Any, turn: int, size: Size) -> list[list[int]]:
 
     lost = [asyncio.create_task(cancelled(i)) for i in range(last_online, last_online + size.cancelled)]
     asked = *map(offline, range(last_offline)), *map(online, range(last_offline, last_online))
-    found = await asyncio.wait_for(asyncio.gather(*asked), MOST_TURN_S)
+    found = await asyncio.wait_for(asyncio.gather(*asked), MAX_TURN_S)
     await asyncio.gather(*lost)
     return found
 
 
 async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, model: Path, size: Size) -> dict[str, Any]:
-    from harvester.engine.arguments import engine_arguments
-    from harvester.engine.board import Board, Count
-    from harvester.engine.host import EngineHost
+    from harvester.engine.frontend.host import EngineHost
+    from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.shared.state import Count, SharedState
 
     schedule = {"preempt_detect_ms": 0.1}  # a safepoint at every layer, as far as their cost lets
     config = parse_config({"engine": engine, "slo": {"ttft_slo_ms": 50.0}, "schedule": schedule}, "test")
-    board = Board.make()
-    values = engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=True, board=board.path)
+    shared = SharedState.make()
+    values = engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=True, shared=shared.path)
     if stock:
         values = {key: value for key, value in values.items() if key not in OURS}
     else:
@@ -113,19 +113,19 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
     host = await EngineHost.start(values)
     try:
         tokens: list[list[list[int]]] = []
-        until = time.monotonic() + MOST_S - MOST_TURN_S
-        while len(tokens) < size.turns or (board.count(Count.ENDED_STEPS) < least and time.monotonic() < until):
+        until = time.monotonic() + MAX_S - MAX_TURN_S
+        while len(tokens) < size.turns or (shared.count(Count.ENDED_STEPS) < least and time.monotonic() < until):
             tokens.append(await ask_all(host.llm, len(tokens), size))
     finally:
         host.close()
-    asked = board.count(Count.DETECTED)
+    asked = shared.count(Count.DETECTED)
     depth = host.llm.vllm_config.max_concurrent_batches
     return {
         "tokens": tokens,
         "depth": depth,
-        "ended": board.count(Count.ENDED_STEPS),
+        "ended": shared.count(Count.ENDED_STEPS),
         "asked": asked,
-        "mixed": board.count(Count.MIXED_STEPS),
+        "mixed": shared.count(Count.MIXED_STEPS),
         "runner_v2": bool(host.llm.vllm_config.use_v2_model_runner),
     }
 

@@ -31,7 +31,7 @@ BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
 
 class Host:
-    """`harvester.engine.host.EngineHost` without an engine: keeps what each request carries, and answers after a heartbeat."""
+    """`harvester.engine.frontend.host.EngineHost` without an engine: keeps what each request carries, and answers after a heartbeat."""
 
     context_tokens = 8192
 

@@ -62,7 +62,7 @@ class Bureau:
         self.limits = limits
         self.files = FileStore(self.folder.files, self.clock)
         self.keeper = self.new_keeper()
-        app = openai_api(self.files, self.keeper, most_bytes=limits.max_file_bytes)
+        app = openai_api(self.files, self.keeper, max_bytes=limits.max_file_bytes)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://bureau")
         made: Any = self.http  # the client names a fork of httpx as its type
         self.api = AsyncOpenAI(base_url="http://bureau/v1", api_key="none", http_client=made, max_retries=0)

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
 from harvester.config import HarvestConfig
-from harvester.engine.recent import Recent
+from harvester.engine.frontend.window import Recent
 from harvester.errors import BusyError
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import Looks, add_events

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from harvester.policy.batch import batch_of
-from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.limit import online_work
-from harvester.policy.share import Limits, Plan, Running, View
+from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.step.batch import batch_of
+from harvester.policy.step.plan import Plan, PolicyConfig, Running, View
+from harvester.policy.step.slo import online_work
 from tests.policy.machine import CPU, a_model
 
-LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
+LIMITS = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
 MODEL = a_model(CPU, 0.05)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from harvester.policy.latency import LatencyModel, StepLoad, predict_with
-from harvester.policy.share import Limits, Plan, Running, View, plan_step
+from harvester.policy.model.latency import LatencyModel, StepLoad, predict_with
+from harvester.policy.step.plan import Plan, PolicyConfig, Running, View, plan_step
 
-LIMITS = Limits(reserved_slots=4, reserved_kv=0.1, offline_step_tokens=64)
+LIMITS = PolicyConfig(reserved_slots=4, reserved_kv=0.1, offline_step_tokens=64)
 BLOCK_TOKENS, MAX_SEQS, MAX_TOKENS, ALL_BLOCKS = 16, 64, 1024, 4096
 
 

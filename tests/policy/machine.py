@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from harvester.policy.latency import LatencyModel, StepLoad, predict_with
+from harvester.policy.model.latency import LatencyModel, StepLoad, predict_with
 
 CPU = (2e-3, 1.5e-4, 0.0, 0.0, 0.0, 2e-8, 5e-8, 1e-4)
 GPU = (8e-3, 0.0, 0.0, 2.7e-5, 0.0, 2e-10, 4e-8, 1e-5)  # flat to 256 tokens, then linear

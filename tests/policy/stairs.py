@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from random import Random
 
-from harvester.policy.graphs import GraphSizes
-from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.load import DECODE_CONTEXT, PLAIN_FEATURES
+from harvester.policy.model.graphs import GraphSizes
+from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.model.load import DECODE_CONTEXT, PLAIN_FEATURES
 from harvester.sim.cost import GPUS, MODELS, Cost, Machine, roofline
 
 SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # what vLLM captures by default
@@ -66,7 +66,7 @@ class Knower(LatencyModel):
         self._coefficients = [0.0] * PLAIN_FEATURES
         self._coefficients[DECODE_CONTEXT] = context_s / 1000
         self._cost, self._margin = cost, margin
-        self._most_tokens = 10**6
+        self._max_tokens = 10**6
 
     @property
     def ready(self) -> bool:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.arrivals import Bursts, Pace
+from harvester.policy.model.arrivals import ArrivalRate, BurstReserve
 
 
-def after(*bursts: tuple[float, int], blocks: int = 3) -> Bursts:
+def after(*bursts: tuple[float, int], blocks: int = 3) -> BurstReserve:
     """``bursts``: when each came and of how many requests it was."""
-    kept = Bursts()
+    kept = BurstReserve()
     for at_s, size in bursts:
         for i in range(size):
             kept.arrival(at_s + i * 0.01, blocks)
@@ -21,8 +21,8 @@ def after(*bursts: tuple[float, int], blocks: int = 3) -> Bursts:
 
 
 def test_before_the_first_arrival_the_reserve_is_the_given_one() -> None:
-    assert Bursts(slots=4, blocks=30).reserve(1000.0) == (4, 30)
-    assert Bursts().reserve(0.0) == (0, 0)
+    assert BurstReserve(slots=4, blocks=30).reserve(1000.0) == (4, 30)
+    assert BurstReserve().reserve(0.0) == (0, 0)
 
 
 def test_a_burst_is_kept_room_for_at_once() -> None:
@@ -62,7 +62,7 @@ def test_asking_changes_nothing() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 50)), min_size=1, max_size=60), st.floats(0.0, 500.0), st.floats(0.0, 500.0))
 def test_a_reserve_is_never_negative_and_never_grows_in_quiet(gaps: list[tuple[float, int]], one_s: float, other_s: float) -> None:
-    kept, now_s = Bursts(), 0.0
+    kept, now_s = BurstReserve(), 0.0
     for gap_s, blocks in gaps:
         now_s += gap_s
         kept.arrival(now_s, blocks)
@@ -72,14 +72,14 @@ def test_a_reserve_is_never_negative_and_never_grows_in_quiet(gaps: list[tuple[f
 
 
 def test_no_arrival_is_expected_before_two_have_come() -> None:
-    pace = Pace()
+    pace = ArrivalRate()
     assert pace.gap_s(5.0) == math.inf
     pace.arrival(5.0)
     assert pace.gap_s(6.0) == math.inf
 
 
 def test_the_expected_gap_follows_the_gaps_seen_and_grows_with_the_quiet() -> None:
-    pace = Pace()
+    pace = ArrivalRate()
     for second in range(40):
         pace.arrival(float(second))
     assert pace.gap_s(39.0) == pytest.approx(1.0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.policy.budget import Budget, longest_decode, offline_budget
-from harvester.policy.latency import LatencyModel, StepLoad
+from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.step.budget import Budget, longest_decode, offline_budget
 from tests.policy.machine import CPU, GPU, a_model
 from tests.policy.stairs import GRAPHS, learn, truth
 

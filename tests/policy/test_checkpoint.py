@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks, ramp, to_save, waited_blocks
+from harvester.policy.kv.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks, ramp, to_save, waited_blocks
 
 TOTAL = 100
 
@@ -23,19 +23,19 @@ def settled(free: int, *requests: Kept) -> Coverage:
     return coverage
 
 
-def offline(count: int, blocks: int = 4, covered: int = 0) -> list[Kept]:
-    return [Kept(f"r{i}", blocks, covered) for i in range(count)]
+def offline(count: int, blocks: int = 4, saved: int = 0) -> list[Kept]:
+    return [Kept(f"r{i}", blocks, saved) for i in range(count)]
 
 
 def test_nothing_is_copied_while_more_than_half_of_the_kv_is_free() -> None:
     assert settled(51).plan(view(*offline(8), free=51)) == {}
 
 
-@pytest.mark.parametrize(("free", "covered"), [(50, 0), (40, 2), (30, 4), (20, 6), (10, 8), (0, 8)], ids=str)
-def test_the_number_of_requests_covered_grows_with_the_pressure(free: int, covered: int) -> None:
+@pytest.mark.parametrize(("free", "saved"), [(50, 0), (40, 2), (30, 4), (20, 6), (10, 8), (0, 8)], ids=str)
+def test_the_number_of_requests_covered_grows_with_the_pressure(free: int, saved: int) -> None:
     coverage = settled(free)
     coverage._filled = 1000.0  # fast enough for all
-    assert list(coverage.plan(view(*offline(8), free=free))) == [f"r{i}" for i in range(covered)]
+    assert list(coverage.plan(view(*offline(8), free=free))) == [f"r{i}" for i in range(saved)]
 
 
 def test_a_burst_of_one_step_covers_fewer_than_pressure_that_stays() -> None:
@@ -75,13 +75,13 @@ def test_chats_are_not_covered_while_offline_work_holds_what_they_would_take() -
 
 def test_the_speed_is_what_fills_up_and_enough_of_the_backlog_to_be_done_when_the_free_blocks_are_gone() -> None:
     coverage = Coverage(Thresholds(start=1.0, full=0.9))
-    blocks, covered, free, most = 0, 0, 80, 0
+    blocks, saved, free, most = 0, 0, 80, 0
     while free > 0:
         blocks, free = blocks + 2, free - 2
-        copied = coverage.plan(view(Kept("a", blocks, covered), free=free))
-        covered += copied.get("a", 0)
+        copied = coverage.plan(view(Kept("a", blocks, saved), free=free))
+        saved += copied.get("a", 0)
         most = max(most, copied.get("a", 0))
-    assert blocks - covered <= 4
+    assert blocks - saved <= 4
     assert most <= 8
 
 
@@ -92,11 +92,11 @@ def test_the_speed_is_what_fills_up_and_enough_of_the_backlog_to_be_done_when_th
     st.integers(0, 30),
 )
 def test_no_plan_is_past_a_limit_or_copies_what_is_covered(requests: list[tuple[int, int, bool]], free: int, limit: int, room: int) -> None:
-    kept = [Kept(str(i), blocks, min(blocks, covered), kind) for i, (blocks, covered, kind) in enumerate(requests)]
+    kept = [Kept(str(i), blocks, min(blocks, saved), kind) for i, (blocks, saved, kind) in enumerate(requests)]
     coverage = settled(free, *kept)
     grants = coverage.plan(view(*kept, free=free, limit=limit, room=room))
     assert sum(grants.values()) <= min(limit, room)
-    assert all(0 < grants[one.name] <= one.blocks - one.covered for one in kept if one.name in grants)
+    assert all(0 < grants[one.name] <= one.blocks - one.saved for one in kept if one.name in grants)
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
@@ -133,15 +133,15 @@ def test_copies_beside_offline_work_never_stand_still(step_s: float, block_s: fl
 
 
 @pytest.mark.parametrize(
-    ("blocks", "covered", "tail", "limit", "expected"),
+    ("blocks", "saved", "tail", "limit", "expected"),
     [(5, 5, 3, 4, (0, True)), (5, 3, 3, 4, (2, True)), (5, 3, 0, 4, (2, False)), (5, 1, 3, 4, (4, False)), (5, 0, 3, 4, (4, False)),
      (5, 5, 3, 0, (0, False))],
     ids=["the tail alone", "two and the tail", "no tail", "the limit leaves no room for the tail", "extreme", "no time at all"],
 )  # fmt: skip
 def test_a_victim_saves_its_last_blocks_where_they_are_few(
-    blocks: int, covered: int, tail: int, limit: int, expected: tuple[int, bool]
+    blocks: int, saved: int, tail: int, limit: int, expected: tuple[int, bool]
 ) -> None:
-    assert to_save(blocks, covered, tail, limit) == expected
+    assert to_save(blocks, saved, tail, limit) == expected
 
 
 @pytest.mark.parametrize(("block_s", "blocks"), [(None, 4), (1e-3, 10), (1.0, 4)], ids=["not measured", "fast", "slow"])

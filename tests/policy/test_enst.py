@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.enst import Resident, enst, swap_out
+from harvester.policy.order.enst import Resident, enst, swap_out
 
 NEVER = float("inf")
 
@@ -37,8 +37,8 @@ def test_a_lower_queue_is_never_sooner(levels: dict[str, int], batch: int) -> No
     assert [found[name] for name in ordered] == sorted(found.values())
 
 
-def residents(*ensts: float, uncovered: int = 0) -> list[Resident]:
-    return [Resident(str(i), enst_s, 10, uncovered) for i, enst_s in enumerate(ensts)]
+def residents(*ensts: float, unsaved: int = 0) -> list[Resident]:
+    return [Resident(str(i), enst_s, 10, unsaved) for i, enst_s in enumerate(ensts)]
 
 
 def test_the_latest_turn_gives_up_its_kv_first_and_no_more_do_than_must() -> None:
@@ -51,17 +51,17 @@ def test_nobody_gives_up_kv_where_it_would_not_be_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("enst_s", "waiting_s", "copy_s", "uncovered"),
+    ("enst_s", "waiting_s", "copy_s", "unsaved"),
     [(3.0, 2.0, 0.0, 0), (3.0, 0.0, 0.4, 0), (3.0, 0.0, 0.0, 3)],
     ids=["nearly as soon", "soon again", "not covered"],
 )
-def test_a_request_keeps_its_kv(enst_s: float, waiting_s: float, copy_s: float, uncovered: int) -> None:
-    assert swap_out(residents(enst_s, uncovered=uncovered), 5, waiting_s, copy_s, 3) == ()
+def test_a_request_keeps_its_kv(enst_s: float, waiting_s: float, copy_s: float, unsaved: int) -> None:
+    assert swap_out(residents(enst_s, unsaved=unsaved), 5, waiting_s, copy_s, 3) == ()
 
 
 def test_what_is_not_on_the_host_is_saved_while_the_step_waits_for_it_and_no_more() -> None:
     """Each has two blocks to save and its partly filled one."""
-    given = residents(9.0, 8.0, 7.0, uncovered=2)
+    given = residents(9.0, 8.0, 7.0, unsaved=2)
     assert [swap_out(given, 20, 0.0, 0.0, bound) for bound in (5, 6)] == [(), ("0", "1")]
     assert swap_out([*given, Resident("covered", 6.0, 10, 0)], 20, 0.0, 0.0, 4) == ("0", "covered")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.fair import FairOrder, prefix_order
+from harvester.policy.order.fair import FairOrder, prefix_order
 
 
 def test_jobs_that_are_equal_take_turns() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from harvester.policy.guarantee import stretched_s
-from harvester.policy.share import plan_step
-from harvester.policy.view import Guarantee, Limits, Running, View
+from harvester.policy.step.guarantee import stretched_s
+from harvester.policy.step.plan import plan_step
+from harvester.policy.view import Guarantee, PolicyConfig, Running, View
 from tests.policy.machine import CPU, a_model
 
-LIMITS = Limits(reserved_slots=4, reserved_kv=0.5, offline_step_tokens=64)
+LIMITS = PolicyConfig(reserved_slots=4, reserved_kv=0.5, offline_step_tokens=64)
 ONLINE = Running(offline=False, step_tokens=1, blocks_now=2, blocks_final=0, blocks_step=0, context=50, decoding=True)
 OFFLINE = Running(offline=True, step_tokens=1, blocks_now=2, blocks_final=4, blocks_step=0, context=50, decoding=True)
 VIEW = View(

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harvester.policy.hostpool import HostPool
+from harvester.policy.kv.hostpool import HostPool
 
 
 def full(pool: HostPool[str], owner: str, *keys: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.errors import ConfigError
-from harvester.policy.latency import PLAIN_FEATURES, LatencyModel, StepLoad, features, predict_with
+from harvester.policy.model.latency import PLAIN_FEATURES, LatencyModel, StepLoad, features, predict_with
 from tests.policy.machine import CPU, GPU, a_model, steps
 
 MACHINES = pytest.mark.parametrize("coefficients", [CPU, GPU], ids=["cpu", "gpu"])
@@ -22,7 +22,7 @@ loads = st.builds(StepLoad, st.integers(0, 9000), st.floats(0, 1e8), st.integers
 observations = st.lists(st.tuples(loads, st.floats(1e-5, 10.0)), min_size=1, max_size=80)
 
 
-def uncovered(model: LatencyModel, run: list[tuple[StepLoad, float]]) -> list[int]:
+def unsaved(model: LatencyModel, run: list[tuple[StepLoad, float]]) -> list[int]:
     """The steps of ``run`` that took longer than the model's bound before it saw them."""
     late = []
     for i, (load, seconds) in enumerate(run):
@@ -44,12 +44,12 @@ def test_a_prediction_is_the_coefficients_times_the_features() -> None:
 
 
 @MACHINES
-@pytest.mark.parametrize(("noise", "most_error"), [(0.0, 0.005), (0.05, 0.02), (0.2, 0.08)], ids=["no noise", "5%", "20%"])
-def test_known_coefficients_are_recovered_under_noise(coefficients: tuple[float, ...], noise: float, most_error: float) -> None:
+@pytest.mark.parametrize(("noise", "max_error"), [(0.0, 0.005), (0.05, 0.02), (0.2, 0.08)], ids=["no noise", "5%", "20%"])
+def test_known_coefficients_are_recovered_under_noise(coefficients: tuple[float, ...], noise: float, max_error: float) -> None:
     model = a_model(coefficients, noise, count=600)
     fresh = [load for load, _ in steps(coefficients, 200, 0.0, seed=9)]
     errors = sorted(abs(model.predict(load) / predict_with(coefficients, load) - 1) for load in fresh)
-    assert errors[100] < most_error
+    assert errors[100] < max_error
 
 
 def test_coefficients_that_differ_enough_come_out_one_by_one() -> None:
@@ -61,14 +61,14 @@ def test_coefficients_that_differ_enough_come_out_one_by_one() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.3], ids=["no noise", "5%", "30%"])
 def test_the_bound_covers_98_of_100_steps_of_a_steady_machine(coefficients: tuple[float, ...], noise: float) -> None:
     model = a_model(coefficients, noise, seed=3)
-    assert len(uncovered(model, steps(coefficients, 1500, noise, seed=4))) <= 30
+    assert len(unsaved(model, steps(coefficients, 1500, noise, seed=4))) <= 30
 
 
 @MACHINES
 @pytest.mark.parametrize("noise", [0.0, 0.1], ids=["no noise", "10%"])
 def test_a_machine_that_becomes_twice_as_slow_is_covered_again_within_8_steps(coefficients: tuple[float, ...], noise: float) -> None:
     model = a_model(coefficients, noise, seed=5)
-    late = uncovered(model, steps(coefficients, 1000, noise, seed=6, pace=lambda step: 2.0))
+    late = unsaved(model, steps(coefficients, 1000, noise, seed=6, pace=lambda step: 2.0))
     assert len(late) <= 20
     assert len([i for i in late if 8 <= i < 108]) <= 2
 
@@ -80,14 +80,14 @@ def test_a_machine_that_becomes_twice_as_slow_is_covered_again_within_8_steps(co
 )
 def test_a_machine_that_changes_its_pace_is_covered_in_98_of_100_steps(pace: Callable[[int], float]) -> None:
     model = a_model(GPU, 0.05, seed=7)
-    assert len(uncovered(model, steps(GPU, 2000, 0.05, seed=8, pace=pace))) <= 40
+    assert len(unsaved(model, steps(GPU, 2000, 0.05, seed=8, pace=pace))) <= 40
 
 
 def test_the_margin_of_a_machine_that_was_slow_for_a_while_goes_away_again() -> None:
     model = a_model(CPU, 0.02)
-    uncovered(model, steps(CPU, 40, 0.02, seed=2, pace=lambda step: 2.0))
+    unsaved(model, steps(CPU, 40, 0.02, seed=2, pace=lambda step: 2.0))
     wide = model.margin
-    uncovered(model, steps(CPU, 600, 0.02, seed=3))
+    unsaved(model, steps(CPU, 600, 0.02, seed=3))
     assert wide > 1.9
     assert model.margin < 1.2
 
@@ -122,7 +122,7 @@ def test_a_time_that_is_none_teaches_nothing(seconds: float) -> None:
 
 def test_a_new_model_is_not_ready_and_trusts_nothing() -> None:
     model = LatencyModel()
-    assert (model.ready, model.margin, model.error(), model.reach_tokens) == (False, LatencyModel.MOST_MARGIN, (1.0, 1.0), 0)
+    assert (model.ready, model.margin, model.error(), model.reach_tokens) == (False, LatencyModel.MAX_MARGIN, (1.0, 1.0), 0)
     assert a_model(count=LatencyModel.READY_STEPS - 1).ready is False
     assert a_model(count=LatencyModel.READY_STEPS).ready is True
 

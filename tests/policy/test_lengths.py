@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harvester.policy.lengths import (
     FADE_ROWS,
     GROWTH,
-    LEAST_ROWS,
+    MIN_ROWS,
     QUANTILES,
     Lengths,
     band_of,
@@ -37,7 +37,7 @@ def test_a_prompt_lies_in_its_band(tokens: int) -> None:
     assert least <= tokens <= most
 
 
-@given(st.lists(st.integers(1, 4000), min_size=LEAST_ROWS, max_size=300), st.sampled_from([0.5, 0.9, 0.99]))
+@given(st.lists(st.integers(1, 4000), min_size=MIN_ROWS, max_size=300), st.sampled_from([0.5, 0.9, 0.99]))
 def test_a_quantile_is_right_within_a_tenth(outputs: list[int], share: float) -> None:
     lengths = Lengths()
     lengths.learn(counted((100, tokens) for tokens in outputs))
@@ -61,10 +61,10 @@ def test_the_mean_is_right_within_a_few_hundredths(most: int) -> None:
 
 def test_nothing_is_said_of_few_rows_and_the_nearest_band_speaks_for_one_that_knows_nothing() -> None:
     lengths = Lengths()
-    lengths.learn(counted([(100, 50)] * (LEAST_ROWS - 1)))
+    lengths.learn(counted([(100, 50)] * (MIN_ROWS - 1)))
     assert lengths.quantile(100, 0.9) is None
     assert lengths.spread() is None
-    lengths.learn(counted([(100, 50)] + [(5000, 400)] * LEAST_ROWS))
+    lengths.learn(counted([(100, 50)] + [(5000, 400)] * MIN_ROWS))
     assert lengths.quantile(100, 0.5) == bucket_tokens(bucket_of(50))
     assert lengths.quantile(9, 0.5) == lengths.quantile(100, 0.5)
     assert lengths.quantile(100_000, 0.5) == lengths.quantile(5000, 0.5) == bucket_tokens(bucket_of(400))
@@ -86,7 +86,7 @@ def test_coverage_of_rows_like_those_before_is_the_quantile_told(seed: int) -> N
 
 def test_a_row_is_judged_by_what_was_told_before_it() -> None:
     lengths = Lengths()
-    lengths.learn(counted([(100, 10)] * LEAST_ROWS))
+    lengths.learn(counted([(100, 10)] * MIN_ROWS))
     assert lengths.report()[0].coverage is None
     lengths.learn(counted([(100, 10)] * 3 + [(100, 500)]))
     assert lengths.report()[0].coverage == (0.75, 0.75)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from harvester.policy.batch import batch_of
-from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.limit import LEAST_PROMPT_CHUNK, limit_s, online_load, online_work
-from harvester.policy.share import Running, View, plan_step
+from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.step.batch import batch_of
+from harvester.policy.step.plan import Running, View, plan_step
+from harvester.policy.step.slo import MIN_PROMPT_CHUNK, limit_s, online_load, online_work
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, view
 
-SHARED = replace(LIMITS, intrusion=0.1, ttft_s=1.0)
+SHARED = replace(LIMITS, max_ttft_delay_fraction=0.1, ttft_s=1.0)
 
 
 # -- the limit of a step ------------------------------------------------------------------------------------------------------------
@@ -46,17 +46,17 @@ def test_the_online_load_is_all_that_runs_and_waits_within_what_a_step_holds() -
 # -- what offline work may add to the time of a first token --------------------------------------------------------------------------
 
 
-def beside(*running: Running, intrusion: float = 0.1, ttft_s: float = 1.0, **fields: object) -> tuple[StepLoad, float]:
+def beside(*running: Running, max_ttft_delay_fraction: float = 0.1, ttft_s: float = 1.0, **fields: object) -> tuple[StepLoad, float]:
     """What the plan of such a step computes, and the seconds of its online work alone."""
     seen = view(*running, *[row()] * 30, row(2000), **fields)
-    plan = plan_step(seen, replace(SHARED, intrusion=intrusion, ttft_s=ttft_s), MODEL)
+    plan = plan_step(seen, replace(SHARED, max_ttft_delay_fraction=max_ttft_delay_fraction, ttft_s=ttft_s), MODEL)
     return planned_load(seen, plan), MODEL.predict(online_work(seen, batch_of(seen.running), LIMITS, MODEL).load)
 
 
-@pytest.mark.parametrize("intrusion", [0.02, 0.05, 0.1])
-def test_beside_chat_that_decodes_a_step_grows_by_a_share_of_the_first_tokens_time(intrusion: float) -> None:
-    load, alone_s = beside(*[chat(tpot_s=10.0)] * 8, intrusion=intrusion)
-    assert alone_s + 0.8 * intrusion < MODEL.predict(load) <= alone_s + intrusion * 1.0001
+@pytest.mark.parametrize("max_ttft_delay_fraction", [0.02, 0.05, 0.1])
+def test_beside_chat_that_decodes_a_step_grows_by_a_share_of_the_first_tokens_time(max_ttft_delay_fraction: float) -> None:
+    load, alone_s = beside(*[chat(tpot_s=10.0)] * 8, max_ttft_delay_fraction=max_ttft_delay_fraction)
+    assert alone_s + 0.8 * max_ttft_delay_fraction < MODEL.predict(load) <= alone_s + max_ttft_delay_fraction * 1.0001
 
 
 def test_a_step_with_a_prompt_of_chat_grows_by_a_share_of_itself() -> None:
@@ -65,7 +65,7 @@ def test_a_step_with_a_prompt_of_chat_grows_by_a_share_of_itself() -> None:
 
 
 def test_no_share_of_a_first_tokens_time_is_no_offline_work_beside_chat() -> None:
-    load, alone_s = beside(chat(tpot_s=10.0), intrusion=0.0)
+    load, alone_s = beside(chat(tpot_s=10.0), max_ttft_delay_fraction=0.0)
     assert MODEL.predict(load) == pytest.approx(alone_s)
 
 
@@ -98,7 +98,7 @@ def test_a_prompt_whose_first_token_would_come_late_is_cut_only_where_further_st
 
 def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:
     seen = view(*[chat(1e-6)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
-    assert plan_step(seen, LIMITS, MODEL).budget_tokens == 4 + LEAST_PROMPT_CHUNK
+    assert plan_step(seen, LIMITS, MODEL).budget_tokens == 4 + MIN_PROMPT_CHUNK
 
 
 # -- chat whose KV is back ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harvester.policy.mlfq import Mlfq, choose
+from harvester.policy.order.mlfq import Mlfq, choose
 
 
 def queue(levels: int = 4, quantum_s: float = 1.0, starvation_s: float = 100.0) -> Mlfq:

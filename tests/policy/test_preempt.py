@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.preempt import COST_SHARE, Arrival, Flight, best_step_s, first_to_end, layers_between
+from harvester.policy.step.preempt import COST_SHARE, Arrival, Flight, best_step_s, first_to_end, layers_between
 
 STEP = Flight(number=7, endable=True, began_s=10.0, estimate_s=0.4)
 NEXT = Flight(number=8, endable=True, began_s=None, estimate_s=0.4)
@@ -26,7 +26,7 @@ def test_a_step_ends_where_the_first_token_would_be_late(now_s: float, prompt_s:
 
 @pytest.mark.parametrize(("now_s", "ends"), [(10.0, True), (10.29, True), (10.31, False)], ids=["all left", "too much left", "little left"])
 def test_a_step_ends_where_the_arrival_would_wait_for_more_than_its_share(now_s: float, ends: bool) -> None:
-    assert (first_to_end([STEP], now_s, Arrival(0.0, 1.0, intrusion=0.1)) == 7) is ends
+    assert (first_to_end([STEP], now_s, Arrival(0.0, 1.0, max_ttft_delay_fraction=0.1)) == 7) is ends
 
 
 def test_a_step_with_chat_in_it_is_never_ended() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.share import Limits, Plan, Running, View, plan_step
+from harvester.policy.step.plan import Plan, PolicyConfig, Running, View, plan_step
 
-LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
+LIMITS = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
 
 
 def online(step_tokens: int = 1, blocks: int = 2, blocks_step: int = 0) -> Running:
@@ -35,7 +35,7 @@ def test_an_idle_engine_opens_all_but_the_reserve() -> None:
 
 
 def test_an_idle_engine_admits_one_request_even_where_everything_is_reserved() -> None:
-    plan = plan_step(view(free=99, max_seqs=2, next_blocks=70), Limits(reserved_slots=2, reserved_kv=0.99, offline_step_tokens=1))
+    plan = plan_step(view(free=99, max_seqs=2, next_blocks=70), PolicyConfig(reserved_slots=2, reserved_kv=0.99, offline_step_tokens=1))
     assert (plan.offline_slots, plan.offline_blocks) == (1, 70)
 
 
@@ -56,7 +56,7 @@ def test_offline_work_is_admitted_only_beside_the_reserve_and_what_others_will_g
 
 
 def test_of_the_offline_requests_those_give_way_that_lose_the_least_and_of_equal_ones_the_newest() -> None:
-    running = [offline()._replace(uncovered=lost) for lost in (3, 0, 5, 0)]
+    running = [offline()._replace(unsaved=lost) for lost in (3, 0, 5, 0)]
     assert plan_step(view(*running, waiting=1, waiting_blocks=8, free=0), LIMITS).preempt == (3,)
     assert plan_step(view(*running, waiting=1, waiting_blocks=25, free=0), LIMITS).preempt == (0, 1, 3)
 
@@ -119,7 +119,7 @@ a_running = st.one_of(
         st.integers(0, 3),
     ),
 )
-a_limit = st.builds(Limits, st.integers(0, 8), st.floats(0.0, 0.5), st.integers(1, 12))
+a_limit = st.builds(PolicyConfig, st.integers(0, 8), st.floats(0.0, 0.5), st.integers(1, 12))
 
 
 @st.composite
@@ -137,41 +137,41 @@ def offline_among(view: View, places: tuple[int, ...]) -> list[int]:
 
 
 @given(views(), a_limit)
-def test_every_running_request_is_run_paused_or_preempted_and_only_one_of_them(view: View, limits: Limits) -> None:
+def test_every_running_request_is_run_paused_or_preempted_and_only_one_of_them(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     assert sorted((*plan.run, *plan.pause, *plan.preempt)) == list(range(len(view.running)))
 
 
 @given(views(), a_limit)
-def test_an_online_request_always_runs_before_any_offline_one_in_a_step_that_it_shares(view: View, limits: Limits) -> None:
+def test_an_online_request_always_runs_before_any_offline_one_in_a_step_that_it_shares(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     places = [i for i, request in enumerate(view.running) if not request.offline]
     assert sorted(plan.run[: len(places)]) == places
 
 
 @given(views(), a_limit)
-def test_nothing_is_preempted_or_paused_unless_an_online_request_waits(view: View, limits: Limits) -> None:
+def test_nothing_is_preempted_or_paused_unless_an_online_request_waits(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.online_waiting == 0:
         assert (plan.preempt, plan.pause) == ((), ())
 
 
 @given(views(), a_limit)
-def test_a_step_has_room_for_every_online_token(view: View, limits: Limits) -> None:
+def test_a_step_has_room_for_every_online_token(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     tokens = sum(request.step_tokens for request in view.running if not request.offline)
     assert plan.budget_tokens is None or plan.budget_tokens == tokens + limits.offline_step_tokens
 
 
 @given(views(), a_limit)
-def test_offline_tokens_beside_waiting_online_work_stay_within_the_share(view: View, limits: Limits) -> None:
+def test_offline_tokens_beside_waiting_online_work_stay_within_the_share(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.online_waiting:
         assert sum(view.running[i].step_tokens for i in offline_among(view, plan.run)) <= limits.offline_step_tokens
 
 
 @given(views(), a_limit)
-def test_admitted_offline_requests_leave_the_reserved_slots_free(view: View, limits: Limits) -> None:
+def test_admitted_offline_requests_leave_the_reserved_slots_free(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.running and plan.offline_slots:
         assert view.max_seqs - len(view.running) - plan.offline_slots >= limits.reserved_slots
@@ -180,7 +180,7 @@ def test_admitted_offline_requests_leave_the_reserved_slots_free(view: View, lim
 
 
 @given(views(), a_limit)
-def test_admitted_offline_requests_leave_the_reserved_kv_free_when_all_have_grown(view: View, limits: Limits) -> None:
+def test_admitted_offline_requests_leave_the_reserved_kv_free_when_all_have_grown(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if plan.offline_blocks and (view.running or plan.offline_blocks > view.offline_next_blocks):
         growth = sum(request.blocks_final - request.blocks_now for request in view.running if request.offline)
@@ -188,21 +188,21 @@ def test_admitted_offline_requests_leave_the_reserved_kv_free_when_all_have_grow
 
 
 @given(views(), a_limit)
-def test_an_idle_engine_with_nobody_waiting_always_admits_one_however_large(view: View, limits: Limits) -> None:
+def test_an_idle_engine_with_nobody_waiting_always_admits_one_however_large(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(replace(view, running=(), online_waiting=0, online_waiting_blocks=0), limits)
     assert plan.offline_slots >= 1
     assert plan.offline_blocks >= view.offline_next_blocks
 
 
 @given(views(), a_limit)
-def test_nothing_offline_is_admitted_while_an_online_request_waits(view: View, limits: Limits) -> None:
+def test_nothing_offline_is_admitted_while_an_online_request_waits(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.online_waiting:
         assert (plan.offline_slots, plan.offline_blocks) == (0, 0)
 
 
 @given(views(), a_limit)
-def test_the_newest_offline_requests_are_preempted_first(view: View, limits: Limits) -> None:
+def test_the_newest_offline_requests_are_preempted_first(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     kept = offline_among(view, (*plan.run, *plan.pause))
     assert not plan.preempt or max(kept, default=-1) < min(plan.preempt)
@@ -218,14 +218,14 @@ def lacks(view: View, preempted: tuple[int, ...]) -> bool:
 
 
 @given(views(), a_limit)
-def test_waiting_online_requests_find_room_or_nothing_offline_is_left(view: View, limits: Limits) -> None:
+def test_waiting_online_requests_find_room_or_nothing_offline_is_left(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.online_waiting and lacks(view, plan.preempt):
         assert offline_among(view, (*plan.run, *plan.pause)) == []
 
 
 @given(views(), a_limit)
-def test_no_more_is_preempted_than_is_needed(view: View, limits: Limits) -> None:
+def test_no_more_is_preempted_than_is_needed(view: View, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if plan.preempt:
         assert lacks(view, plan.preempt[1:])  # the oldest of them was needed too

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.policy.batch import batch_of
-from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.limit import limit_s
-from harvester.policy.share import LEAST_CHUNK, PROMPTS_PER_STEP, View, plan_step
+from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.step.batch import batch_of
+from harvester.policy.step.plan import MIN_CHUNK, PROMPTS_PER_STEP, View, plan_step
+from harvester.policy.step.slo import limit_s
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, view
 from tests.policy.machine import CPU, a_model
 
@@ -181,7 +181,7 @@ def test_offline_work_alone_has_no_bound_where_no_arrival_is_to_be_expected() ->
 def test_offline_work_alone_takes_short_steps_where_arrivals_would_end_long_ones() -> None:
     plan = plan_step(view(row(), row(2000), offline_step_s=0.1), LIMITS, MODEL)
     assert plan.budget_tokens is not None
-    assert LEAST_CHUNK < plan.budget_tokens < 2048
+    assert MIN_CHUNK < plan.budget_tokens < 2048
     load = StepLoad.decode(100) + StepLoad.prefill(plan.budget_tokens - 1, 100)
     assert 0.09 < MODEL.predict(load) <= 0.1
     assert plan.preemptible
@@ -189,4 +189,4 @@ def test_offline_work_alone_takes_short_steps_where_arrivals_would_end_long_ones
 
 def test_the_shortest_step_of_offline_work_alone_still_makes_every_token_and_a_small_chunk() -> None:
     plan = plan_step(view(*[row()] * 40, row(2000), offline_step_s=1e-6), LIMITS, MODEL)
-    assert plan.budget_tokens == 40 + LEAST_CHUNK
+    assert plan.budget_tokens == 40 + MIN_CHUNK

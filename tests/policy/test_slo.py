@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harvester.policy.latency import LatencyModel
+from harvester.policy.model.latency import LatencyModel
 from tests.policy.fake_engine import LIMITS, FakeEngine
 from tests.policy.machine import CPU, a_model
 

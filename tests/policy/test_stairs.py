@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.errors import ConfigError
-from harvester.policy.budget import Budget, offline_budget
-from harvester.policy.graphs import DECODE, EAGER, MIXED, GraphSizes
-from harvester.policy.latency import FEATURES, PLAIN_FEATURES, LatencyModel, StepLoad, features, predict_with
+from harvester.policy.model.graphs import DECODE, EAGER, MIXED, GraphSizes
+from harvester.policy.model.latency import FEATURES, PLAIN_FEATURES, LatencyModel, StepLoad, features, predict_with
+from harvester.policy.step.budget import Budget, offline_budget
 from harvester.sim.cost import GPUS, Cost, Gpu
 from tests.policy.stairs import DEFAULT, GRAPHS, H200, NOISE, Knower, a_load, decodes, learn, truth
 

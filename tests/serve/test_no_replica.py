@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from harvester.config import ServeConfig
-from harvester.engine.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice
 from harvester.errors import NoReplicaError, from_json
 
 with warnings.catch_warnings():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harvester.config import ServeConfig
-from harvester.engine.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice
 from harvester.timers import PATIENT_S, USUAL_S, set_timer_slack, timer_slack_s
 
 with warnings.catch_warnings():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from harvester.config import SloConfig
-from harvester.policy.arrivals import Bursts
-from harvester.policy.latency import LatencyModel
-from harvester.policy.share import Limits
+from harvester.policy.model.arrivals import BurstReserve
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.step.plan import PolicyConfig
 from harvester.sim.cost import MODELS, kv_blocks
 from harvester.sim.engine import Brain, Engine
 from harvester.sim.loop import Simulation
@@ -25,7 +25,7 @@ def served(model: LatencyModel) -> tuple[float, int]:
     blocks = kv_blocks(MODELS["llama-3.1-8b"], H200)
     engine = Engine(lambda load: cost(load) * noise.lognormvariate(0.0, NOISE), blocks, max_seqs=256, max_tokens=2048)
     slo = SloConfig(ttft_slo_ms=1000.0, tpot_slo_ms=1000 * TPOT_S)
-    simulation = Simulation(engine, Brain(Limits(16, 0.05, 256), model=model, slo=slo, bursts=Bursts()))
+    simulation = Simulation(engine, Brain(PolicyConfig(16, 0.05, 256), model=model, slo=slo, bursts=BurstReserve()))
     simulation.run([*chat, *rows], until_s=WARM_UP_S)
     ended = simulation.run(until_s=WARM_UP_S + SECONDS)
     gaps = [gap for outcome in ended if not outcome.request.offline for gap in outcome.gaps_s]

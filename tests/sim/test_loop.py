@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.config import SloConfig
-from harvester.policy.arrivals import Bursts, Pace
-from harvester.policy.latency import LatencyModel, StepLoad
-from harvester.policy.mlfq import Mlfq
-from harvester.policy.share import Limits
+from harvester.policy.model.arrivals import ArrivalRate, BurstReserve
+from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.order.mlfq import Mlfq
+from harvester.policy.step.plan import PolicyConfig
 from harvester.sim.cost import GPUS, MODELS, Machine, kv_blocks, roofline
 from harvester.sim.engine import Brain, Engine
 from harvester.sim.loop import Simulation
@@ -21,7 +21,7 @@ from harvester.sim.measure import percentile, summarize
 from harvester.sim.order import Batches, Feedback, ShortestPrompt
 from harvester.sim.trace import SHAREGPT, Drawn, Fixed, LogNormal, Request, gamma, offline_job
 
-LIMITS = Limits(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
+LIMITS = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
 
 
 def second_a_step(load: StepLoad) -> float:
@@ -158,14 +158,14 @@ def llama() -> Engine:
 
 
 def served(
-    limits: Limits, slo: SloConfig | None, jobs: bool = True, seconds: float = 30.0, layers: int = 0
+    limits: PolicyConfig, slo: SloConfig | None, jobs: bool = True, seconds: float = 30.0, layers: int = 0
 ) -> tuple[list[float], float, float]:
     """Gaps and P99 TTFT of chat, and offline tokens a second, of a run on a 7B model."""
     rng = random.Random(7)
     chat = gamma(2.0, 2.0, seconds, SHAREGPT, rng)
     rows = offline_job("sum", 2000, Drawn(LogNormal(1500, 0.5, 64, 3000), LogNormal(128, 0.3, 16, 256)), rng) if jobs else []
     model = LatencyModel() if slo else None
-    brain = Brain(limits, model=model, slo=slo, bursts=Bursts() if slo else None, pace=Pace() if layers else None)
+    brain = Brain(limits, model=model, slo=slo, bursts=BurstReserve() if slo else None, pace=ArrivalRate() if layers else None)
     outcomes = Simulation(replace(llama(), layers=layers), brain).run([*chat, *rows], until_s=seconds + 20)
     online = [outcome for outcome in outcomes if not outcome.request.offline]
     gaps = [gap for outcome in online for gap in outcome.gaps_s]
@@ -174,19 +174,19 @@ def served(
 
 
 def test_the_slo_budget_holds_what_it_promises_on_a_7b_model_and_harvests_the_rest() -> None:
-    gaps, _, offline = served(Limits(8, 0.1, 256), SloConfig(ttft_slo_ms=500.0, tpot_slo_ms=60.0))
+    gaps, _, offline = served(PolicyConfig(8, 0.1, 256), SloConfig(ttft_slo_ms=500.0, tpot_slo_ms=60.0))
     assert percentile(gaps, 0.99) <= 0.060
     assert offline > 3000
 
 
 def test_a_tighter_objective_leaves_less_to_offline_work() -> None:
-    loose = served(Limits(8, 0.1, 256), SloConfig(ttft_slo_ms=500.0, tpot_slo_ms=100.0))[2]
-    tight = served(Limits(8, 0.1, 256), SloConfig(ttft_slo_ms=500.0, tpot_slo_ms=25.0))[2]
+    loose = served(PolicyConfig(8, 0.1, 256), SloConfig(ttft_slo_ms=500.0, tpot_slo_ms=100.0))[2]
+    tight = served(PolicyConfig(8, 0.1, 256), SloConfig(ttft_slo_ms=500.0, tpot_slo_ms=25.0))[2]
     assert tight < loose
 
 
 def test_steps_that_end_between_two_layers_bring_first_tokens_forward_and_cost_little() -> None:
-    limits, slo = Limits(8, 0.1, 256, intrusion=0.05, ttft_s=0.3), SloConfig(ttft_slo_ms=300.0, tpot_slo_ms=60.0)
+    limits, slo = PolicyConfig(8, 0.1, 256, max_ttft_delay_fraction=0.05, ttft_s=0.3), SloConfig(ttft_slo_ms=300.0, tpot_slo_ms=60.0)
     (_, whole_s, whole), (_, ended_s, ended) = (served(limits, slo, layers=layers) for layers in (0, 32))
     assert ended_s < whole_s
     assert ended > 0.9 * whole
@@ -196,7 +196,7 @@ def test_a_step_of_offline_work_ends_at_the_next_layer_and_what_it_computed_is_c
     model = LatencyModel()
     for tokens in (1, 20, 40, 60) * 50:
         model.observe(StepLoad.prefill(tokens), 1.0)
-    brain = Brain(replace(LIMITS, intrusion=0.1, ttft_s=2.0), model=model)
+    brain = Brain(replace(LIMITS, max_ttft_delay_fraction=0.1, ttft_s=2.0), model=model)
     simulation = Simulation(replace(engine(), layers=4), brain)
     chat, row = simulation.run([Request("row", 0.0, 60, 1, "job"), Request("chat", 0.3, 4, 1)])
     assert (simulation.ended_steps, simulation.busy_s, chat.request.id, chat.ttft_s) == (1, 2.5, "chat", pytest.approx(1.2))

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from harvester.policy.latency import PLAIN_FEATURES, StepLoad
+from harvester.policy.model.latency import PLAIN_FEATURES, StepLoad
 from harvester.sim.cost import GPUS, MODELS, Machine, block_copy_s, fitted, kv_blocks, roofline
 from harvester.sim.measure import highest_rate, percentile
 from harvester.sim.trace import SHAREGPT, Fixed, Request, gamma, offline_job, replay, stretched

@@ -6,14 +6,14 @@ import logging
 from typing import Any
 
 from harvester.config import CheckpointConfig
-from harvester.engine.checkpoints.room import GIB, Room, memory_room
+from harvester.engine.checkpoints.worker.room import GIB, Room, memory_room
 from harvester.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 SHARE = 0.25  # of the memory that may be taken at start, for all replicas together
-MOST_SHARE = 0.9  # of it, what a configured budget may be
-LEAST_BYTES = 256 << 20  # of a replica, where nobody says how much: the KV of 2,000 tokens of an 8B model
+MAX_SHARE = 0.9  # of it, what a configured budget may be
+MIN_BYTES = 256 << 20  # of a replica, where nobody says how much: the KV of 2,000 tokens of an 8B model
 
 
 def transfer_config(checkpoint: CheckpointConfig, replicas: int, room: Room | None = None) -> dict[str, Any] | None:
@@ -28,7 +28,7 @@ def transfer_config(checkpoint: CheckpointConfig, replicas: int, room: Room | No
             "KV checkpoints are off: a share of %d%% for replicas=%d is under %d MiB (%s); give more memory or checkpoint.host_gib",
             SHARE * 100,
             replicas,
-            LEAST_BYTES >> 20,
+            MIN_BYTES >> 20,
             room,
         )
         return None
@@ -53,11 +53,11 @@ def host_bytes(host_gib: float | None, replicas: int, free_bytes: int, bound: st
     """The budget of one replica, of ``free_bytes`` for all; None where nobody says how much and the share is too small to be of use."""
     if host_gib is None:
         share = int(SHARE * free_bytes / replicas)
-        return share if share >= LEAST_BYTES else None
+        return share if share >= MIN_BYTES else None
     asked = int(host_gib * GIB)
-    if asked * replicas > MOST_SHARE * free_bytes:
+    if asked * replicas > MAX_SHARE * free_bytes:
         raise ConfigError(
-            f"checkpoint.host_gib={host_gib:g} for replicas={replicas} is more than {MOST_SHARE:.0%} of the {free_bytes / GIB:.1f} GiB "
-            f"that are free ({bound}); give at most {MOST_SHARE * free_bytes / GIB / replicas:.1f}"
+            f"checkpoint.host_gib={host_gib:g} for replicas={replicas} is more than {MAX_SHARE:.0%} of the {free_bytes / GIB:.1f} GiB "
+            f"that are free ({bound}); give at most {MAX_SHARE * free_bytes / GIB / replicas:.1f}"
         )
     return asked

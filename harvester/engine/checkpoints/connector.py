@@ -11,8 +11,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.outputs import KVConnectorOutput
 
-from harvester.engine.checkpoints.copies import Copies, EndedCopies
 from harvester.engine.checkpoints.planner import Planner
+from harvester.engine.checkpoints.worker.copies import Copies, EndedCopies
 
 
 class CheckpointConnector(OffloadingConnector):  # type: ignore[misc]

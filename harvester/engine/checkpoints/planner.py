@@ -21,11 +21,11 @@ from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from harvester.engine.checkpoints.copies import EndedCopies, StepCopies
 from harvester.engine.checkpoints.wish import Done, StepWish, Tail
-from harvester.engine.queue import is_offline
-from harvester.policy.checkpoint import to_save
-from harvester.policy.hostpool import HostPool
+from harvester.engine.checkpoints.worker.copies import EndedCopies, StepCopies
+from harvester.engine.core.queue import is_offline
+from harvester.policy.kv.checkpoint import to_save
+from harvester.policy.kv.hostpool import HostPool
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
 
     # What may be stored
 
-    def covered(self, request_id: str) -> int:
+    def saved(self, request_id: str) -> int:
         """Full blocks of the request, from its first, that are on the host or on the way."""
         tail = self._tails.get(request_id)
         return int(self.pool.held(request_id)) - (tail is not None and self.pool.state(tail.key) is not None)
@@ -78,7 +78,7 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
             if status is None or status.req.is_finished() or request_id in self._victims or self._loading(status):
                 continue
             self._forget_tail(request_id)
-            status.group_states[0].next_stored_chunk_idx = self.covered(request_id)
+            status.group_states[0].next_stored_chunk_idx = self.saved(request_id)
             self.manager.protected = self.wish.grants.keys()
             one = SimpleNamespace(num_scheduled_tokens={request_id: 0}, finished_req_ids=())
             jobs.update(super()._build_store_jobs(one))
@@ -108,13 +108,13 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
         old = self._tails.get(request_id)
         if old is not None and (old.tokens != tokens or self.pool.state(old.key) is None):
             self._forget_tail(request_id)
-        covered = self.covered(request_id)
+        saved = self.saved(request_id)
         tail_tokens = tokens % self.block_tokens if self.tails and request_id not in self._tails else 0
-        full, with_tail = to_save(blocks, covered, tail_tokens, most)
-        keys = list(state.offload_keys[covered : covered + full])
+        full, with_tail = to_save(blocks, saved, tail_tokens, most)
+        keys = list(state.offload_keys[saved : saved + full])
         if with_tail:
             keys.append(self._tail_key(status.req, tokens))
-        sources = state.block_ids[covered : covered + len(keys)]
+        sources = state.block_ids[saved : saved + len(keys)]
         if not keys or len(sources) < len(keys):
             return {}
         output = self.manager.prepare_store(keys, status.req_context)
@@ -123,7 +123,7 @@ class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
         if with_tail:
             self._tails[request_id] = Tail(tokens, keys[-1])
         wanted = set(output.keys_to_store)
-        return self._job(status, [block for key, block in zip(keys, sources, strict=True) if key in wanted], covered, output)
+        return self._job(status, [block for key, block in zip(keys, sources, strict=True) if key in wanted], saved, output)
 
     def _job(self, status: Any, sources: list[int], first: int, output: Any) -> dict[int, TransferJob]:
         if not sources:

@@ -9,15 +9,15 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.request import Request, RequestStatus
 
-from harvester.engine.board import Board, Count
 from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.checkpoints.planner import Planner
 from harvester.engine.checkpoints.wish import Done, StepWish
-from harvester.engine.queue import is_offline
-from harvester.engine.settings import Settings
-from harvester.policy.checkpoint import CPU_COST, CUDA_COST, CopyView, Coverage, Kept, Thresholds, limit_blocks, waited_blocks
-from harvester.policy.enst import Resident, swap_out
-from harvester.policy.online import OnlineTurns
+from harvester.engine.core.queue import is_offline
+from harvester.engine.shared.settings import Settings
+from harvester.engine.shared.state import Count, SharedState
+from harvester.policy.kv.checkpoint import CPU_COST, CUDA_COST, CopyView, Coverage, Kept, Thresholds, limit_blocks, waited_blocks
+from harvester.policy.order.enst import Resident, swap_out
+from harvester.policy.order.online import OnlineTurns
 from harvester.policy.view import Plan, View
 
 AVERAGE = 0.1  # weight of the newest step
@@ -42,7 +42,7 @@ class Checkpoints:
         self._config = settings.checkpoint
         self._cost = self._config.copy_cost or (CPU_COST if current_platform.is_cpu() else CUDA_COST)
         self._ttft_s = settings.slo.ttft_slo_ms / 1000
-        self._board = Board(settings.board) if settings.board is not None else None
+        self._shared = SharedState(settings.shared) if settings.shared is not None else None
         self._coverage = Coverage(Thresholds(self._config.start_free, self._config.full_free, self._config.online))
         self._grants: Mapping[str, int] = {}  # blocks by request, beside the next step
         self._limit = 0  # blocks beside the last one
@@ -77,7 +77,7 @@ class Checkpoints:
         if planner is None or not planner.able:
             return
         kept = [
-            Kept(request.request_id, answered(request) // planner.block_tokens, planner.covered(request.request_id), is_offline(request))
+            Kept(request.request_id, answered(request) // planner.block_tokens, planner.saved(request.request_id), is_offline(request))
             for request in _victims_first(scheduler)
         ]
         pool = scheduler.kv_cache_manager.block_pool
@@ -91,14 +91,14 @@ class Checkpoints:
         if planner is None or not planner.able or not view.online_waiting:
             return view
         marked = [
-            item._replace(uncovered=self._uncovered(planner, request)) if item.offline else item
+            item._replace(unsaved=self._uncovered(planner, request)) if item.offline else item
             for request, item in zip(running, view.running, strict=True)
         ]
         return replace(view, running=marked)
 
     def _uncovered(self, planner: Planner, request: Request) -> int:
         """Blocks that it would compute again: those that are not on the host, without the few that are saved at once."""
-        missing: int = answered(request) // planner.block_tokens - planner.covered(request.request_id)
+        missing: int = answered(request) // planner.block_tokens - planner.saved(request.request_id)
         return max(0, missing - self._waited)
 
     def swap_out(self, scheduler: Any, turns: OnlineTurns, now_s: float) -> None:
@@ -112,15 +112,15 @@ class Checkpoints:
             return
         online = {request.request_id: request for request in scheduler.running if request.request_id in enst}
         residents = [
-            Resident(name, enst[name], blocks := answered(request) // planner.block_tokens, blocks - planner.covered(name))
+            Resident(name, enst[name], blocks := answered(request) // planner.block_tokens, blocks - planner.saved(name))
             for name, request in online.items()
         ]
         chosen = swap_out(residents, need, enst[first.request_id], self._block_s or 0.0, self._waited)
         for name in chosen:
             scheduler.running.remove(online[name])
             scheduler._preempt_request(online[name], now_s)
-        if self._board is not None:
-            self._board.add(Count.SWAPPED, len(chosen))
+        if self._shared is not None:
+            self._shared.add(Count.SWAPPED, len(chosen))
 
     def _room(self, planner: Planner, kept: list[Kept]) -> int:
         free = planner.pool.capacity - planner.pool.used
@@ -135,9 +135,9 @@ class Checkpoints:
         if done.stored_blocks:
             block_s = done.store_s / done.stored_blocks / planner.config.num_workers
             self._block_s = block_s if self._block_s is None else self._block_s + AVERAGE * (block_s - self._block_s)
-        if self._board is not None:
+        if self._shared is not None:
             for count, value in zip(COUNTED, astuple(done), strict=True):
-                self._board.add(count, value)
+                self._shared.add(count, value)
 
     def preempted(self, request: Request) -> None:
         """It is about to lose its KV, which is whole."""
@@ -149,30 +149,30 @@ class Checkpoints:
         """These came from the waiting queue in a step, with so many ``computed`` tokens each."""
         for name in names:
             lost = self._lost.pop(name, None)
-            if lost is not None and name in computed and self._planner is not None and self._board is not None:
+            if lost is not None and name in computed and self._planner is not None and self._shared is not None:
                 began_s = self._planner.began_s.pop(name, now_s)
-                self._resumed(self._planner, self._board, name, lost, lost - computed[name])
-                self._board.add(Count.RESUME_S, now_s - began_s)
+                self._resumed(self._planner, self._shared, name, lost, lost - computed[name])
+                self._shared.add(Count.RESUME_S, now_s - began_s)
 
-    def _resumed(self, planner: Planner, board: Board, name: str, lost: int, again: int) -> None:
-        board.add(Count.RESUMED, 1)
-        board.add(Count.LOST_TOKENS, lost)
-        board.add(Count.RESUMED_WHOLE, again < planner.block_tokens)
+    def _resumed(self, planner: Planner, shared: SharedState, name: str, lost: int, again: int) -> None:
+        shared.add(Count.RESUMED, 1)
+        shared.add(Count.LOST_TOKENS, lost)
+        shared.add(Count.RESUMED_WHOLE, again < planner.block_tokens)
         failed = name in planner.failed_loads
         planner.failed_loads.discard(name)
         cause = Count.FAILED_TOKENS if failed else Count.EDGE_TOKENS if again < planner.block_tokens else Count.UNCOVERED_TOKENS
-        board.add(cause, max(0, again))
+        shared.add(cause, max(0, again))
 
     def _show(self, planner: Planner, scheduler: Any, kept: list[Kept]) -> None:
-        if self._board is None:
+        if self._shared is None:
             return
         computed = sum(answered(request) for request in scheduler.running)
-        covered = sum(one.covered for one in kept)
-        self._board.set(Count.HOST_BLOCKS, planner.pool.used)
-        self._board.set(Count.HOST_BYTES, planner.pool.used * planner.slot_bytes)
-        self._board.set(Count.COVERED_BLOCKS, covered)
-        self._board.set(Count.LAG_TOKENS, max(0, computed - covered * planner.block_tokens))
-        self._board.set(Count.EVICTED_BLOCKS, planner.pool.evicted)
+        saved = sum(one.saved for one in kept)
+        self._shared.set(Count.HOST_BLOCKS, planner.pool.used)
+        self._shared.set(Count.HOST_BYTES, planner.pool.used * planner.slot_bytes)
+        self._shared.set(Count.COVERED_BLOCKS, saved)
+        self._shared.set(Count.LAG_TOKENS, max(0, computed - saved * planner.block_tokens))
+        self._shared.set(Count.EVICTED_BLOCKS, planner.pool.evicted)
 
     def forget(self, names: Collection[str]) -> None:
         """These requests have ended."""

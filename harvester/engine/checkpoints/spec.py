@@ -25,13 +25,13 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from harvester.engine.checkpoints.copier import HostCopier
-from harvester.engine.checkpoints.device import CudaDevice
-from harvester.engine.checkpoints.devicecopier import DeviceCopier
-from harvester.engine.checkpoints.growth import Growth
-from harvester.engine.checkpoints.room import GIB
-from harvester.engine.checkpoints.transfers import StepCopier
-from harvester.policy.hostpool import HostPool
+from harvester.engine.checkpoints.worker.copier import HostCopier
+from harvester.engine.checkpoints.worker.device import CudaDevice
+from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
+from harvester.engine.checkpoints.worker.growth import Growth
+from harvester.engine.checkpoints.worker.room import GIB
+from harvester.engine.checkpoints.worker.transfers import StepCopier
+from harvester.policy.kv.hostpool import HostPool
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 REPEAT = ("Repeat: ", "Say: ", "Repeat after me: ", "Echo: ")
 COUNT = ("Count: ", "Count the words: ", "How many words: ", "How many words are these: ")
-MOST_COUNTED = 12
+MAX_COUNTED = 12
 
 
 def forms(key: str) -> tuple[str, ...]:

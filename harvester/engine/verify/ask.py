@@ -14,7 +14,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
-from harvester.engine.llm import HarvestLLM
+from harvester.engine.frontend.llm import HarvestLLM
 from harvester.errors import EngineError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from harvester.core import WorkClass
-from harvester.engine import profiler
-from harvester.engine.board import Board
-from harvester.engine.llm import HarvestLLM
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.launch import profiler
+from harvester.engine.shared.state import SharedState
 from harvester.engine.verify.signals import signals
 from harvester.engine.verify.times import Times, error, sum_of_steps
 from harvester.engine.verify.verdict import Verdict, kv_verdict, signals_verdict, times_verdict
@@ -17,26 +17,26 @@ STRETCH_S = 2.0
 WORTH = 2.0  # times the time within which a step should end: shorter ones have hardly a safepoint
 
 
-async def verify_short(llm: HarvestLLM, board: Board, detect_s: float, safepoints: bool, most_s: float) -> list[Verdict]:
+async def verify_short(llm: HarvestLLM, shared: SharedState, detect_s: float, safepoints: bool, max_s: float) -> list[Verdict]:
     """Waits until nothing was asked for some seconds. Chat goes first all the while, and stops what it would disturb.
 
     ``detect_s``: within which a step that is asked to end should have ended; ``safepoints``: whether steps can be. Nothing is told where
-    the engine does not answer within ``most_s``. Raises `EngineError`.
+    the engine does not answer within ``max_s``. Raises `EngineError`.
     """
     await profiler.idle(llm)
     try:
-        return await asyncio.wait_for(_verdicts(llm, board, detect_s, safepoints), most_s)
+        return await asyncio.wait_for(_verdicts(llm, shared, detect_s, safepoints), max_s)
     except TimeoutError:
         return []
 
 
-async def _verdicts(llm: HarvestLLM, board: Board, detect_s: float, safepoints: bool) -> list[Verdict]:
+async def _verdicts(llm: HarvestLLM, shared: SharedState, detect_s: float, safepoints: bool) -> list[Verdict]:
     verdicts = [kv_verdict([bool(rank) for rank in await llm.collective_rpc("kv_comes_back")])]
-    whole, _ = await sum_of_steps(llm, board, STRETCH_S)
+    whole, _ = await sum_of_steps(llm, shared, STRETCH_S)
     if not _has_chat(llm):  # whose steps have gaps of their own
-        verdicts.append(times_verdict(Times(*error(board), whole)))
+        verdicts.append(times_verdict(Times(*error(shared), whole)))
     if safepoints:
-        found = await signals(llm, board, SIGNALS, SIGNALS_S, lambda: _has_chat(llm), WORTH * detect_s)
+        found = await signals(llm, shared, SIGNALS, SIGNALS_S, lambda: _has_chat(llm), WORTH * detect_s)
         verdicts.append(signals_verdict(found))
     return verdicts
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from harvester.engine.board import Board, Count
-from harvester.engine.llm import HarvestLLM
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.ask import busy
 
 STREAMS, ANSWER_TOKENS = 8, 4
@@ -31,47 +31,47 @@ class Signals:
         return len(self.detect_s)
 
 
-def end_running_step(board: Board, least_s: float = 0.0) -> bool:
-    """Ask the running step to end; False where none runs that may, it takes less than ``least_s``, or more than half of it is over: then it
+def end_running_step(shared: SharedState, min_s: float = 0.0) -> bool:
+    """Ask the running step to end; False where none runs that may, it takes less than ``min_s``, or more than half of it is over: then it
     may end by itself first."""
-    now_s, steps = time.monotonic(), board.in_flight()
+    now_s, steps = time.monotonic(), shared.in_flight()
     step = next(iter(steps), None)
-    if step is None or not step.endable or step.estimate_s < least_s:
+    if step is None or not step.endable or step.estimate_s < min_s:
         return False
     if step.estimate_s > 0.0 and step.began_s is not None and now_s - step.began_s > step.estimate_s / 2:
         return False
-    board.ask_to_end(step.number, now_s)
+    shared.ask_to_end(step.number, now_s)
     return True
 
 
 async def signals(
-    llm: HarvestLLM, board: Board, count: int, most_s: float, stop: Callable[[], bool] = lambda: False, least_s: float = 0.0
+    llm: HarvestLLM, shared: SharedState, count: int, max_s: float, stop: Callable[[], bool] = lambda: False, min_s: float = 0.0
 ) -> Signals:
-    """``count`` signals at random moments of full steps of offline work, or as many as ``most_s`` allows.
+    """``count`` signals at random moments of full steps of offline work, or as many as ``max_s`` allows.
 
-    ``stop``: asked between two; ``least_s``: shorter steps are not asked.
+    ``stop``: asked between two; ``min_s``: shorter steps are not asked.
     """
     limits, rng, found = llm.vllm_config.scheduler_config, random.Random(1), Signals()
     prompt_tokens = max(16, min(limits.max_num_batched_tokens * 2, llm.model_config.max_model_len - ANSWER_TOKENS - 1))
-    until_s = time.monotonic() + most_s
+    until_s = time.monotonic() + max_s
     async with busy(llm, min(STREAMS, limits.max_num_seqs), prompt_tokens, ANSWER_TOKENS, "signals"):
         while found.asked < count and time.monotonic() < until_s and not stop():
             await asyncio.sleep(rng.uniform(*PAUSE_S))
-            await _one(board, found, least_s)
+            await _one(shared, found, min_s)
     return found
 
 
-async def _one(board: Board, found: Signals, least_s: float) -> None:
-    detected, seconds, steps = board.count(Count.DETECTED), board.count(Count.DETECT_S), board.count(Count.STEPS)
-    if not end_running_step(board, least_s):
+async def _one(shared: SharedState, found: Signals, min_s: float) -> None:
+    detected, seconds, steps = shared.count(Count.DETECTED), shared.count(Count.DETECT_S), shared.count(Count.STEPS)
+    if not end_running_step(shared, min_s):
         return
     found.asked += 1
     until_s = time.monotonic() + ANSWER_S
 
     def is_over() -> bool:
-        return board.count(Count.DETECTED) > detected or board.count(Count.STEPS) >= steps + STEPS_AFTER
+        return shared.count(Count.DETECTED) > detected or shared.count(Count.STEPS) >= steps + STEPS_AFTER
 
     while not is_over() and time.monotonic() < until_s:  # noqa: ASYNC110  # another process writes it
         await asyncio.sleep(LOOK_S)
-    if board.count(Count.DETECTED) > detected:
-        found.detect_s.append(board.count(Count.DETECT_S) - seconds)
+    if shared.count(Count.DETECTED) > detected:
+        found.detect_s.append(shared.count(Count.DETECT_S) - seconds)

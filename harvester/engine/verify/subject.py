@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from harvester.config import ServeConfig, ShareConfig
-from harvester.engine.arguments import engine_arguments
-from harvester.engine.preemptible import SAFEPOINTS_KEY
+from harvester.engine.launch.arguments import engine_arguments
+from harvester.engine.worker.preemptible import SAFEPOINTS_KEY
 
 CONTEXT_TOKENS, STEP_TOKENS, SLOTS = 512, 128, 12  # of the engines whose tokens are compared: many steps for few tokens
 FEW_REQUESTS = 4  # have room in the KV of the engine that is put under pressure
@@ -31,7 +31,7 @@ class Subject:
         limits = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SLOTS}
         return self._arguments(self.config, None, limits)
 
-    def pressed(self, board: Path, block_tokens: int, longest_tokens: int, chaos: float) -> dict[str, Any]:
+    def pressed(self, shared: Path, block_tokens: int, longest_tokens: int, chaos: float) -> dict[str, Any]:
         """As `small`, with KV for few requests, no reserve, and steps of offline work that end at random with probability ``chaos``."""
         schedule = self.config.schedule.model_copy(update={"safepoints": "auto", "reserve": "fixed", "preempt_detect_ms": 0.1})
         share = ShareConfig(reserved_slots=1, reserved_kv=0.0)
@@ -41,16 +41,16 @@ class Subject:
         config = self.config.model_copy(update={"schedule": schedule, "share": share, "checkpoint": checkpoint})
         blocks = max(FEW_REQUESTS * -(-longest_tokens // block_tokens), -(-CONTEXT_TOKENS // block_tokens)) + 2
         limits = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SLOTS}
-        values = self._arguments(config, board, limits | {"num_gpu_blocks_override": blocks})
+        values = self._arguments(config, shared, limits | {"num_gpu_blocks_override": blocks})
         values["additional_config"][SAFEPOINTS_KEY]["chaos"] = chaos
         return values
 
-    def timed(self, board: Path) -> dict[str, Any]:
+    def timed(self, shared: Path) -> dict[str, Any]:
         """The deployment's own arguments, with safepoints close enough together for a short step to have several."""
         detect_ms = min(DETECT_MS, self.config.schedule.preempt_detect_ms)
         schedule = self.config.schedule.model_copy(update={"safepoints": "auto", "preempt_detect_ms": detect_ms})
-        return self._arguments(self.config.model_copy(update={"schedule": schedule}), board, {})
+        return self._arguments(self.config.model_copy(update={"schedule": schedule}), shared, {})
 
-    def _arguments(self, config: ServeConfig, board: Path | None, engine: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(self, config: ServeConfig, shared: Path | None, engine: dict[str, Any]) -> dict[str, Any]:
         config = config.model_copy(update={"engine": {**config.engine, **self.engine, **engine}})
-        return engine_arguments(config, self.model, "verify", cpu=self.cpu, embedded=self.embedded, board=board)
+        return engine_arguments(config, self.model, "verify", cpu=self.cpu, embedded=self.embedded, shared=shared)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_TIE = 1.0  # nats; a machine whose sums move by more cannot be verified this way
-LEAST_COMPARED = 0.25  # of the tokens; where ties cut off more, nothing was shown
+MAX_TIE = 1.0  # nats; a machine whose sums move by more cannot be verified this way
+MIN_COMPARED = 0.25  # of the tokens; where ties cut off more, nothing was shown
 
 Top = Mapping[int, float]  # log-probability of the likeliest tokens at one place
 
@@ -30,7 +30,7 @@ class Compared:
 
     @property
     def identical(self) -> bool:
-        return self.different == 0 and self.compared >= LEAST_COMPARED * self.tokens > 0
+        return self.different == 0 and self.compared >= MIN_COMPARED * self.tokens > 0
 
 
 def compare(pairs: Iterable[tuple[Sequence[int], Sequence[int]]], tops: Sequence[Sequence[Top]], tie: float) -> Compared:

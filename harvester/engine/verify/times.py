@@ -6,14 +6,14 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from harvester.engine import profiler
-from harvester.engine.board import Board, Count
-from harvester.engine.llm import HarvestLLM
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.launch import profiler
+from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.ask import busy
 
 STREAMS, ANSWER_TOKENS = 8, 32
 STEPS = 20  # at least so many in the stretch, however long they take
-MOST_FACTOR = 4  # of the stretch, for that
+MAX_FACTOR = 4  # of the stretch, for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,20 @@ class Times:
     sum_over_wall: float
 
 
-async def times(llm: HarvestLLM, board: Board, learn_s: float, stretch_s: float) -> Times:
+async def times(llm: HarvestLLM, shared: SharedState, learn_s: float, stretch_s: float) -> Times:
     """Let the engine learn for about ``learn_s``, then keep it busy for ``stretch_s``. Raises `EngineError` where it does not answer."""
-    await profiler.profile(llm, board, learn_s, short=True)
-    sum_over_wall, _ = await sum_of_steps(llm, board, stretch_s)
-    return Times(*error(board), sum_over_wall)
+    await profiler.profile(llm, shared, learn_s, short=True)
+    sum_over_wall, _ = await sum_of_steps(llm, shared, stretch_s)
+    return Times(*error(shared), sum_over_wall)
 
 
-def error(board: Board) -> tuple[float | None, float | None]:
+def error(shared: SharedState) -> tuple[float | None, float | None]:
     """Actual over predicted time of the last steps, p50 and p99. Both are exactly 1 before any were predicted."""
-    p50, p99 = board.count(Count.ERROR_P50), board.count(Count.ERROR_P99)
+    p50, p99 = shared.count(Count.ERROR_P50), shared.count(Count.ERROR_P99)
     return (None, None) if p99 == 0.0 or p50 == p99 == 1.0 else (p50, p99)
 
 
-async def sum_of_steps(llm: HarvestLLM, board: Board, stretch_s: float) -> tuple[float, int]:
+async def sum_of_steps(llm: HarvestLLM, shared: SharedState, stretch_s: float) -> tuple[float, int]:
     """The time in steps over the time on the wall, of a stretch in which there is always work; and how many steps it had.
 
     A step counts when it ends, so that each end of the stretch is put at the end of a step.
@@ -47,17 +47,17 @@ async def sum_of_steps(llm: HarvestLLM, board: Board, stretch_s: float) -> tuple
     limits = llm.vllm_config.scheduler_config
     prompt_tokens = max(16, min(limits.max_num_batched_tokens, llm.model_config.max_model_len - ANSWER_TOKENS - 1))
     async with busy(llm, min(STREAMS, limits.max_num_seqs), prompt_tokens, ANSWER_TOKENS, "stretch"):
-        await _end_of_step(board, stretch_s)
-        began_s, busy_s, steps = time.monotonic(), board.count(Count.BUSY_S), board.count(Count.STEPS)
+        await _end_of_step(shared, stretch_s)
+        began_s, busy_s, steps = time.monotonic(), shared.count(Count.BUSY_S), shared.count(Count.STEPS)
         await asyncio.sleep(stretch_s)
-        while board.count(Count.STEPS) < steps + STEPS and time.monotonic() < began_s + MOST_FACTOR * stretch_s:
-            await _end_of_step(board, stretch_s)
-        await _end_of_step(board, stretch_s)
+        while shared.count(Count.STEPS) < steps + STEPS and time.monotonic() < began_s + MAX_FACTOR * stretch_s:
+            await _end_of_step(shared, stretch_s)
+        await _end_of_step(shared, stretch_s)
         wall_s = time.monotonic() - began_s
-        return (board.count(Count.BUSY_S) - busy_s) / wall_s, int(board.count(Count.STEPS) - steps)
+        return (shared.count(Count.BUSY_S) - busy_s) / wall_s, int(shared.count(Count.STEPS) - steps)
 
 
-async def _end_of_step(board: Board, most_s: float) -> None:
-    steps, until_s = board.count(Count.STEPS), time.monotonic() + most_s
-    while board.count(Count.STEPS) == steps and time.monotonic() < until_s:  # noqa: ASYNC110  # another process writes it
+async def _end_of_step(shared: SharedState, max_s: float) -> None:
+    steps, until_s = shared.count(Count.STEPS), time.monotonic() + max_s
+    while shared.count(Count.STEPS) == steps and time.monotonic() < until_s:  # noqa: ASYNC110  # another process writes it
         await asyncio.sleep(0.0005)

@@ -11,9 +11,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from harvester.engine.board import Board, Count
-from harvester.engine.llm import HarvestLLM
-from harvester.engine.start import engine, without_harvester
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.launch.start import engine, without_harvester
+from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.answers import Pressed, Stock
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject
@@ -31,7 +31,7 @@ TOP = 5  # likeliest tokens told of each place
 CHAOS = 0.5
 TURNS = 2
 AGAIN_AT_ONCE = 3  # so that steps hold other requests than at first
-MOST_S = 600.0  # an engine that hangs; its start is a part of it
+MAX_S = 600.0  # an engine that hangs; its start is a part of it
 
 
 def prompts(llm: HarvestLLM) -> list[list[int]]:
@@ -70,13 +70,13 @@ def _rendered(tokenizer: Any, text: str) -> list[int]:
 
 
 def stock_tokens(subject: Subject) -> Stock:
-    """Stock vLLM's answers, and how well it repeats itself. For `harvester.engine.apart.apart`."""
-    return asyncio.run(asyncio.wait_for(_stock(subject), MOST_S))
+    """Stock vLLM's answers, and how well it repeats itself. For `harvester.engine.launch.in_subprocess.apart`."""
+    return asyncio.run(asyncio.wait_for(_stock(subject), MAX_S))
 
 
 def pressed_tokens(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
-    """Harvester's, with KV for few requests and steps that end early. For `harvester.engine.apart.apart`."""
-    return asyncio.run(asyncio.wait_for(_pressed(subject, block_tokens, longest_tokens), MOST_S))
+    """Harvester's, with KV for few requests and steps that end early. For `harvester.engine.launch.in_subprocess.apart`."""
+    return asyncio.run(asyncio.wait_for(_pressed(subject, block_tokens, longest_tokens), MAX_S))
 
 
 async def _stock(subject: Subject) -> Stock:
@@ -116,18 +116,18 @@ def _own_tie(tokens: list[int], repeated: list[int], top: Sequence[Top]) -> floa
 
 
 async def _pressed(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
-    board = Board.make()
-    values = subject.pressed(board.path, block_tokens, longest_tokens, CHAOS)
-    async with engine(values, board) as llm:
+    shared = SharedState.make()
+    values = subject.pressed(shared.path, block_tokens, longest_tokens, CHAOS)
+    async with engine(values, shared) as llm:
         given = prompts(llm)
         turns = [await _turn(llm, given, turn) for turn in range(TURNS)]
         return Pressed(
             turns,
-            int(board.count(Count.ENDED_STEPS)),
-            int(board.count(Count.PREEMPTED)),
-            int(board.count(Count.STORED_BLOCKS)),
-            int(board.count(Count.LOADED_BLOCKS)),
-            int(board.count(Count.FAILED_COPIES)),
+            int(shared.count(Count.ENDED_STEPS)),
+            int(shared.count(Count.PREEMPTED)),
+            int(shared.count(Count.STORED_BLOCKS)),
+            int(shared.count(Count.LOADED_BLOCKS)),
+            int(shared.count(Count.FAILED_COPIES)),
         )
 
 

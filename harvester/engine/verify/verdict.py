@@ -10,12 +10,12 @@ from typing import Any
 
 from harvester.engine.verify.answers import Pressed
 from harvester.engine.verify.signals import Signals
-from harvester.engine.verify.ties import MOST_TIE, Compared
+from harvester.engine.verify.ties import MAX_TIE, Compared
 from harvester.engine.verify.times import Times
 
-LEAST_ENDED = 0.9  # of the steps that were asked to end
+MIN_ENDED = 0.9  # of the steps that were asked to end
 FEW_SIGNALS = 5  # fewer say nothing
-RATIO_P50, MOST_RATIO_P99 = (0.75, 1.33), 8.0  # actual over predicted step time; the latency model's margin ends at 8
+RATIO_P50, MAX_RATIO_P99 = (0.75, 1.33), 8.0  # actual over predicted step time; the latency model's margin ends at 8
 SUM_OVER_WALL = (0.5, 1.1)  # what lies between two steps is not in them; a step counted twice is
 
 
@@ -47,7 +47,7 @@ def tokens_verdict(turns: Sequence[Compared], tie: float, pressed: Pressed) -> V
     )
     if different:
         return Verdict(Part.TOKENS, False, said)
-    if tie > MOST_TIE:
+    if tie > MAX_TIE:
         return Verdict(Part.TOKENS, None, f"stock vLLM's own log-probabilities move by {tie / 2:.2f} here: its answers cannot be compared")
     if not pressed.ended_steps or not pressed.preempted:
         return Verdict(Part.TOKENS, None, f"{said}: not enough was done to it")
@@ -59,7 +59,7 @@ def signals_verdict(found: Signals) -> Verdict:
         return Verdict(Part.SIGNALS, None, f"only {found.asked} steps could be asked to end: they are too short")
     times = detect_ms(found)
     after = f", after {times['p50']:.1f} ms (p50), {times['p99']:.1f} ms (p99)" if times["p50"] is not None else ""
-    return Verdict(Part.SIGNALS, found.ended >= LEAST_ENDED * found.asked, f"{found.ended} of {found.asked} steps asked to end did{after}")
+    return Verdict(Part.SIGNALS, found.ended >= MIN_ENDED * found.asked, f"{found.ended} of {found.asked} steps asked to end did{after}")
 
 
 def times_verdict(found: Times) -> Verdict:
@@ -69,7 +69,7 @@ def times_verdict(found: Times) -> Verdict:
         return Verdict(Part.TIMES, False, sums)
     if p50 is None or p99 is None:
         return Verdict(Part.TIMES, None, f"{sums}; too few steps to tell how well they are predicted")
-    ok = RATIO_P50[0] <= p50 <= RATIO_P50[1] and p99 <= MOST_RATIO_P99
+    ok = RATIO_P50[0] <= p50 <= RATIO_P50[1] and p99 <= MAX_RATIO_P99
     return Verdict(Part.TIMES, ok, f"actual over predicted step time p50 {p50:.2f}, p99 {p99:.2f}; {sums}")
 
 

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from vllm.platforms import current_platform
 
 from harvester.config import ServeConfig
-from harvester.engine.apart import apart
-from harvester.engine.board import Board
-from harvester.engine.models import choose_model
-from harvester.engine.profiles import profile_path
-from harvester.engine.start import engine
+from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.launch.models import choose_model
+from harvester.engine.launch.profiles import profile_path
+from harvester.engine.launch.start import engine
+from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
 from harvester.engine.verify.answers import Pressed, Stock
 from harvester.engine.verify.signals import Signals, signals
@@ -30,7 +30,7 @@ from harvester.errors import EngineError
 
 SIGNALS, SIGNALS_S = 100, 20.0
 LEARN_S, STRETCH_S = 10.0, 6.0
-MOST_S = 600.0  # an engine that hangs; its start is a part of it
+MAX_S = 600.0  # an engine that hangs; its start is a part of it
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -82,15 +82,15 @@ def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> 
 
 def measure(subject: Subject) -> Timed:
     """For `apart`."""
-    return asyncio.run(asyncio.wait_for(_measure(subject), MOST_S))
+    return asyncio.run(asyncio.wait_for(_measure(subject), MAX_S))
 
 
 async def _measure(subject: Subject) -> Timed:
-    board = Board.make()
-    async with engine(subject.timed(board.path), board) as llm:
+    shared = SharedState.make()
+    async with engine(subject.timed(shared.path), shared) as llm:
         kv = [bool(rank) for rank in await llm.collective_rpc("kv_comes_back")]
-        found = await times(llm, board, LEARN_S, STRETCH_S)
-        return Timed(kv, found, await signals(llm, board, SIGNALS, SIGNALS_S))
+        found = await times(llm, shared, LEARN_S, STRETCH_S)
+        return Timed(kv, found, await signals(llm, shared, SIGNALS, SIGNALS_S))
 
 
 def compared(stock: Stock, pressed: Pressed) -> list[Compared]:

@@ -1,0 +1,210 @@
+"""Copies of KV blocks between a device's KV cache and host memory, by the device: the thread that launches steps only asks for them.
+
+A copy begins after the steps that were launched before the one it is planned beside: they computed what is stored, and may still write to
+a block that is read back into. What a step waits for (`wait`) its stream waits for, on the device; no thread does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from vllm.v1.kv_offload.base import CanonicalKVCaches, TransferResult
+
+from harvester.engine.checkpoints.worker.checks import SCRATCH_SLOTS, Checks
+from harvester.engine.checkpoints.worker.device import Batch, Device, Flight
+from harvester.engine.checkpoints.worker.layout import layouts, slot_bytes
+from harvester.engine.checkpoints.worker.pieces import PIECE_BYTES, HostPieces
+from harvester.engine.checkpoints.worker.transfers import Block, Job, StepCopier, Transfers
+
+
+class _Layers:
+    """Of one KV cache group, as addresses. Each [layers]."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.base = np.array([layer.tensor.data_ptr() for layer in layers], np.int64)
+        self.stride = np.array([layer.tensor.stride(0) for layer in layers], np.int64)
+        self.place = np.array([layer.place.start for layer in layers], np.int64)
+        self.bytes = np.array([layer.place.stop - layer.place.start for layer in layers], np.int64)
+        self.size = layers[-1].place.stop if layers else 0
+
+
+@dataclass(slots=True)
+class _Copying:
+    """Blocks of a job, on the device's stream; ``rows``: of the scratch memory that they are read back into."""
+
+    job: Job
+    blocks: list[Block]
+    flight: Flight
+    rows: list[int] = field(default_factory=list)
+
+
+class DeviceCopier(StepCopier):
+    """Host memory of ``slots`` blocks, taken as it is used, ahead of it where ``ahead``: by a thread of its own.
+
+    With ``verify`` each host block has a checksum: what was copied, either way, is read back from the KV cache and compared.
+    """
+
+    stores_ahead = True
+
+    def __init__(
+        self,
+        caches: CanonicalKVCaches,
+        slots: int,
+        device: Device,
+        verify: bool,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        ahead: bool = True,
+    ) -> None:
+        self._caches = caches  # whose memory the addresses are of
+        groups = layouts(caches)
+        self._groups = [_Layers(group) for group in groups]
+        self.block_bytes = slot_bytes(groups)
+        self._device = device
+        self.memory = HostPieces(slots, self.block_bytes, device.pin, device.unpin, piece_bytes)
+        self._scratch = HostPieces(SCRATCH_SLOTS if verify else 0, self.block_bytes, device.pin, device.unpin, piece_bytes)
+        self._checks = Checks(self.memory, self._scratch) if verify else None
+        self.transfers = Transfers(self.block_bytes)
+        self._copying: dict[bool, deque[_Copying]] = {True: deque(), False: deque()}  # out and back, each in the order of its stream
+        self._after: Any = None
+        self._ahead = _Ahead(self.memory, device) if ahead and slots else None
+
+    def submit(self, job: Job) -> None:
+        """Nothing is copied before `launch` or `wait`."""
+        more = [self.memory.use(slot) for _, _, slot in job.blocks]
+        if any(more) and self._ahead is not None:
+            self._ahead.wanted.set()
+        self.transfers.add(job)
+
+    def allow(self, blocks: int | None) -> None:
+        self.transfers.allowed = blocks
+        self._after = self._device.mark()
+
+    def launch(self) -> None:
+        after = self._device.mark() if self._after is None else self._after
+        for queue in (self.transfers.loads, self.transfers.stores):
+            while queue and self.transfers.allowed != 0:
+                job = queue[0]
+                blocks = self.transfers.claim(job, self._launchable(job))
+                if not blocks:
+                    break
+                if self.transfers.allowed is not None:
+                    self.transfers.allowed -= len(blocks)
+                self._copy(job, blocks, after)
+
+    def wait(self, job_ids: set[int]) -> None:
+        """The steps' stream waits for these from here on; unknown ones are finished. What of them was not launched is, at once."""
+        jobs = [self.transfers.jobs[number] for number in job_ids if number in self.transfers.jobs]
+        after = self._device.mark() if jobs else None
+        for job in jobs:
+            while job.begun < len(job.blocks):
+                while self._checks is not None and not self._checks.room:
+                    self._end_oldest()
+                most = len(job.blocks) if self._checks is None else self._checks.room
+                self._copy(job, self.transfers.claim(job, most), after)
+        for copying in [*self._copying[True], *self._copying[False]]:
+            if copying.job.number in job_ids:
+                self._device.hold(copying.flight.ended)
+        self._after = None
+
+    def get_finished(self) -> list[TransferResult]:
+        for queue in self._copying.values():
+            while queue and self._device.reached(queue[0].flight.ended):
+                self._end(queue.popleft())
+        return self.transfers.take_finished()
+
+    def shutdown(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+        for queue in self._copying.values():
+            while queue:
+                self._device.wait(queue.popleft().flight.ended)
+        self.memory.close()
+        self._scratch.close()
+
+    def _launchable(self, job: Job) -> int:
+        """How many of its next blocks may be copied beside the step: no more than it allows, nor those whose slots are not there yet."""
+        most = len(job.blocks) - job.begun
+        if self.transfers.allowed is not None:
+            most = min(most, self.transfers.allowed)
+        if self._checks is not None:
+            most = min(most, self._checks.room)
+        if self._ahead is None or not self._ahead.alive:
+            return most  # what is missing is taken now
+        slots = (slot for _, _, slot in job.blocks[job.begun : job.begun + most])
+        return next((number for number, slot in enumerate(slots) if not (self.memory.ready(slot) or self.memory.full)), most)
+
+    def _copy(self, job: Job, blocks: list[Block], after: Any) -> None:
+        """Those that can be: a slot may have no memory, or not hold any more what was stored in it."""
+        fit = [block for block in blocks if self.memory.address(block[2]) is not None and (job.store or self._whole(block))]
+        if len(fit) < len(blocks):
+            self.transfers.ended(job, len(blocks) - len(fit), False, 0.0)
+        if not fit:
+            return
+        rows = self._checks.take(len(fit)) if self._checks is not None else []
+        there = [self._batch(fit, [slot for _, _, slot in fit], self.memory, out=job.store)]
+        again = [self._batch(fit, rows, self._scratch, out=True)] if rows else []
+        flight = self._device.copy(job.store, after, there + again)
+        self._copying[job.store].append(_Copying(job, fit, flight, rows))
+
+    def _batch(self, blocks: list[Block], slots: Sequence[int], memory: HostPieces, *, out: bool) -> Batch:
+        parts = []
+        for number, run in groupby(zip(blocks, slots, strict=True), key=lambda pair: pair[0][0]):
+            group, pairs = self._groups[number], list(run)
+            kv = np.array([block for (_, block, _), _ in pairs], np.int64)[:, None]
+            rows = np.array([memory.address(slot) for _, slot in pairs], np.int64)[:, None]
+            parts.append((group.base + kv * group.stride, rows + group.place, np.broadcast_to(group.bytes, (len(pairs), len(group.bytes)))))
+        pages, places, sizes = (np.concatenate([array.ravel() for array in arrays]) for arrays in zip(*parts, strict=True))
+        return Batch(pages, places, sizes, to_device=False) if out else Batch(places, pages, sizes, to_device=True)
+
+    def _whole(self, block: Block) -> bool:
+        group, _, slot = block
+        return self._checks is None or self._checks.whole(slot, self._groups[group].size)
+
+    def _end_oldest(self) -> None:
+        queue = next(queue for queue in self._copying.values() if queue)
+        copying = queue.popleft()
+        self._device.wait(copying.flight.ended)
+        self._end(copying)
+
+    def _end(self, copying: _Copying) -> None:
+        ok = True
+        if self._checks is not None:
+            slots = [(slot, self._groups[group].size) for group, _, slot in copying.blocks]
+            ok = self._checks.ended(copying.job.store, slots, copying.rows)
+        self.transfers.ended(copying.job, len(copying.blocks), ok, self._device.seconds(copying.flight))
+
+
+class _Ahead:
+    """The thread that takes memory before it is used."""
+
+    def __init__(self, memory: HostPieces, device: Device) -> None:
+        self._memory, self._device = memory, device
+        self.wanted = threading.Event()
+        self.wanted.set()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="kv-host-memory", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        self._closed = True
+        self.wanted.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        self._device.enter_thread()
+        while not self._closed:
+            while not self._closed and self._memory.prepare():
+                pass
+            self.wanted.wait()
+            self.wanted.clear()

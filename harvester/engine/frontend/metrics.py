@@ -1,0 +1,172 @@
+"""harvester's own metrics on `/metrics`, beside vLLM's: what each class of work gets, and what the scheduler does. All labels are bounded.
+
+Names begin with ``harvester_``. Latencies are taken in the replica, as the client's connection sees them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from harvester.engine.frontend.window import Recent
+from harvester.engine.shared.settings import Slo
+from harvester.engine.shared.state import Count, Field, SharedState
+
+SECONDS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+class ClassMetrics:
+    """Latencies by class of work, and how often the promises were kept."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._ttft = Histogram(
+            "harvester_ttft_seconds", "Arrival to first token of online requests.", ["work"], buckets=SECONDS, registry=registry
+        )
+        self._tpot = Histogram(
+            "harvester_tpot_seconds", "One output token to the next of online requests.", ["work"], buckets=SECONDS, registry=registry
+        )
+        self._queue = Histogram(
+            "harvester_queue_seconds", "Arrival in the engine to first step.", ["work"], buckets=SECONDS, registry=registry
+        )
+        self._kept = Counter("harvester_slo_total", "Promises to online requests, kept or not.", ["objective", "kept"], registry=registry)
+        self._recent = {"ttft": Recent(), "tpot": Recent()}
+
+    def first_token(self, seconds: float, promise: Slo) -> None:
+        self._ttft.labels("online").observe(seconds)
+        self._recent["ttft"].note(seconds, time.monotonic())
+        self._count("ttft", seconds, promise.ttft_s)
+
+    def next_token(self, seconds: float, tokens: int, promise: Slo) -> None:
+        """``tokens`` came together ``seconds`` after the one before."""
+        self._tpot.labels("online").observe(seconds / tokens)
+        self._recent["tpot"].note(seconds / tokens, time.monotonic())
+        self._count("tpot", seconds / tokens, promise.tpot_s)
+
+    def queued(self, work: str, seconds: float) -> None:
+        self._queue.labels(work).observe(seconds)
+
+    def recent(self, now_s: float) -> dict[str, dict[str, float] | None]:
+        """Seconds to the first token (``ttft``) and between two (``tpot``) of online streams of late: see `Recent.quantiles`."""
+        return {name: values.quantiles(now_s) for name, values in self._recent.items()}
+
+    def _count(self, objective: str, seconds: float, promised_s: float) -> None:
+        if promised_s < math.inf:
+            self._kept.labels(objective, str(seconds <= promised_s).lower()).inc()
+
+
+class StreamClock:
+    """Times the outputs of one online request."""
+
+    def __init__(self, metrics: ClassMetrics, promise: Slo, arrived_s: float) -> None:
+        self._metrics, self._promise = metrics, promise
+        self._last_s = arrived_s
+        self._tokens = 0
+
+    def output(self, tokens: int) -> None:
+        """So many tokens came just now."""
+        if tokens == 0:
+            return
+        now_s = time.monotonic()
+        if self._tokens == 0:
+            self._metrics.first_token(now_s - self._last_s, self._promise)
+        else:
+            self._metrics.next_token(now_s - self._last_s, tokens, self._promise)
+        self._tokens += tokens
+        self._last_s = now_s
+
+
+class CheckpointMetrics:
+    """What became of the KV of preempted requests, and what that took. All zero where checkpoints are off."""
+
+    COUNTERS = (
+        ("harvester_checkpoint_stored_blocks", "KV blocks copied to host memory.", Count.STORED_BLOCKS),
+        ("harvester_checkpoint_loaded_blocks", "KV blocks copied back.", Count.LOADED_BLOCKS),
+        ("harvester_checkpoint_stored_bytes", "Bytes copied to host memory.", Count.STORED_BYTES),
+        ("harvester_checkpoint_loaded_bytes", "Bytes copied back.", Count.LOADED_BYTES),
+        ("harvester_checkpoint_store_seconds", "Time spent copying to host memory, of all ranks.", Count.STORE_S),
+        ("harvester_checkpoint_load_seconds", "Time spent copying back, of all ranks.", Count.LOAD_S),
+        ("harvester_checkpoint_failed_copies", "Copies that failed; their blocks are computed again.", Count.FAILED_COPIES),
+        (
+            "harvester_checkpoint_waited_blocks",
+            "KV blocks copied while a step waited, for a request that lost its KV.",
+            Count.WAITED_BLOCKS,
+        ),
+        ("harvester_checkpoint_evicted_blocks", "Host blocks given up for want of host memory.", Count.EVICTED_BLOCKS),
+        ("harvester_resumed", "Preempted requests that run again.", Count.RESUMED),
+        ("harvester_resumed_whole", "Of those, with all full blocks back (the prefetch hits).", Count.RESUMED_WHOLE),
+        ("harvester_resume_seconds", "From the start of reading back to the first step, summed.", Count.RESUME_S),
+        ("harvester_swapped", "Online requests that gave up their KV for one whose turn comes sooner.", Count.SWAPPED),
+        ("harvester_lost_tokens", "Tokens whose KV was taken from requests.", Count.LOST_TOKENS),
+    )
+    GAUGES = (
+        ("harvester_checkpoint_host_blocks", "Host blocks in use.", Count.HOST_BLOCKS),
+        ("harvester_checkpoint_host_bytes", "Host memory in use.", Count.HOST_BYTES),
+        ("harvester_checkpoint_covered_blocks", "KV blocks of running requests that are on the host.", Count.COVERED_BLOCKS),
+        ("harvester_checkpoint_lag_tokens", "Computed tokens of running requests that are not.", Count.LAG_TOKENS),
+    )
+    CAUSES = (("edge", Count.EDGE_TOKENS), ("uncovered", Count.UNCOVERED_TOKENS), ("failed", Count.FAILED_TOKENS))
+
+    @classmethod
+    def recomputed(cls, shared: SharedState) -> Metric:
+        tokens = CounterMetricFamily("harvester_recomputed_tokens", "Tokens computed again after a preemption.", labels=["cause"])
+        for cause, place in cls.CAUSES:
+            tokens.add_metric([cause], shared.count(place))
+        return tokens
+
+
+class BoardMetrics(Collector):
+    """The engine core's counters, read when somebody asks."""
+
+    COUNTERS = (
+        ("harvester_steps", "Engine steps.", Count.STEPS),
+        ("harvester_offline_steps", "Steps with offline work alone.", Count.OFFLINE_STEPS),
+        ("harvester_mixed_steps", "Steps with online and offline work.", Count.MIXED_STEPS),
+        ("harvester_steps_ended", "Steps that ended between two layers for an arrival.", Count.ENDED_STEPS),
+        ("harvester_taken_back_tokens", "Tokens planned in such steps, to be computed again.", Count.TAKEN_BACK_TOKENS),
+        ("harvester_evicted", "Offline requests that lost their KV to an arrival.", Count.PREEMPTED),
+        ("harvester_paused", "Offline requests left out of a step, KV kept, summed over steps.", Count.PAUSED_STEPS),
+        ("harvester_busy_seconds", "Time in steps.", Count.BUSY_S),
+        ("harvester_harvested_seconds", "Time in steps with offline work alone.", Count.HARVESTED_S),
+    )
+    GAUGES = (
+        ("harvester_offline_budget_tokens", "Offline tokens that the last step beside online work had room for.", Count.BUDGET_TOKENS),
+        ("harvester_reserved_slots", "Slots kept for arrivals.", Count.RESERVED_SLOTS),
+        ("harvester_reserved_blocks", "KV blocks kept for arrivals.", Count.RESERVED_BLOCKS),
+        ("harvester_running_online", "Online requests in the last step.", Count.ONLINE_RUNNING),
+        ("harvester_running_offline", "Offline requests in the last step.", Count.OFFLINE_RUNNING),
+    )
+
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
+
+    def collect(self) -> Iterator[Metric]:
+        for name, text, place in self.COUNTERS + CheckpointMetrics.COUNTERS:
+            yield CounterMetricFamily(name, text, value=self._shared.count(place))
+        for name, text, place in self.GAUGES + CheckpointMetrics.GAUGES:
+            yield GaugeMetricFamily(name, text, value=self._shared.count(place))
+        asked, places = self._shared[Field.ASKED], self._shared[Field.PLACES]
+        yield CounterMetricFamily("harvester_steps_asked_to_end", "Signals that asked steps in flight to end.", value=asked)
+        yield GaugeMetricFamily("harvester_safepoint_places", "Layers where a step may end; 0: no step is ended.", value=places)
+        yield self._by_class()
+        yield CheckpointMetrics.recomputed(self._shared)
+        yield self._error()
+        detected = SummaryMetricFamily("harvester_abort_detection_seconds", "Signal to the end of the step.")
+        detected.add_metric([], int(self._shared.count(Count.DETECTED)), self._shared.count(Count.DETECT_S))
+        yield detected
+
+    def _by_class(self) -> Metric:
+        tokens = CounterMetricFamily("harvester_tokens", "Prompt tokens computed and tokens made, by class of work.", labels=["work"])
+        tokens.add_metric(["online"], self._shared.count(Count.ONLINE_TOKENS))
+        tokens.add_metric(["offline"], self._shared.count(Count.OFFLINE_TOKENS))
+        return tokens
+
+    def _error(self) -> Metric:
+        ratio = GaugeMetricFamily("harvester_step_time_ratio", "Actual over predicted time of the last steps.", labels=["quantile"])
+        ratio.add_metric(["0.5"], self._shared.count(Count.ERROR_P50))
+        ratio.add_metric(["0.99"], self._shared.count(Count.ERROR_P99))
+        return ratio

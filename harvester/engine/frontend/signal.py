@@ -1,0 +1,39 @@
+"""The front end's part of layer-wise preemption: it sees an arrival first, and ends steps where a first token would be late."""
+
+from __future__ import annotations
+
+import time
+
+from harvester.engine.shared.state import COEFFICIENTS, Field, SharedState
+from harvester.policy.model.latency import FEATURES, GraphSizes, StepLoad, predict_with
+from harvester.policy.step.preempt import Arrival, first_to_end
+
+assert FEATURES <= COEFFICIENTS
+
+
+class ArrivalSignal:
+    """Of one replica. ``max_ttft_delay_fraction``: see `Arrival`. ``graphs``: CUDA graphs of the engine."""
+
+    def __init__(self, shared: SharedState, max_ttft_delay_fraction: float = 1.0, graphs: GraphSizes | None = None) -> None:
+        self._shared, self._max_ttft_delay_fraction, self._graphs = shared, max_ttft_delay_fraction, graphs
+
+    def arrived(self, prompt_tokens: int, ttft_slo_s: float, waited_s: float = 0.0) -> bool:
+        """Tell of an online request that the engine core has been sent. Returns whether a step in flight was asked to end.
+
+        ``waited_s``: since it reached the server.
+        """
+        steps = self._shared.in_flight()
+        if not any(step.endable for step in steps):
+            return False
+        now_s = time.monotonic()
+        first = first_to_end(steps, now_s, Arrival(self._prompt_s(prompt_tokens), ttft_slo_s, waited_s, self._max_ttft_delay_fraction))
+        if first is None:
+            return False
+        self._shared.ask_to_end(first, now_s)
+        return True
+
+    def _prompt_s(self, tokens: int) -> float:
+        if not self._shared[Field.READY]:
+            return 0.0
+        coefficients = [self._shared[Field.MODEL + place] for place in range(FEATURES)]
+        return self._shared[Field.MARGIN] * predict_with(coefficients, StepLoad.prefill(tokens), self._graphs)

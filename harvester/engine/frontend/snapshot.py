@@ -1,0 +1,34 @@
+"""What one engine does at this moment, for the page: a few numbers, read from the shared state and the front end when somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harvester.core import WorkClass
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.shared.state import Count, SharedState
+
+
+def now(llm: HarvestLLM, shared: SharedState, now_s: float) -> dict[str, Any]:
+    """``at_s`` is of ``now_s``'s monotonic clock; seconds and tokens count from the engine's start, latencies are of the last minute.
+
+    ``running`` are the requests of the last step, but no more than there are now: those whose client hung up are not counted.
+    """
+    in_flight = llm.in_flight()
+    places = {
+        WorkClass.ONLINE: (Count.ONLINE_RUNNING, Count.ONLINE_TOKENS),
+        WorkClass.OFFLINE: (Count.OFFLINE_RUNNING, Count.OFFLINE_TOKENS),
+    }
+    work = {}
+    for kind, (running, tokens) in places.items():
+        count = min(int(shared.count(running)), in_flight[kind])
+        work[kind.value] = {"running": count, "waiting": in_flight[kind] - count, "tokens": int(shared.count(tokens))}
+    return {
+        "at_s": now_s,
+        "busy_s": shared.count(Count.BUSY_S),
+        "harvested_s": shared.count(Count.HARVESTED_S),
+        "kv_used": shared.count(Count.KV_USED) if any(in_flight.values()) else 0.0,
+        "ended_steps": int(shared.count(Count.ENDED_STEPS)),
+        **work,
+        **llm.latencies(now_s),
+    }

@@ -1,0 +1,121 @@
+"""Measures a running engine: requests of every shape as offline work, from whose steps the engine core learns (ConServe 4.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from harvester.core import PRIORITY_OFFLINE
+from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.shared.state import Count, Field, SharedState
+from harvester.errors import EngineError
+
+FULL_S, SHORT_S = 40.0, 8.0
+SAVE_WAIT_S = 20.0
+IDLE_S, LOOK_S = 3.0, 0.25  # work that is on its way when the engine is ready shall not meet probes
+DECODED = 12  # tokens that a probe of decoding makes
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """So many requests at once, with prompts of ``prompt`` tokens and answers of ``answer``."""
+
+    requests: int
+    prompt: int
+    answer: int
+
+
+def probes(max_tokens: int, max_seqs: int, context: int) -> Iterator[Probe]:
+    """One round: prompts up to a full step, then decoding at every batch size, short and long contexts. The first are the most telling."""
+    top = min(max_tokens, context - DECODED - 1)
+    sizes = [size for size in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192) if size < top]
+    batches = [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256) if size < max_seqs]
+    long = [size for size in (512, 2048, 6000) if size + DECODED < context]
+    for size in (*sizes, top):
+        yield Probe(1, size, 1)
+    for batch in (*batches, max_seqs):
+        yield Probe(batch, 24, DECODED)
+    for size, batch in itertools.product(long, (1, min(4, max_seqs))):
+        yield Probe(batch, size, DECODED)
+
+
+async def profile(llm: HarvestLLM, shared: SharedState, seconds: float, *, short: bool = False) -> dict[str, Any]:
+    """Run rounds of probes for about ``seconds``, have the profile written, and return what is known then.
+
+    Chat goes first all the while. The ``short`` form copies no KV, and ends as soon as there is other work, whose steps tell as much.
+    Raises `EngineError` where the engine core does not answer.
+    """
+    limits = llm.vllm_config.scheduler_config
+    one_round = list(probes(limits.max_num_batched_tokens, limits.max_num_seqs, llm.model_config.max_model_len))
+    rng = random.Random(0)
+    began_s, steps = time.monotonic(), shared.count(Count.STEPS)
+    done = 0
+    for probe in itertools.cycle(one_round):
+        if time.monotonic() - began_s > seconds or (short and llm.output_processor.has_unfinished_requests()):
+            break
+        await _run(llm, probe, rng, f"profile-{done}")
+        done += 1
+    copies = [] if short else await llm.collective_rpc("kv_copy")
+    await _save(llm, shared, rng)
+    return {
+        "seconds": round(time.monotonic() - began_s, 1),
+        "probes": done,
+        "steps": int(shared.count(Count.STEPS) - steps),
+        "ready": bool(shared[Field.READY]),
+        "ratio_p50": shared.count(Count.ERROR_P50),
+        "ratio_p99": shared.count(Count.ERROR_P99),
+        "kv_copy": copies[0] if copies else None,
+    }
+
+
+async def _run(llm: HarvestLLM, probe: Probe, rng: random.Random, name: str) -> None:
+    """Prompts are random, so that none is found in the prefix cache."""
+    vocabulary = llm.model_config.get_vocab_size()
+
+    async def one(number: int) -> None:
+        ids = [rng.randrange(vocabulary // 2, vocabulary) for _ in range(probe.prompt)]
+        params = SamplingParams(temperature=0.0, max_tokens=probe.answer, ignore_eos=True, extra_args={"job": "profile"})
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        async for _ in llm.generate(TokensPrompt(prompt_token_ids=ids), params, f"{name}-{number}", priority=PRIORITY_OFFLINE):
+            pass
+
+    await asyncio.gather(*(one(number) for number in range(probe.requests)))
+
+
+async def _save(llm: HarvestLLM, shared: SharedState, rng: random.Random) -> None:
+    wish = shared[Field.SAVE_PROFILE] + 1
+    shared[Field.SAVE_PROFILE] = wish
+    end_s = time.monotonic() + SAVE_WAIT_S
+    while shared[Field.SAVED_PROFILE] < wish:
+        if time.monotonic() > end_s:
+            raise EngineError("the engine core did not write the profile; look into its log")
+        await _run(llm, Probe(1, 16, 2), rng, f"save-{time.monotonic_ns()}")  # it looks for the wish after a step
+
+
+async def profile_when_absent(llm: HarvestLLM, shared: SharedState, known: bool) -> None:
+    """The short form, while a new engine that has no profile yet is idle; again, where work came in between. Never raises; cancelled with
+    its task."""
+    left_s = 0.0 if known else SHORT_S
+    with suppress(EngineError, ValueError):
+        while left_s > 0.0:
+            await idle(llm)
+            began_s = time.monotonic()
+            await profile(llm, shared, left_s, short=True)
+            left_s -= time.monotonic() - began_s
+
+
+async def idle(llm: HarvestLLM) -> None:
+    """Wait until no request was seen for `IDLE_S`."""
+    looks = 0
+    while looks * LOOK_S < IDLE_S:
+        await asyncio.sleep(LOOK_S)
+        looks = 0 if llm.output_processor.has_unfinished_requests() else looks + 1

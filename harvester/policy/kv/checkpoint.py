@@ -1,0 +1,158 @@
+"""Which KV blocks are copied to host memory, and how fast (ConServe 4.4, "Adaptive Checkpointing Policy").
+
+A checkpoint is worth its copy only where its request loses its KV. Nothing is copied while KV is plentiful; below a threshold of free KV
+the number of requests covered grows with the pressure, as random early detection drops more packets the fuller its queue is, in the order
+in which the requests would lose their KV. The speed is the one at which the copies are ready when the free blocks are used up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+RISE, FALL = 0.5, 0.05  # weight of a step in the average pressure: quick to begin, slow to stop
+FILL = 0.1  # weight of a step in the average consumption
+FIRST_BLOCKS = 2  # a step, until the time of a copy is known
+ONLINE_SHARE = 0.02  # of the time of a step that holds online work, what copies beside it may add to it
+OFFLINE_SHARE = 0.25  # of one that holds none, and of one in which online work waits for its own copies
+LINK_SHARE = 0.5  # of any step, what copies beside it may take, however little it feels them
+CPU_COST, CUDA_COST = 1.0, 0.04  # of a copy's time, what the step beside it takes longer (docs/design/0018)
+WAIT_SHARE = 0.02  # of the time to first token, what a step may wait for the last blocks of the requests that make room in it
+MIN_WAITED = 4  # blocks, whatever they take
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A running request. ``blocks``: full KV blocks that are computed; ``saved``: the first of them, which are on the host."""
+
+    name: str
+    blocks: int
+    saved: int
+    offline: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CopyView:
+    """``requests`` in the order in which they would lose their KV, the first first."""
+
+    requests: Sequence[Kept]
+    free_blocks: int
+    total_blocks: int
+    limit_blocks: int  # most copies in this step
+    room_blocks: int  # most that the host has memory for
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Shares of KV that is free. ``start``: copying begins; ``full``: every offline request is covered."""
+
+    start: float = 0.5
+    full: float = 0.1
+    online: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.full < self.start <= 1.0:
+            raise ValueError(f"full={self.full} must be at least 0 and below start={self.start}, and that at most 1")
+
+
+def ramp(free: float, start: float, full: float) -> float:
+    """Share of the requests to cover where ``free`` of the KV is free: 0 from ``start`` on, 1 at ``full`` and below, a line between."""
+    return min(1.0, max(0.0, (start - free) / (start - full)))
+
+
+def limit_blocks(step_s: float, slack_s: float, block_s: float | None, online: bool, cost: float = CPU_COST) -> int:
+    """Most blocks to copy beside a step of ``step_s``. ``slack_s``: left of what online requests are promised; ``block_s``: of one copy;
+    ``cost``: of a copy's time, what the step takes longer.
+
+    Copies add little to a step that holds online work and never more than its slack; more to one that holds none, where one block is
+    always allowed, so that copying never stands still. Where an online request waits for the copies they may add as much: each further
+    step costs it more than they cost the others. An engine that has not measured a copy begins with a few.
+    """
+    if block_s is None or block_s <= 0.0:
+        return FIRST_BLOCKS if slack_s > 0.0 or not online else 0
+    added_s = min(ONLINE_SHARE * step_s, slack_s) if online else OFFLINE_SHARE * step_s
+    return max(0 if online else 1, int(min(added_s / cost, LINK_SHARE * step_s) / block_s))
+
+
+def waited_blocks(ttft_s: float, block_s: float | None) -> int:
+    """Most blocks that a step waits for, of the requests that make room in it for an arrival whose first token is due in ``ttft_s``."""
+    return MIN_WAITED if not block_s else max(MIN_WAITED, int(WAIT_SHARE * ttft_s / block_s))
+
+
+class Coverage:
+    """Keeps the averages from step to step. One `plan` a step."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._used = 0.0  # average share of KV in use
+        self._online = 0.0  # the same without what offline work holds, which gives way to online work
+        self._filled = 0.0  # blocks that fill up in a step, on average
+        self._blocks: Mapping[str, int] = {}
+
+    @property
+    def free(self) -> float:
+        """Share of KV that is free, on average."""
+        return 1.0 - self._used
+
+    def plan(self, view: CopyView) -> dict[str, int]:
+        """Blocks to copy of each request in this step, the first uncovered ones of each; O(requests).
+
+        Together at most ``limit_blocks`` and ``room_blocks``, and none of a request that is covered.
+        """
+        self._observe(view)
+        chosen = self._chosen(view)
+        backlog = sum(kept.blocks - kept.saved for kept in chosen)
+        allowed = min(self._speed(backlog, view.free_blocks), view.limit_blocks, view.room_blocks)
+        grants: dict[str, int] = {}
+        for kept in chosen:
+            blocks = min(kept.blocks - kept.saved, allowed)
+            if blocks > 0:
+                grants[kept.name] = blocks
+                allowed -= blocks
+        return grants
+
+    def _observe(self, view: CopyView) -> None:
+        total = max(1, view.total_blocks)
+        offline = sum(kept.blocks for kept in view.requests if kept.offline)
+        self._used = _average(self._used, 1.0 - view.free_blocks / total)
+        self._online = _average(self._online, max(0.0, 1.0 - (view.free_blocks + offline) / total))
+        filled = sum(max(0, kept.blocks - self._blocks[kept.name]) for kept in view.requests if kept.name in self._blocks)
+        self._filled += FILL * (filled - self._filled)
+        self._blocks = {kept.name: kept.blocks for kept in view.requests}
+
+    def _chosen(self, view: CopyView) -> list[Kept]:
+        """The first of each class by the ramp, and those that are begun while there is any pressure.
+
+        Online work from half way on, where KV that offline work holds counts as free: chat takes it first.
+        """
+        start, full = self._thresholds.start, self._thresholds.full
+        offline = [kept for kept in view.requests if kept.offline]
+        online = [kept for kept in view.requests if not kept.offline] if self._thresholds.online else []
+        chosen: list[Kept] = []
+        for kept, free, begin in ((offline, self.free, start), (online, 1.0 - self._online, (start + full) / 2)):
+            share = ramp(free, begin, full)
+            if share > 0.0:
+                count = math.ceil(round(share * len(kept), 6))
+                chosen += kept[:count]
+                chosen += [one for one in kept[count:] if one.saved]
+        return chosen
+
+    def _speed(self, backlog: int, free_blocks: int) -> int:
+        """Blocks a step: what fills up meanwhile, and of the backlog so much that it is done when the free blocks are used up."""
+        return math.ceil(self._filled + backlog * max(1.0, self._filled) / max(1, free_blocks)) if backlog > 0 else 0
+
+
+def _average(average: float, value: float) -> float:
+    return average + (RISE if value > average else FALL) * (value - average)
+
+
+def to_save(blocks: int, saved: int, tail_tokens: int, limit_blocks: int) -> tuple[int, bool]:
+    """What a request that loses its KV now may still save: how many of its uncovered full blocks, and whether the partly filled one.
+
+    The step waits for these copies, so they are few: more than ``limit_blocks`` is the extreme case, in which the rest is discarded.
+    The partly filled block is of use only behind all others.
+    """
+    missing = max(0, blocks - saved)
+    full = min(missing, limit_blocks)
+    return full, tail_tokens > 0 and full == missing and full < limit_blocks

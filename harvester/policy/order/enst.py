@@ -1,0 +1,60 @@
+"""Estimated next scheduled time of online requests, and who gives up KV for whom by it (FastServe 4.2).
+
+A request's KV is needed only when its turn comes. Where an arrival finds no KV, the one whose turn comes last gives its own up; it was
+copied to the host in that order while the engine worked, so that giving up is freeing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+HYSTERESIS = 2.0  # a victim's turn must come so many times as late as the waiting one's, or KV would go to and fro
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """An online request that holds KV. ``blocks``: it holds; ``unsaved``: of those, not on the host."""
+
+    name: str
+    enst_s: float
+    blocks: int
+    unsaved: int
+
+
+def enst(levels: Mapping[str, int], promote_s: Mapping[str, float], quantum_s: float, batch: int) -> dict[str, float]:
+    """Seconds until each request is scheduled next: min(T_promote, T_execute); O(requests + levels).
+
+    ``levels``: its queue, 0 first served; ``promote_s``: seconds until starvation brings it to the front; ``quantum_s``: of queue 0,
+    doubled in each next; ``batch``: requests of a step. T_execute is the time that all in higher queues take to sink to its own,
+    ``batch`` at once.
+    """
+    deepest = max(levels.values(), default=0)
+    counts = [0] * (deepest + 1)
+    for level in levels.values():
+        counts[level] += 1
+    execute_s, above = [0.0], counts[0]
+    for level in range(1, deepest + 1):
+        execute_s.append(execute_s[-1] + above * quantum_s * 2 ** (level - 1) / max(1, batch))
+        above += counts[level]
+    return {name: min(max(0.0, promote_s[name]), execute_s[level]) for name, level in levels.items()}
+
+
+def swap_out(residents: Sequence[Resident], need_blocks: int, waiting_enst_s: float, copy_s: float, save_blocks: int) -> tuple[str, ...]:
+    """Who gives up KV, the latest turn first, so that ``need_blocks`` come free for one whose turn comes in ``waiting_enst_s``; none where
+    they would not.
+
+    ``copy_s``: to bring a block back; ``save_blocks``: most that the step waits for, of those that are not on the host yet. A victim's turn
+    comes later than the waiting one's by the hysteresis and the time of its way back, and nothing of it would have to be computed again.
+    """
+    chosen: list[str] = []
+    for one in sorted(residents, key=lambda one: -one.enst_s):
+        if need_blocks <= 0:
+            break
+        saved = one.unsaved + 1  # and the partly filled one
+        if one.enst_s <= HYSTERESIS * waiting_enst_s + one.blocks * copy_s or saved > save_blocks:
+            continue
+        chosen.append(one.name)
+        need_blocks -= one.blocks
+        save_blocks -= saved
+    return tuple(chosen) if need_blocks <= 0 else ()

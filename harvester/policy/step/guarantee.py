@@ -1,0 +1,29 @@
+"""The minimum share of the engine that jobs near their deadline are guaranteed, laid over the plan of a step.
+
+Chat stays first: the share opens the room that is kept back for bursts of arrivals, as far as nobody holds it, and an arrival that
+finds none still evicts. Only where the deployment says so (`above_slo`) does a step last longer than the promise to chat allows, so that
+offline work has its share of the step's time.
+"""
+
+from __future__ import annotations
+
+import math
+
+from harvester.policy.step.batch import Batch
+from harvester.policy.view import View
+
+
+def stretched_s(limit_s: float, view: View, online_s: float) -> float:
+    """Seconds that the step may last, which the chat in it alone would last ``online_s``."""
+    given = view.guarantee
+    return max(limit_s, online_s / (1.0 - given.share)) if given is not None and given.above_slo else limit_s
+
+
+def opened(space: tuple[int, int], view: View, batch: Batch) -> tuple[int, int]:
+    """``space``, the slots and KV blocks that new offline requests may take, or what the share still lacks where that is more."""
+    if view.guarantee is None:
+        return space
+    share, offline = view.guarantee.share, len(batch.decodes) + len(batch.prefills)
+    slots = min(view.max_seqs - len(view.running), math.ceil(share * view.max_seqs) - offline)
+    blocks = min(view.free_blocks - batch.growth_blocks - view.loading_growth, math.ceil(share * view.total_blocks) - batch.final_blocks)
+    return max(space[0], slots), max(space[1], blocks)

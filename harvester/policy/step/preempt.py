@@ -1,0 +1,90 @@
+"""When a running step of offline work is ended for an arrival, and how dense its safepoints are (ConServe Algorithm 2, 4.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COST_SHARE = 0.01  # of a step, what its safepoints may cost
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One step that was sent to the workers and is not answered yet. Times in seconds of one monotonic clock."""
+
+    number: int
+    endable: bool  # it holds offline work only, and has safepoints
+    began_s: float | None  # None: it waits for the step before it
+    estimate_s: float  # how long it takes; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An online request that has just come.
+
+    ``prompt_s``: how long the step takes that will compute its prompt. ``waited_s``: since it reached the server.
+    ``max_ttft_delay_fraction``: share of ``ttft_slo_s`` that it may wait for steps of offline work.
+    """
+
+    prompt_s: float
+    ttft_slo_s: float
+    waited_s: float = 0.0
+    max_ttft_delay_fraction: float = 1.0
+
+    def is_in_time(self, wait_s: float) -> bool:
+        """Whether it can wait ``wait_s`` more for the steps before its own.
+
+        The share is for those behind it: an arrival that has time to wait may be the first of a burst, whose last one then lacks that time.
+        """
+        return wait_s <= self.max_ttft_delay_fraction * self.ttft_slo_s and self.waited_s + wait_s + self.prompt_s <= self.ttft_slo_s
+
+
+def first_to_end(steps: Sequence[Flight], now_s: float, arrival: Arrival) -> int | None:
+    """Number of the step to end, so that the arrival's first token is in time; None where all may run to their ends.
+
+    ``steps``: oldest first. Ending one makes those behind it void. Of the steps whose end brings the arrival in time the last is chosen,
+    since it loses least; where there is none, the first that can be ended. A step beside online work is bounded by its budget and never
+    ended. ConServe takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
+    """
+    waits_s = _waits_s(steps, now_s)
+    if not steps or arrival.is_in_time(waits_s[-1]):
+        return None
+    endable = [place for place, step in enumerate(steps) if step.endable]
+    in_time = [place for place in endable if arrival.is_in_time(waits_s[place])]
+    chosen = in_time[-1] if in_time else min(endable, default=None)
+    return None if chosen is None else steps[chosen].number
+
+
+def _waits_s(steps: Sequence[Flight], now_s: float) -> list[float]:
+    """Seconds until each step begins, and until the last one ends. A step whose length is unknown is thought endless if it can be ended."""
+    waits_s, at_s = [], now_s
+    for step in steps:
+        waits_s.append(at_s - now_s)
+        unknown_s = math.inf if step.endable else 0.0
+        began_s = at_s if step.began_s is None else step.began_s
+        at_s = max(at_s, began_s + (step.estimate_s if step.estimate_s > 0.0 else unknown_s))
+    return [*waits_s, at_s - now_s]
+
+
+def best_step_s(fixed_s: float, gap_s: float) -> float:
+    """How long a step of offline work alone should be where an arrival comes every ``gap_s`` and ends the step it meets.
+
+    A step costs ``fixed_s`` beside its tokens, and one that ends early loses half of itself on average: the sum of both shares,
+    fixed / step + step / (2 gap), is least at sqrt(2 fixed gap). It is Young's interval between two checkpoints (CACM 17(9), 1974).
+    """
+    return math.sqrt(2.0 * fixed_s * gap_s) if gap_s < math.inf else math.inf
+
+
+def layers_between(layers: int, step_s: float, safepoint_s: float, detect_s: float, segments: int = 1) -> int:
+    """Every how many layers a step has a safepoint.
+
+    Few enough that all of them cost under 1% of the step, many enough that the step ends within ``detect_s`` of being asked; where both
+    cannot be had, the cost wins. ``safepoint_s``: what one costs. ``segments``: most stretches from one safepoint to the next that still
+    run after the signal: the one in work, those between decision and end, and on a device that runs behind its host the one queued up.
+    """
+    if layers < 1 or step_s <= 0.0:
+        return 1
+    for_cost = safepoint_s * layers / (COST_SHARE * step_s)
+    for_time = detect_s * layers / (step_s * segments)
+    return min(layers, max(1, -int(-for_cost // 1), int(for_time)))

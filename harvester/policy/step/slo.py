@@ -1,0 +1,104 @@
+"""How long a step that holds online work may take, and how many tokens of online prompts go into it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.load import StepLoad
+from harvester.policy.step.batch import Batch
+from harvester.policy.step.budget import offline_budget
+from harvester.policy.view import PolicyConfig, View
+
+MIN_PROMPT_CHUNK = 64  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """The online work of a step. ``prompt_tokens``: most that fit, of all prompts together; None: as many as there are."""
+
+    load: StepLoad
+    prompt_tokens: int | None
+
+
+def limit_s(view: View, batch: Batch) -> float:
+    """Seconds that the step may take: inf where nothing is promised, 0 or less where a first token is already late.
+
+    The least TPOT of those that decode, and the time left until the earliest first token is due. Where the prompts need several steps,
+    each gets an equal part of that time.
+    """
+    slack_s = first_token_slack_s(view, batch)
+    if view.max_tokens is not None and slack_s > 0:
+        tokens = sum(r.step_tokens for r in batch.decoding) + batch.prompt_tokens
+        slack_s /= max(1, math.ceil((tokens + view.waiting_tokens) / view.max_tokens))
+    return min(batch.tpot_s, slack_s)
+
+
+def first_token_slack_s(view: View, batch: Batch) -> float:
+    """Seconds until the earliest first token is due; inf where none is awaited."""
+    return min(batch.due_s, view.waiting_due_s if view.online_waiting else math.inf) - view.now_s
+
+
+def added_s(view: View, batch: Batch, limits: PolicyConfig, alone_s: float) -> float:
+    """Seconds that offline work may add to a step whose online work takes ``alone_s``.
+
+    A step beside chat that decodes keeps an arrival waiting to its end: it grows by at most a share of the time to first token. Steps that
+    compute prompts follow each other while chat comes in a burst, and what each adds, the last of the burst waits for: they grow by that
+    share of their own length.
+    """
+    if limits.ttft_s == math.inf:
+        return math.inf
+    prompts = view.online_waiting > 0 or batch.due_s < math.inf
+    return limits.max_ttft_delay_fraction * (min(alone_s, limits.ttft_s) if prompts else limits.ttft_s)
+
+
+def online_work(view: View, batch: Batch, limits: PolicyConfig, model: LatencyModel) -> Online:
+    """What the online requests compute in the step, those that wait among them.
+
+    Prompts are cut where the step would break the TPOT of those that decode, as long as no first token comes late by it, or the further
+    steps delay the first token by less than `PolicyConfig.max_ttft_delay_fraction` of the TTFT SLO. Each extra step costs one more round of
+    decodes.
+    """
+    whole = online_load(view, batch)
+    if whole.prefill_tokens == 0 or batch.tpot_s == math.inf:
+        return Online(whole, None)
+    margin = model.margin_at(batch.tpot_s)
+    if margin * model.predict(whole) <= batch.tpot_s:
+        return Online(whole, None)
+    decodes = StepLoad(0, 0.0, whole.decode_seqs, whole.decode_context, whole.decode_seqs)
+    behind = round(whole.prefill_attention / whole.prefill_tokens)
+    prompts = max(1, whole.seqs - whole.decode_seqs)
+    fit = offline_budget(model, decodes, batch.tpot_s * model.margin / margin, (), behind, whole.prefill_tokens, prompts)
+    chunk = max(MIN_PROMPT_CHUNK, fit.prefill_tokens)
+    steps = math.ceil((view.waiting_tokens + batch.prompt_tokens) / chunk)
+    in_time = steps * batch.tpot_s <= first_token_slack_s(view, batch)
+    if chunk >= whole.prefill_tokens or not (
+        in_time or (steps - 1) * model.predict(decodes) <= limits.max_ttft_delay_fraction * limits.ttft_s
+    ):
+        return Online(whole, None)
+    return Online(online_load(view, batch, whole.decode_seqs + chunk), chunk)
+
+
+def online_load(view: View, batch: Batch, max_tokens: int | None = None) -> StepLoad:
+    """What the online requests compute: all that run or return, decodes first, then all that wait.
+
+    ``max_tokens``: within which prompts are taken; None: the view's.
+    """
+    most = view.max_tokens if max_tokens is None else max_tokens
+    left = math.inf if most is None else most
+    decoding = batch.decoding if len(batch.decoding) <= left else batch.decoding[: int(left)]
+    decodes, contexts = sum(r.step_tokens for r in decoding), sum(r.context for r in decoding)
+    left -= decodes
+    load = StepLoad(0, 0.0, decodes, contexts, len(decoding))
+    if view.returning:
+        load += StepLoad(0, 0.0, view.returning, view.returning_context, view.returning)
+        left = max(0, left - view.returning)
+    for r in batch.prompts:
+        tokens = int(min(r.step_tokens, left))
+        if tokens <= 0:
+            break
+        left -= tokens
+        load += StepLoad.prefill(tokens, r.context)
+    waiting = int(min(view.waiting_tokens, left)) if view.online_waiting else 0
+    return load + StepLoad.prefill(waiting) + StepLoad(seqs=view.online_waiting - 1) if waiting else load
