@@ -107,7 +107,7 @@ class Register:
             job_id = self._run("newest_ids")[0][0]
         if job_id not in self._jobs:
             newest = ", ".join(row[0] for row in self._run("newest_ids"))
-            raise NotFoundError(f"no job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
+            raise NotFoundError(f"unknown job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
         return self._jobs[job_id]
 
     def _view(self, entry: Entry) -> JobView:

@@ -34,14 +34,14 @@ class Answer:
 def chat(
     here: Invocation,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="What to ask; none starts a conversation.", show_default=False)
+        str | None, typer.Argument(metavar="PROMPT", help="What to ask. Without it, a conversation starts.", show_default=False)
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", metavar="S", help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer.")] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", metavar="S", help="System message of the conversation.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Maximum output tokens of an answer.")] = None,
 ) -> None:
     """Chat with the served model.
 
-    The time to the first token goes to standard error. Where no server answers, one is started for this command and stopped at its end.
+    Prints the time to the first token to standard error. If no server answers, one is started for this command and stopped afterwards.
 
     \b
     Example:

@@ -50,7 +50,7 @@ class Client:
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         if not self.url.startswith(("http://", "https://")):
-            raise UsageError(f"{url!r} is not a URL; give one as http://127.0.0.1:8000")
+            raise UsageError(f"{url!r} is not a URL; use one like http://127.0.0.1:8000")
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -60,7 +60,7 @@ class Client:
                 trust_env=not _is_loopback(self.url),  # a proxy of the environment is not on the way to this machine
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise UsageError(f"{url!r} is not a URL: {error}; give one as http://127.0.0.1:8000") from error
+            raise UsageError(f"{url!r} is not a URL: {error}; use one like http://127.0.0.1:8000") from error
 
     def close(self) -> None:
         self._http.close()
@@ -79,7 +79,9 @@ class Client:
             raise
         except (HarvesterError, ValidationError) as error:
             cause = error.message if isinstance(error, HarvesterError) else "its answer has another shape"
-            raise UnreachableError(f"what answers at {self.url} is no harvester that is ready ({cause}); see harvester doctor") from error
+            raise UnreachableError(
+                f"the answer from {self.url} is not from a ready harvester server ({cause}); run: harvester doctor"
+            ) from error
 
     def submit(self, request: JobRequest) -> tuple[JobView, bool]:
         """The job, and whether it was made now rather than found."""
@@ -146,7 +148,8 @@ class Client:
         except ValidationError as error:
             first = error.errors()[0]
             raise HarvesterError(
-                f"the server at {self.url} is of another version ({first['loc'][-1]}: {first['msg']}); use the same on both sides"
+                f"the server at {self.url} runs another version of harvester ({first['loc'][-1]}: {first['msg']}); "
+                "install the same version on both sides"
             ) from error
 
     @contextmanager
@@ -159,14 +162,14 @@ class Client:
             raise UnreachableError(f"the server at {self.url} did not answer in time; it may be busy: try again") from error
         except httpx.TransportError as error:
             raise UnreachableError(
-                f"the connection to {self.url} broke: {error or type(error).__name__}; is the server running?"
+                f"lost the connection to {self.url}: {error or type(error).__name__}; check that the server runs"
             ) from error
 
 
 def _authorization() -> dict[str, str]:
     key = default_api_key()
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise UsageError("HARVESTER_API_KEY holds letters that no key has; set it to one of the server's API keys")
+        raise UsageError("HARVESTER_API_KEY contains characters that no API key has; set it to one of the server's API keys")
     return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
@@ -181,7 +184,7 @@ def _is_loopback(url: str) -> bool:
 def _segment(job_id: str) -> str:
     """A job's id within a path: a slash or a question mark in it must not name another route."""
     if not job_id or not all(letter.isalnum() or letter in "-_." for letter in job_id):
-        raise UsageError(f"{job_id!r} is not the id of a job; harvester jobs lists them")
+        raise UsageError(f"{job_id!r} is not a job id; list them with: harvester jobs")
     return job_id
 
 
@@ -189,7 +192,7 @@ def _body(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError as error:
-        raise HarvesterError(f"the server at {answer.url} answered with something else than JSON: {answer.text[:200]!r}") from error
+        raise HarvesterError(f"the server at {answer.url} sent an answer that is not JSON: {answer.text[:200]!r}") from error
 
 
 def _check(answer: httpx.Response) -> None:

@@ -36,7 +36,7 @@ def _next_clock(given: str, text: str, now_s: float) -> float:
     try:
         at = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     except ValueError as error:
-        raise UsageError(f"deadline {text} is no time of day; {_FORMS}") from error
+        raise UsageError(f"deadline {text} is not a time of day; {_FORMS}") from error
     return (at if at > now else at + timedelta(days=1)).timestamp()
 
 
@@ -44,4 +44,4 @@ def _time(given: str, text: str) -> float:
     try:
         return datetime.fromisoformat(given).astimezone().timestamp()
     except (ValueError, OverflowError, OSError) as error:
-        raise UsageError(f"deadline {text!r} is neither a span nor a time; {_FORMS}") from error
+        raise UsageError(f"deadline {text!r} is neither a duration nor a time; {_FORMS}") from error

@@ -46,7 +46,7 @@ class Check:
 def doctor(here: Invocation) -> None:
     """Check what a server needs on this machine.
 
-    That is Python, engine, Ray, disk, state folder, port and server. Exits with 1 if something is broken.
+    Checks Python, engine, Ray, disk, state folder, port and server. Exits with 1 if something is broken.
 
     \b
     Example:

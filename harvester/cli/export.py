@@ -46,7 +46,7 @@ def format_of(path: Path) -> Format:
     try:
         return SUFFIXES[path.suffix.lower()]
     except KeyError:
-        raise UsageError(f"cannot tell a format from {path.name!r}; end it in {', '.join(SUFFIXES)}, or give --format") from None
+        raise UsageError(f"{path.name!r} has no known file extension; use one of {', '.join(SUFFIXES)}, or give --format") from None
 
 
 def write(out: IO[bytes], shape: Format, schema: pa.Schema, batches: Batches) -> int:

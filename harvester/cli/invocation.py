@@ -18,10 +18,10 @@ from harvester.config import default_state_dir, default_url
 from harvester.errors import HarvesterError, UnreachableError
 from jobs.folder import StateFolder
 
-StateOption = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="State folder; also HARVESTER_STATE.")]
-UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="Server to talk to; also HARVESTER_URL.")]
+StateOption = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="State folder. Also: HARVESTER_STATE.")]
+UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="URL of the server. Also: HARVESTER_URL.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @dataclass(frozen=True)

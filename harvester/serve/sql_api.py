@@ -24,7 +24,7 @@ class Question(BaseModel):
     query: str = Field(
         min_length=1, max_length=MAX_QUERY_CHARS, description="One SELECT over jobs, leases, harvest, lengths and results('JOB')."
     )
-    limit: int = Field(default=1000, ge=1, le=10_000, description="Most rows of the answer.")
+    limit: int = Field(default=1000, ge=1, le=10_000, description="Maximum rows of the answer.")
 
 
 class Column(BaseModel):

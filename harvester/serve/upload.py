@@ -97,7 +97,7 @@ def boundary_of(content_type: str) -> bytes:
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
-        raise ParameterError("the request is no upload; send it as multipart/form-data, with the fields file and purpose")
+        raise ParameterError("the request is not an upload; send multipart/form-data with the fields file and purpose")
     return bytes(boundary)
 
 
@@ -117,7 +117,7 @@ async def receive(chunks: AsyncIterator[bytes], boundary: bytes, path: Path, max
         except FormParserError as error:
             raise ParameterError(f"the form cannot be read: {str(error)[:200]}; send it again") from error
         if parts.form.filename is None:
-            raise ParameterError("the form has no field file; send the file as file and its purpose as purpose", "file")
+            raise ParameterError("the form lacks the field file; send the fields file and purpose", "file")
         if not parts.ended:
             raise ParameterError("the form ends before its closing boundary; send it again", "file")
         await asyncio.to_thread(stack.pop_all().close)  # syncs to disk

@@ -36,7 +36,7 @@ class Watch:
     def seat(self) -> Iterator[None]:
         """Hold one while watching. Raises `BusyError` where all are taken."""
         if self._viewers >= self._most:
-            raise BusyError(f"{self._most} pages watch this server, as many as it serves; close one")
+            raise BusyError(f"{self._most} pages are open, the most that this server serves; close one")
         self._viewers += 1
         try:
             if self._looking is None:

@@ -185,7 +185,7 @@ class EngineHost:
             async for output in stream:
                 last = output
         except EngineDeadError as error:
-            raise EngineError("the vLLM engine died under the request") from error
+            raise EngineError("the vLLM engine died during the request") from error
         except ValueError as error:
             raise UsageError(" ".join(str(error).split())) from error
         if last is None:
