@@ -1,4 +1,4 @@
-"""`harvester chat`: ask the served model, as a chat user would."""
+"""`harvester chat`: talk to the served model over its chat route."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
 
 
 def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
-    """Send one chat request and read its stream, printing the text as it comes. Times count from the request."""
+    """Send one chat request and print its text as it streams in. Times count from the request."""
     began_s = time.perf_counter()
     ttft_ms: float | None = None
     pieces: list[str] = []
@@ -117,7 +117,7 @@ def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
 
 
 def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON events of a server-sent stream up to ``[DONE]``. Raises what an error event says, `EngineError` for a torn stream."""
+    """JSON events of a server-sent stream up to ``[DONE]``. Raises the error of an error event; `EngineError` if the stream breaks off."""
     for line in lines:
         field, _, data = line.partition(":")
         if field != "data":

@@ -1,4 +1,4 @@
-"""The jobs app over HTTP, as the command line uses it."""
+"""HTTP client of the jobs application, for the commands."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Client:
         self.close()
 
     def server(self) -> ServerInfo:
-        """Who answers. Anything but a harvester that is ready is `UnreachableError`."""
+        """The server that answers. Raises `UnreachableError` for anything but a ready harvester server."""
         try:
             return ServerInfo.model_validate(self._json("GET", "/api/server"))
         except (UnreachableError, KeyRefusedError):
@@ -84,7 +84,7 @@ class Client:
             ) from error
 
     def submit(self, request: JobRequest) -> tuple[JobView, bool]:
-        """The job, and whether it was made now rather than found."""
+        """The job, and whether it is new (False: the same job existed)."""
         body = self._json("POST", "/api/jobs", json=request.model_dump(mode="json"), timeout=httpx.Timeout(SUBMIT_S, connect=CONNECT_S))
         return self._view(body["job"]), bool(body["created"])
 
@@ -134,7 +134,7 @@ class Client:
         return _body(answer)
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """A question is asked once more where an idle connection was closed under it, as the ingress does when it takes new replicas in."""
+        """Send a request; a GET is retried once, because the ingress closes idle connections when replicas change."""
         try:
             return self._http.request(method, path, **options)
         except httpx.RemoteProtocolError:
@@ -182,7 +182,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def _segment(job_id: str) -> str:
-    """A job's id within a path: a slash or a question mark in it must not name another route."""
+    """A job id, checked for use in a path: a slash or question mark in it would name another route."""
     if not job_id or not all(letter.isalnum() or letter in "-_." for letter in job_id):
         raise UsageError(f"{job_id!r} is not a job id; list them with: harvester jobs")
     return job_id

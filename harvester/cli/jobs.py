@@ -1,4 +1,4 @@
-"""`harvester submit`: a table to harvest idle time for."""
+"""`harvester submit`: make a job of a table."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetNa
 
 
 def _follow(client: Client, view: JobView, is_embedded: bool, target: TargetName | None) -> tuple[JobView, dict[str, object]]:
-    """How the job ended, and what was written where a target was given."""
+    """Follow the job; return its last view, and what was written to the target, if any."""
     try:
         if target is None:
             return follow(client, view.id), {}

@@ -1,4 +1,4 @@
-"""`harvester profile`: measure the running engine, so that its scheduler knows how long a step takes."""
+"""`harvester profile`: measure step times and KV copies of the running engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the options of `harvester submit` to the job they ask for; what can be checked here is checked before a server starts."""
+"""Build a job request from the options of `harvester submit`, checked as far as possible before a server starts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def read_schema(path: Path | None) -> dict[str, Any] | None:
 
 
 def _task(task: str) -> tuple[str, dict[str, Any] | None]:
-    """Name, and the content where ``task`` is a file; the server sees the file's content, never its path."""
+    """Name of the task, and its content if ``task`` is a file: the server gets the content, never the path."""
     if not (task.endswith((".yaml", ".yml")) or "/" in task):
         return task, None
     path = Path(task).expanduser()

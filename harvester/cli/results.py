@@ -1,4 +1,4 @@
-"""`harvester results` and `harvester sql`: what jobs have computed."""
+"""`harvester results` and `harvester sql`: read results."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def sql(
 
 @contextmanager
 def _database(here: Invocation) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
-    """The state folder's database, and that folder. Asks the server for the ledger's tables where one answers for this folder."""
+    """A connection over the state folder, and the folder. Asks its server for the ledger's tables, if one answers."""
     reached = here.try_reach()
     state_dir = here.local_state(reached[1] if reached else None)
     tables: Callable[[str], pa.Table] | None = None

@@ -1,4 +1,4 @@
-"""`harvester serve` and `harvester stop`: a server in the foreground, and its end."""
+"""`harvester serve` and `harvester stop`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _say(here: Invocation, line: str, **fields: Any) -> None:
 
 
 def _server_process(state_dir: Path) -> psutil.Process | None:
-    """The process that ``server.json`` names, if it is still a harvester: a number may have been given to another program since."""
+    """The process that ``server.json`` names, if it is still a harvester server: process ids are reused."""
     pid = server_file(state_dir).get("pid")
     if not isinstance(pid, int):
         return None

@@ -1,4 +1,4 @@
-"""Commands on jobs that exist: how they stand, and changes of their state."""
+"""Commands on existing jobs: show, watch, and change their state."""
 
 from __future__ import annotations
 

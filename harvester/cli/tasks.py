@@ -1,4 +1,4 @@
-"""`harvester tasks`: what a job can be asked to do."""
+"""`harvester tasks`: list and print tasks."""
 
 from __future__ import annotations
 

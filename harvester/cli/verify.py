@@ -1,4 +1,4 @@
-"""`harvester verify`: whether tokens, ended steps, times and KV copies are right on this machine."""
+"""`harvester verify`: check tokens, ended steps, step times and KV copies on this machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def verify(
 
 
 def _log(here: Invocation) -> Path:
-    """Raises `StorageError` where the state folder takes no log."""
+    """Raises `StorageError` if the log cannot be written."""
     log = StateFolder(here.state_dir).logs / "verify.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

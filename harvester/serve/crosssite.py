@@ -1,4 +1,4 @@
-"""Requests that another site makes a browser send are refused: without a key nothing else tells them from the user's own."""
+"""Refuse requests that another site made a browser send (CSRF), which without a key look like the user's own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plain_answer(error: HarvesterError) -> Response:
 
 
 def _same_site(headers: Headers, host: str) -> bool:
-    """The browser's own word where it gives one, else whether the origin is the server that was called."""
+    """By `Sec-Fetch-Site` if the browser sends it, else by comparing `Origin` with the host called."""
     fetched = headers.get("sec-fetch-site")
     if fetched is not None:
         return fetched in ("same-origin", "none")

@@ -97,7 +97,7 @@ _ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, Refusal)}
 
 
 class Planner:
-    """Turns a request into a plan; opening and cutting a source reads files, so it works in a thread."""
+    """Turns a request into a plan, in a thread, because that reads files of the source."""
 
     def __init__(self, folder: StateFolder, harvest: HarvestConfig, model: str) -> None:
         self.folder = folder
@@ -127,14 +127,14 @@ class Planner:
             shutil.rmtree(staging, ignore_errors=True)
 
     def _token(self, name: str) -> str:
-        """Four digits that make an id of which there is no folder yet."""
+        """Four hex digits for a job id that no folder has yet."""
         while True:
             token = secrets.token_hex(2)
             if not (self.folder.jobs / f"{name}-{token}").exists():
                 return token
 
     def forget(self, plan: JobPlan) -> None:
-        """Remove what `plan` left for a job that was not made: its snapshot. Results, of whichever job, stay."""
+        """Remove the snapshot that `plan` made for a job that was then not made. Never removes results."""
         shutil.rmtree(self.folder.snapshot(plan.spec.id), ignore_errors=True)
         with suppress(OSError):  # not there, or not empty
             (self.folder.jobs / plan.spec.id).rmdir()

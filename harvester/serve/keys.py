@@ -1,4 +1,4 @@
-"""API keys: where a deployment has some, whoever asks must bear one of them."""
+"""API keys: if the deployment has some, each request must carry one."""
 
 from __future__ import annotations
 

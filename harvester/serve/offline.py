@@ -1,4 +1,4 @@
-"""The replica's vLLM engine as the harvest loop knows an engine."""
+"""The replica's vLLM engine behind the `jobs.engine.Engine` protocol."""
 
 from __future__ import annotations
 

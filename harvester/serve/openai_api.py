@@ -52,7 +52,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 
 
 class OpenAiApp(FastAPI):
-    """Has its routes under their full paths, wherever Serve mounts it: each of its prefixes is an application of its own there."""
+    """Its routes have full paths, because Serve mounts it under several prefixes, each as an application of its own."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = ""
@@ -157,7 +157,7 @@ def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
 
 
 def _open(store: FileStore, file_id: str) -> tuple[StoredFile, BinaryIO]:
-    """Open, so that it can be read to its end also where it is deleted meanwhile."""
+    """Open the file, so that it can be read to its end even if it is deleted meanwhile."""
     stored = store.get(file_id)
     try:
         return stored, store.content(file_id).open("rb")

@@ -1,4 +1,4 @@
-"""The page at `/`: one document, one style sheet and one script, as they lie in `static/`. No other address is ever loaded."""
+"""The page at `/`: a document, a style sheet and a script from `static/`. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 

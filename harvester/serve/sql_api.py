@@ -1,4 +1,4 @@
-"""SQL over HTTP: read-only, within the sandbox, with limits of rows, bytes and time."""
+"""``POST /sql``: read-only SQL in the sandbox, with limits on rows, bytes and time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answered(BaseModel):
 
 
 def add_sql(app: FastAPI, tables: Tables, folder: StateFolder) -> None:
-    """Add ``POST /sql``. Few run at once; others wait."""
+    """Add ``POST /sql``. A few queries run at once; others wait."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     @app.post("/sql")

@@ -1,4 +1,4 @@
-"""An upload as it comes in: ``multipart/form-data`` read piece by piece, its file written straight to where it stays."""
+"""Read a ``multipart/form-data`` upload in pieces, and write its file straight to its final place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_NAME = 255
 
 @dataclass(slots=True)
 class Form:
-    """What came: the plain fields, and the name of the file, whose content is at the path that was given."""
+    """The plain fields and the file's name. Its content is at the path given to `receive`."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
@@ -93,7 +93,7 @@ def too_large(max_bytes: int) -> TooLargeError:
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Raises `ParameterError` where the request is no form with a file."""
+    """Raises `ParameterError` if the request is not multipart/form-data."""
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:

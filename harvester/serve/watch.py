@@ -1,4 +1,4 @@
-"""One look a second at what replicas and jobs do, shared by all who watch; none while nobody does."""
+"""One look a second at replicas and jobs, shared by all viewers; none while nobody watches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Watch:
 
     @contextmanager
     def seat(self) -> Iterator[None]:
-        """Hold one while watching. Raises `BusyError` where all are taken."""
+        """Hold a seat while watching. Raises `BusyError` if all are taken."""
         if self._viewers >= self._most:
             raise BusyError(f"{self._most} pages are open, the most that this server serves; close one")
         self._viewers += 1
@@ -49,7 +49,7 @@ class Watch:
                 self._looking, self._frame = None, {}
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """Every event that is new to this viewer, as often as there is a look. A slow viewer misses looks and holds up nobody."""
+        """Yield the events that are new to this viewer after each look. A slow viewer misses looks and delays nobody."""
         told: Frame = {}
         seen = -1 if self._frame else self._number
         while True:
