@@ -14,8 +14,8 @@ def stop_message(job_id: str, rows: int, errors: int, most_share: float, example
     failed = f"all {rows:,} rows so far" if rows == errors else f"{errors:,} of {rows:,} rows so far"
     last = f"; the last: {example}" if example else ""
     return (
-        f"stopped early: {failed} failed, more than the share {most_share:g} of --max-error-rate{last}; its rows are kept; "
-        f"go on with: harvester resume {job_id}, which stops again after {LEAST_ROWS} rows like these"
+        f"stopped early: {failed} failed, which is above --max-error-rate {most_share:g}{last}; its rows are kept; "
+        f"continue with: harvester resume {job_id} (it stops again after {LEAST_ROWS} more rows like these)"
     )
 
 

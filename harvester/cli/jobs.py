@@ -135,7 +135,7 @@ def _print_submitted(view: JobView, created: bool) -> None:
     if created:
         print(f"Job {view.id}: {view.task} over {view.rows_total:,} rows of {view.source}, with {view.model}")
     else:
-        print(f"Job {view.id} is this same job, made before and now {view.state}; --new makes another")
+        print(f"Job {view.id} already exists for this request and is {view.state}; --new makes another")
     for note in view.notes:
         print(f"Note: {note}")
 

@@ -122,7 +122,7 @@ class Announcer:
             case "ready":
                 self._print_ready(fields)
             case "stopping":
-                print("Stopping; unfinished rows go on with the next start", flush=True)
+                print("Stopping; unfinished rows continue with the next start", flush=True)
             case "stopped":
                 print("Stopped", flush=True)
             case "warning":
@@ -131,9 +131,9 @@ class Announcer:
                 print(f"{kind}: {fields}", flush=True)
 
     def _print_ready(self, fields: dict[str, Any]) -> None:
-        print(f"Ready after {fields['seconds']:.0f} s: {fields['url']} answers chat and takes jobs, with model {fields['model']}")
+        print(f"Ready after {fields['seconds']:.0f} s: {fields['url']} serves chat and jobs with model {fields['model']}")
         if self._is_embedded:
-            print("This is the small embedded model; for a real one: harvester serve --model Qwen/Qwen3-8B")
+            print("This is the embedded toy model; for a real one: harvester serve --model Qwen/Qwen3-8B")
         print(f"Watch it in a browser: {fields['url']}/")
         print("Next:")
         print("  harvester submit docs.parquet --task summarize --watch")

@@ -144,7 +144,7 @@ def resume(
     here: Invocation,
     job: JobArgument,
     deadline: DeadlineOption = None,
-    weight: Annotated[float | None, typer.Option("--weight", metavar="X", min=0.001, max=1000.0, help="New weight.")] = None,
+    weight: Annotated[float | None, typer.Option("--weight", metavar="X", min=0.001, max=1000.0, help="New weight of the job.")] = None,
     max_error_rate: Annotated[
         float | None, typer.Option("--max-error-rate", metavar="X", min=0.0, max=1.0, help="New share of failed rows that stops the job.")
     ] = None,

