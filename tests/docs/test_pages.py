@@ -54,3 +54,11 @@ def test_links_and_paths_are_found() -> None:
     text = "See [a](docs/a.md#part), [b](https://x.y/z), ![c](images/c.png) and `jobs/tasks/load.py`.\n[d.json]: bench/results/d.json\n"
     assert links(text) == ["docs/a.md", "images/c.png", "bench/results/d.json"]
     assert mentioned(text) == ["docs/a.md", "jobs/tasks/load.py", "bench/results/d.json"]
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    """By its file name alone: a module may move, and a page need not follow."""
+    modules = {path.name for path in ROOT.rglob("*.py") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)}
+    named = {page.name: set(re.findall(r"`(?:[\w.]+/)*(\w+\.py)`", page.read_text(encoding="utf-8"))) for page in PAGES}
+    assert any(named.values())
+    assert {page: missing for page, names in named.items() if (missing := names - modules)} == {}
