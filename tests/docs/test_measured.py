@@ -13,8 +13,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 
 
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("harvester_measured", ROOT / "tools" / "measured.py")
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"harvester_{name}", ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
@@ -22,7 +22,7 @@ def module() -> ModuleType:
     return loaded
 
 
-measured = module()
+measured, promise = tool("measured"), tool("promise")
 TABLE = yaml.safe_load(measured.TABLE.read_text(encoding="utf-8"))
 RESULT: dict[str, Any] = {
     "scenario": "coserve",
@@ -45,6 +45,10 @@ def test_the_page_is_what_the_results_say() -> None:
 def test_the_figures_in_the_readme_are_what_the_results_say() -> None:
     text = measured.README.read_text(encoding="utf-8")
     assert text == measured.readme(TABLE, text), "run: python tools/measured.py"
+
+
+def test_the_picture_in_the_readme_shows_the_figures_of_the_result() -> None:
+    assert promise.digest(promise.figures()).encode() in promise.PICTURE.read_bytes(), "run: python tools/promise.py"
 
 
 def test_the_readme_shows_a_goal_that_was_missed() -> None:
