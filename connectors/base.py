@@ -25,7 +25,7 @@ class RowGroup:
 class Source(Protocol):
     """A table that does not change while it is read. One reader at a time; `close` frees what it holds.
 
-    Every error of the library beneath is raised as `harvester.errors.SourceError` (or `ColumnError`).
+    Every error of the library beneath is raised as `connectors.errors.SourceError` (or `ColumnError`).
     """
 
     @property
@@ -62,7 +62,7 @@ class Sink(Protocol):
     """Where results go, in parts that appear whole or not at all.
 
     A part is a table under a name. `write` returns only when the part is durable; a part written again under the same name replaces
-    the first in one step; a reader never sees a torn part. Errors are raised as `harvester.errors.StorageError`.
+    the first in one step; a reader never sees a torn part. Errors are raised as `connectors.errors.StorageError`.
     """
 
     def write(self, name: str, table: pa.Table, metadata: Mapping[str, str]) -> None: ...
@@ -73,3 +73,16 @@ class Sink(Protocol):
     def read(self, name: str) -> pa.Table: ...
 
     def names(self) -> Iterator[str]: ...
+
+
+class Closing:
+    """`close` may be called twice; by itself it does nothing, for what holds nothing open."""
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from harvester.errors import HarvesterError, SourceError
+from connectors.errors import HarvesterError, SourceError
 
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _PASSWORD = re.compile(r"(password|token|secret)=[^\s&;]+", re.IGNORECASE)

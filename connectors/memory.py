@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from connectors.base import RowGroup
-from connectors.closing import Closing
-from connectors.naming import source_name
+from connectors.base import Closing, RowGroup
+from connectors.errors import SourceError, StorageError
+from connectors.paths.names import source_name
 from connectors.request import check_span, check_unique, checked_columns
-from harvester.errors import SourceError, StorageError
 
 GROUP_ROWS = 16_384
 

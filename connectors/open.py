@@ -9,20 +9,19 @@ from pathlib import Path, PurePosixPath
 from pyarrow import fs
 
 from connectors.base import Source
-from connectors.copied import CopiedSource, Reading, Rows
-from connectors.database import Database
-from connectors.duckdb import AttachedReading, DuckdbReading
+from connectors.copied.snapshot import Origin, snapshot_path
+from connectors.copied.source import CopiedSource, Reading, Rows
+from connectors.databases.database import Database
+from connectors.databases.duckdb import AttachedReading, DuckdbReading
+from connectors.databases.sqlite import SqliteReading, is_sqlite, sqlite_tables
 from connectors.edge import reading, shown
-from connectors.files import find
-from connectors.forward import FilesReading
-from connectors.kinds import DATABASES, Kind
-from connectors.location import Location, locate
-from connectors.naming import source_name
-from connectors.parquet import ParquetSource, name_of
+from connectors.errors import SourceError
+from connectors.files.forward import FilesReading
+from connectors.parquet.source import ParquetSource, name_of
+from connectors.paths.files import find
+from connectors.paths.location import Location, locate
+from connectors.paths.names import DATABASES, FileKind, source_name
 from connectors.request import listed
-from connectors.snapshot import Origin, snapshot_path
-from connectors.sqlite import SqliteReading, is_sqlite, sqlite_tables
-from harvester.errors import SourceError
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
 _ATTACHED = re.compile(r"^(postgres|postgresql|mysql|ducklake|md|odbc|duckdb|sqlite):", re.IGNORECASE)
@@ -60,7 +59,7 @@ def open_source(
         option = "--table" if table is not None else "--query"
         raise SourceError(f"{option} applies to databases only ({', '.join(DATABASES)}), not to {location.label}; remove it")
     kind, data_files = find(location)
-    if kind is Kind.PARQUET:
+    if kind is FileKind.PARQUET:
         return ParquetSource(location, data_files=data_files)
     return CopiedSource(FilesReading(location, kind, data_files), snapshot_dir, fingerprint)
 

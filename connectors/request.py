@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from connectors.base import RowGroup
-from harvester.errors import ColumnError, SourceError
+from connectors.errors import ColumnError, SourceError
 
 MAX_LISTED = 20
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from jobs.hint import SchedulingHint
 from jobs.states import JobState
 from jobs.tasks.spec import Task
+from jobs.usage import Usage
 
 
 class Frozen(BaseModel):
@@ -95,9 +97,13 @@ class JobSpec(Frozen):
         default=None, description="OpenAI endpoint that each row's `column` is a request to; None: rows are prompts of `task`."
     )
     on_long: OnLong = OnLong.TRUNCATE
-    max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.errorrate`; 1 never stops the job.")
+    max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.ledger.register`; 1 never stops the job.")
     weight: float = Field(default=1.0, gt=0.0)
     deadline_at_s: float | None = Field(default=None, description="Unix time at which the job expires. None: never.")
+
+    def hint(self) -> SchedulingHint:
+        """What its requests tell the scheduler where nothing was decided for its deadline."""
+        return SchedulingHint(job=self.id, weight=self.weight)
 
 
 class SliceSpec(Frozen):
@@ -111,7 +117,7 @@ class SliceSpec(Frozen):
 
 
 class JobPlan(Frozen):
-    """A job before it is in the ledger: what `jobs.plan.plan_job` makes of a request."""
+    """A job before it is in the ledger: what `jobs.plan.job.plan_job` makes of a request."""
 
     spec: JobSpec
     slices: tuple[SliceSpec, ...]
@@ -129,20 +135,24 @@ class Lease(Frozen):
     expires_at_s: float
 
 
-class PartStats(Frozen):
+class RowCounts(Frozen):
+    """Input rows that have a result, of a part or of a job."""
+
+    rows_ok: int = 0
+    rows_error: int = 0
+    rows_truncated: int = Field(default=0, description="Of them, those whose text was cut.")
+    rows_recomputed: int = Field(default=0, description="Rows that were begun more than once.")
+
+
+COUNTS = (*RowCounts.model_fields, *Usage.model_fields)  # as columns of the ledger's tables, in the order of its statements
+
+
+class PartStats(Usage, RowCounts):
     """What a published part holds; also kept in the part's own metadata."""
 
     generation: int = 0
-    rows_ok: int = 0
-    rows_error: int = 0
-    rows_truncated: int = 0
-    rows_recomputed: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
     error_example: str | None = Field(default=None, description="How one of its rows failed: code and message.")
-    lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `harvester.policy.lengths.counted`; of new rows only.")
+    lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `jobs.forecast.lengths.counted`; of new rows only.")
 
 
 class LeaseProgress(Frozen):
@@ -175,8 +185,8 @@ class LengthBand(Frozen):
     p90_coverage: float | None
 
 
-class JobView(Frozen):
-    """How a job stands: one object of ``harvester show --json`` and ``GET /api/jobs/JOB``."""
+class JobHead(Frozen):
+    """The fields of a `JobView` that come first."""
 
     id: str
     state: JobState
@@ -184,15 +194,12 @@ class JobView(Frozen):
     source: str
     model: str
     rows_total: int
-    rows_ok: int
-    rows_error: int
-    rows_truncated: int
-    rows_recomputed: int
+
+
+class JobView(Usage, RowCounts, JobHead):
+    """How a job stands: one object of ``harvester show --json`` and ``GET /api/jobs/JOB``."""
+
     rows_running: int = Field(description="Rows done in slices that are not published yet.")
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    preemptions: int
     offline_tokens_per_s: float | None = Field(description="Prompt and output tokens over the last minute of work; None before any.")
     eta_s: float | None
     eta_low_s: float | None = Field(default=None, description="Four of five jobs end between this and `eta_high_s`.")

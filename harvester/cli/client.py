@@ -14,8 +14,9 @@ import httpx
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harvester.config import PriceConfig, default_api_key
+from harvester.config import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError, UsageError, from_json
+from jobs.config import PriceConfig
 from jobs.spec import JobChange, JobRequest, JobView
 
 CONNECT_S = 3.0
@@ -112,7 +113,7 @@ class Client:
         return dict(self._json("POST", "/api/profile", json={"seconds": seconds}, timeout=wait_s))
 
     def ledger(self, table: str) -> pa.Table:
-        """All rows of a table of `jobs.ledgerfile.TABLES`."""
+        """All rows of a table of `jobs.ledger.store.TABLES`."""
         with self._reached():
             answer = self._send("GET", f"/api/ledger/{table}")
         _check(answer)

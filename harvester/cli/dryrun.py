@@ -13,14 +13,13 @@ from harvester.cli.client import Client
 from harvester.cli.estimate import CHARS_PER_TOKEN, Known, estimate
 from harvester.cli.invocation import Invocation
 from harvester.cli.jobtext import duration
-from harvester.config import PriceConfig
 from harvester.errors import HarvesterError
-from harvester.policy.finish import Span
-from harvester.policy.lengths import Lengths
+from jobs.config import PriceConfig
 from jobs.engine import Message
-from jobs.harvestlog import recent_spans
-from jobs.ledgerfile import read_ledger
-from jobs.lengthbook import task_key
+from jobs.forecast.finish import Span
+from jobs.forecast.lengths import Lengths
+from jobs.ledger.history import recent_spans, task_key
+from jobs.ledger.store import read_ledger
 from jobs.spec import JobRequest, JobSpec
 
 

@@ -14,7 +14,7 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.lines import csv_lines, json_lines
+from connectors.targets.lines import csv_lines, json_lines
 from harvester.cli.table import markdown_table, text_table
 from harvester.errors import StorageError, UsageError
 

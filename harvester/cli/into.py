@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
-from connectors import PartsSink, Target, TargetName
+from connectors.parquet.parts import PartsSink
+from connectors.targets.target import Target, TargetName
 from harvester.cli.client import ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.errors import UsageError
 from jobs.folder import StateFolder
-from jobs.guard import check_target
 from jobs.spec import JobView
+from jobs.sql.guard import check_target
 from jobs.states import ENDED
 
 INTO_HELP = "File or table that grows while the job runs: .parquet, .jsonl, .csv, or db.duckdb:TABLE."

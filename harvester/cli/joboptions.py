@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from connectors.incoming import Form
+from connectors.files.stdin import Form
 from harvester.cli.completion import task_names
 from harvester.cli.into import INTO_HELP
 from jobs.spec import OnLong
@@ -56,6 +56,10 @@ MaxTokens = Annotated[
 ]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", metavar="X", min=0.0, max=2.0, help="Sampling temperature. Default: the task's.")
+]
+TaskOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="Option of the task, such as tone=calm. Can be repeated.", show_default=False),
 ]
 InputFormat = Annotated[
     Form | None,

@@ -13,15 +13,15 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from connectors.target import is_table
+from connectors.targets.target import is_table
 from harvester.cli.export import Format, format_of, head, replacing, write
 from harvester.cli.into import IntoOption, checked_target, copying, written_line
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.progress import show, updates
 from harvester.cli.status import SomeJobArgument, all_views, pick
 from harvester.errors import UsageError
-from jobs.guard import check_target
-from jobs.query import batches, connect, run
+from jobs.sql.guard import check_target
+from jobs.sql.query import batches, connect, run
 from jobs.states import ENDED
 
 app = typer.Typer()

@@ -19,7 +19,7 @@ from harvester.cli.progress import Views, event_of, failure, updates
 from harvester.cli.progress import show as show_progress
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.folder import StateFolder
-from jobs.ledgerfile import read_ledger
+from jobs.ledger.store import read_ledger
 from jobs.spec import JobChange, JobView
 from jobs.states import ACTIVE, ENDED
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from connectors.incoming import Form, forget_input, keep_input
+from connectors.files.stdin import Form, forget_input, keep_input
 from harvester.cli.invocation import Invocation
 from harvester.errors import HarvesterError, UnreachableError, UsageError
 from jobs.folder import StateFolder

@@ -12,12 +12,12 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from harvester.config import DeadlineConfig
 from harvester.errors import NotFoundError, StorageError
-from harvester.serve.processes import stand_back
-from jobs.engine import Claim
+from harvester.serve.processes import lower_priority
+from jobs.config import DeadlineConfig
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
+from jobs.hint import SchedulingHint
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats
 
 NAMESPACE = "harvester"
@@ -28,7 +28,7 @@ class LedgerHost:
     """The actor. Calls arrive one at a time. A restarted actor opens the file again and continues."""
 
     def __init__(self, state: str, lease_s: float, deadlines: DeadlineConfig) -> None:
-        stand_back()
+        lower_priority()
         folder = StateFolder(Path(state))
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._ledger = _open(folder, lease_s, deadlines, new_server=not again)
@@ -72,7 +72,7 @@ def _cause_of(work: Any) -> Any:
 
 
 class LedgerActor:
-    """Implements `jobs.runner.LedgerClient`, and more for the jobs application. Waits up to ``patience_s`` while the actor restarts."""
+    """Implements `jobs.run.runner.LedgerClient`, and more for the jobs application. Waits up to ``patience_s`` while the actor restarts."""
 
     def __init__(self, name: str, patience_s: float = 60.0) -> None:
         self._name = name
@@ -110,8 +110,8 @@ class LedgerActor:
     async def release(self, lease_id: str) -> None:
         await self._call("release", lease_id, timed=True)
 
-    async def claims(self) -> dict[str, Claim]:
-        return dict(await self._call("claims", timed=True))
+    async def hints(self) -> dict[str, SchedulingHint]:
+        return dict(await self._call("hints", timed=True))
 
     async def adjust(self, job_id: str, change: JobChange) -> JobView:
         view: JobView = await self._call("adjust", job_id, change)

@@ -17,10 +17,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-import connectors
-from harvester.config import HarvestConfig
+from connectors.open import open_source
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
+from harvester.serve.broadcast import Broadcaster
 from harvester.serve.contract import describe, refusal
 from harvester.serve.crosssite import CrossSiteWall, plain_answer
 from harvester.serve.events import add_events
@@ -28,12 +28,12 @@ from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson
 from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
-from harvester.serve.watch import Watch
+from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
-from jobs.plan import check_deadline, plan_job
+from jobs.plan.job import check_deadline, plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
-from jobs.tasks.file import TaskOption
 from jobs.tasks.load import list_tasks
+from jobs.tasks.options import TaskOption
 
 log = logging.getLogger("harvester.jobs")
 
@@ -96,7 +96,7 @@ _SUBMIT: dict[int | str, dict[str, Any]] = {
 _ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, Refusal)}
 
 
-class Planner:
+class JobPlanner:
     """Turns a request into a plan, in a thread, because that reads files of the source."""
 
     def __init__(self, folder: StateFolder, harvest: HarvestConfig, model: str) -> None:
@@ -112,7 +112,7 @@ class Planner:
         spec = request.source
         staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"
         try:
-            with connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
+            with open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
                 token = self._token(source.name)
                 plan = plan_job(request, source, model=self._model, harvest=self._harvest, now_s=time.time(), token=token)
             if plan.spec.task.max_tokens >= context_tokens:
@@ -153,14 +153,14 @@ async def is_unknown(ledger: JobsLedger, plan: JobPlan) -> bool:
 
 def jobs_api(
     ledger: JobsLedger,
-    planner: Planner,
+    planner: JobPlanner,
     server_info: ServerInfo,
     profile: Profile | None = None,
-    watch: Watch | None = None,
+    broadcaster: Broadcaster | None = None,
     hosts: Collection[str] | None = None,
     keys: Sequence[str] = (),
 ) -> FastAPI:
-    """The application, below its prefix ``/api``. Without ``watch`` it has no live events.
+    """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events.
 
     ``hosts``: see `CrossSiteWall`. ``keys``: see `KeyWall`; what the page loads is open, so that it can ask for one.
     """
@@ -173,8 +173,8 @@ def jobs_api(
     _add_jobs(app, ledger, planner, server_info)
     add_sql(app, ledger, planner.folder)
     add_assets(app)
-    if watch is not None:
-        add_events(app, watch)
+    if broadcaster is not None:
+        add_events(app, broadcaster)
     _add_tables(app, ledger)
     return app
 
@@ -219,7 +219,7 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) 
         return await profile(wish.seconds)
 
 
-def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: Planner, server_info: ServerInfo) -> None:
+def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo) -> None:
     @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, response: Response) -> Submitted:
         context_tokens = int((await server_info())["context_tokens"])

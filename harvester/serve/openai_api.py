@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batch API over HTTP. Knows the ledger only through the keeper, so tests run it without Ray."""
+"""OpenAI's Files and Batch API over HTTP. Knows the ledger only through the controller, so tests run it without Ray."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson, answer_of, handle_errors
 from harvester.serve.openai_objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from harvester.serve.upload import boundary_of, receive, too_large
-from jobs.batches.keeper import Keeper
+from jobs.batches.controller import BatchController
+from jobs.batches.files import FileStore, StoredFile, new_file_id
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchWish, ExpiresAfter
-from jobs.files import FileStore, StoredFile, new_file_id
 
 CHUNK_BYTES = 1 << 20
 FORM_BYTES = 1 << 16  # of a form around its file
@@ -61,13 +61,13 @@ class OpenAiApp(FastAPI):
 
 def openai_api(
     files: FileStore | None,
-    keeper: Keeper | None,
+    controller: BatchController | None,
     *,
     max_bytes: int | None = None,
     keys: Sequence[str] = (),
     hosts: Collection[str] | None = None,
 ) -> OpenAiApp:
-    """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``keeper``.
+    """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``controller``.
 
     ``max_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for. ``hosts``: see
     `CrossSiteWall`.
@@ -88,8 +88,8 @@ def openai_api(
     describe(app, OpenAiRefusal, asks_for_key=bool(keys))
     if files is not None:
         _files(app, files, max_bytes)
-    if keeper is not None:
-        _batches(app, keeper)
+    if controller is not None:
+        _batches(app, controller)
     return app
 
 
@@ -171,20 +171,20 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
             yield chunk
 
 
-def _batches(app: FastAPI, keeper: Keeper) -> None:
+def _batches(app: FastAPI, controller: BatchController) -> None:
     @app.post("/v1/batches", **answers(BatchObject))
     async def create(wish: BatchWish) -> dict[str, Any]:
-        return await keeper.create(wish)
+        return await controller.create(wish)
 
     @app.get("/v1/batches", **answers(Page[BatchObject]))
     async def listing(after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
-        some, has_more = page(keeper.records(), after, limit)
-        return list_object([await keeper.show(record.id) for record in some], has_more)
+        some, has_more = page(controller.records(), after, limit)
+        return list_object([await controller.show(record.id) for record in some], has_more)
 
     @app.get("/v1/batches/{batch_id}", **answers(BatchObject))
     async def show(batch_id: str) -> dict[str, Any]:
-        return await keeper.show(batch_id)
+        return await controller.show(batch_id)
 
     @app.post("/v1/batches/{batch_id}/cancel", **answers(BatchObject))
     async def cancel(batch_id: str) -> dict[str, Any]:
-        return await keeper.cancel(batch_id)
+        return await controller.cancel(batch_id)

@@ -66,7 +66,7 @@ def lower_housekeeping(mark: str) -> None:
             _step_back([process.pid])
 
 
-def stand_back(*, whole: bool = True) -> None:
+def lower_priority(*, whole: bool = True) -> None:
     """Let this process take no core from a running step when it wakes (``SCHED_BATCH``): it waits for one that is free, or for its turn.
 
     Threads started later inherit that. Not ``whole``: of the main thread alone, which in Ray's processes only waits for signals.

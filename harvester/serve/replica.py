@@ -13,18 +13,18 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_engine
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
-from harvester.serve.processes import stand_back
+from harvester.serve.processes import lower_priority
 from harvester.serve.turns import turn_on_gpu
 from harvester.timers import USUAL_S, set_timer_slack
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
-from jobs.runner import Runner
+from jobs.run.runner import Runner
 
 
 class Replica:
@@ -38,9 +38,8 @@ class Replica:
         from harvester.engine.launch.profiles import profile_path
         from harvester.engine.shared.state import SharedState
         from harvester.engine.verify.kept import fitted, read
-        from harvester.serve.offline import OfflineEngine
 
-        stand_back(whole=False)
+        lower_priority(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
         config = fitted(config, read(profile))
@@ -54,7 +53,7 @@ class Replica:
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
-            engine=OfflineEngine(self._host, choice.name, config.harvest.concurrency or 2 * slots),
+            engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots),
             folder=folder,
             config=config.harvest,
             open_sink=open_sink,

@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 from jobs.folder import StateFolder
-from jobs.ledgerfile import TABLES
-from jobs.sandbox import MAX_QUERY_CHARS, ask
+from jobs.ledger.store import TABLES
+from jobs.sql.sandbox import MAX_QUERY_CHARS, ask
 
 AT_ONCE = 2  # chat runs on the same machine
 

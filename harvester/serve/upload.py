@@ -15,8 +15,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from connectors.durable import publish
 from harvester.errors import ParameterError, TooLargeError
 
-MOST_FIELDS = 16
-MOST_FIELD_BYTES = 4096
+MAX_FIELDS = 16
+MAX_FIELD_BYTES = 4096
 LONGEST_NAME = 255
 
 
@@ -66,8 +66,8 @@ class _Parts:
                 raise ParameterError("the form holds more than one file; upload one at a time", "file")
             name = options.get(b"filename", b"").decode("utf-8", "replace")
             self.form.filename = (name.replace("\\", "/").rpartition("/")[2] or "upload.jsonl")[:LONGEST_NAME]
-        elif len(self.form.fields) == MOST_FIELDS:
-            raise ParameterError(f"the form has more than {MOST_FIELDS} fields; send file, purpose and expires_after")
+        elif len(self.form.fields) == MAX_FIELDS:
+            raise ParameterError(f"the form has more than {MAX_FIELDS} fields; send file, purpose and expires_after")
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
@@ -75,8 +75,8 @@ class _Parts:
             if self._most_bytes is not None and self.file_bytes > self._most_bytes:
                 raise too_large(self._most_bytes)
             self._target.write(data[start:end])
-        elif len(self._value) + end - start > MOST_FIELD_BYTES:
-            raise ParameterError(f"field {str(self._name)[:40]!r} is longer than {MOST_FIELD_BYTES} bytes; shorten it", self._name)
+        elif len(self._value) + end - start > MAX_FIELD_BYTES:
+            raise ParameterError(f"field {str(self._name)[:40]!r} is longer than {MAX_FIELD_BYTES} bytes; shorten it", self._name)
         else:
             self._value += data[start:end]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from harvester.errors import ParameterError
+from jobs.errors import ParameterError
 
 
 class HasId(Protocol):

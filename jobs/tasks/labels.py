@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harvester.errors import TaskError
+from jobs.errors import TaskError
 
 
 def parse_labels(given: Any, origin: str) -> tuple[str, ...]:

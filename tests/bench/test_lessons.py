@@ -16,8 +16,8 @@ from bench.demo_model.evaluation import LESSONS
 from bench.demo_model.sample import Encoder, Sample
 from bench.demo_model.tokenizer import CHAT_TEMPLATE, train_tokenizer
 from harvester.engine.embedded.answers import fields, label, lead
-from jobs.prompt import build_messages
 from jobs.tasks.load import resolve_task
+from jobs.tasks.template import build_messages
 
 SAMPLES = 60
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from fake_server import job_view
 
-from connectors import PartsSink
+from connectors.parquet.parts import PartsSink
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.ledgerfile import TABLES
+from jobs.ledger.store import TABLES
 
 
 @pytest.fixture

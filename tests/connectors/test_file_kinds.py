@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connectors import TextProblem, open_source, texts
-from connectors.incoming import Form, forget_input, form_of, keep_input
+from connectors.files.stdin import Form, forget_input, form_of, keep_input
+from connectors.open import open_source
+from connectors.text import TextProblem, texts
 from harvester.errors import SourceError
 
 
@@ -117,7 +118,7 @@ def test_a_cell_of_binary_data_is_an_error_of_its_row_alone(tmp_path: Path) -> N
 
 
 def test_csv_of_many_blocks_is_read_whole_and_its_rows_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.delimited.MAX_ROW_BYTES", 1 << 10)
+    monkeypatch.setattr("connectors.files.delimited.MAX_ROW_BYTES", 1 << 10)
     lines = "id,text\n" + "".join(f'{number},"a\nb"\n' for number in range(2_000))
     assert read(put(tmp_path, "x.csv", lines))["id"].to_pylist() == list(range(2_000))
     with pytest.raises(SourceError, match=r"row 2002 \(the header is row 1\) has 3 cells"):
@@ -193,7 +194,7 @@ def test_a_torn_gzip_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = put(tmp_path, "x.jsonl", '{"a": 1}\n')
     answers = iter(["one", "one", "two"])
-    monkeypatch.setattr("connectors.forward.FilesReading.fingerprint", lambda _: next(answers))
+    monkeypatch.setattr("connectors.files.forward.FilesReading.fingerprint", lambda _: next(answers))
     with pytest.raises(SourceError, match="changed while it was read; submit it again"):
         open_source(uri, snapshot_dir=tmp_path / "copies")
     assert list((tmp_path / "copies").iterdir()) == []

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connectors import open_source
-from connectors.location import locate
-from connectors.naming import source_name
+from connectors.open import open_source
+from connectors.paths.location import locate
+from connectors.paths.names import source_name
 from harvester.errors import SourceError
 
 TABLE = pa.table({"id": [1, 2], "text": ["a", "b"]})

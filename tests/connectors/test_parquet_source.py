@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from connectors import open_source, texts
-from connectors.cursor import BATCH_BYTES
-from connectors.files import DataFile
+from connectors.open import open_source
+from connectors.parquet.cursor import BATCH_BYTES
+from connectors.paths.files import DataFile
+from connectors.text import texts
 from harvester.errors import SourceError
 
 

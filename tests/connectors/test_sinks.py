@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connectors import MemorySink, PartsSink, Sink
+from connectors.base import Sink
 from connectors.durable import LEFTOVER_AFTER_S
+from connectors.memory import MemorySink
+from connectors.parquet.parts import PartsSink
 from harvester.errors import StorageError
 
 TABLE = pa.table({"row_id": pa.array([0, 1], pa.int64()), "output": ["a", None]})
@@ -118,7 +120,7 @@ KILLED_WRITER = """
 import os, sys
 from pathlib import Path
 import pyarrow as pa
-from connectors import PartsSink
+from connectors.parquet.parts import PartsSink
 os.replace = lambda *_: os._exit(9)
 PartsSink(Path(sys.argv[1])).write("part-000000", pa.table({"a": [1]}), {})
 """

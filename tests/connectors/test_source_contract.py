@@ -22,8 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connectors import MemorySource, Source, open_source
-from connectors.incoming import keep_input
+from connectors.base import Source
+from connectors.files.stdin import keep_input
+from connectors.memory import MemorySource
+from connectors.open import open_source
 from harvester.errors import ColumnError, SourceError
 
 ROWS = 3_000

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harvester.config import HarvestConfig
 from harvester.errors import NotFoundError, StateError, UsageError, from_json
 from harvester.serve import jobs_api as module
-from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.jobs_api import JobPlanner, jobs_api
+from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobView, PartStats
 from jobs.testing import DirectLedger, ManualClock
 
@@ -38,7 +38,7 @@ class Office:
         self.folder = StateFolder(root / "state")
         self.folder.prepare()
         self.ledger = Ledger(Path(":memory:"), self.folder.jobs, lease_s=10.0, now_s=self.clock(), new_server=True)
-        self.app = jobs_api(DirectLedger(self.ledger, self.clock), Planner(self.folder, HarvestConfig(), MODEL), self._info)
+        self.app = jobs_api(DirectLedger(self.ledger, self.clock), JobPlanner(self.folder, HarvestConfig(), MODEL), self._info)
         # Starlette's test client would need a thread; this one calls the application itself.
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://jobs")
         self.docs = root / "docs.parquet"

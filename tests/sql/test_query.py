@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvester.errors import QueryError, StorageError
-from jobs.ledgerfile import read_ledger
-from jobs.query import batches, connect, run
+from jobs.ledger.store import read_ledger, statements
 from jobs.spec import JobSpec, SourceSpec
-from jobs.statements import statements
+from jobs.sql.query import batches, connect, run
 from jobs.tasks.spec import Task
 
 

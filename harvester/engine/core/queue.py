@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,9 +13,7 @@ from vllm.v1.request import Request
 from harvester.core import WorkClass, work_class
 from harvester.policy.order.fair import FairOrder, prefix_key
 from harvester.policy.view import Guarantee
-
-MIN_WEIGHT = 1e-6
-MAX_SHARE = 0.9
+from jobs.hint import JOB_ARG, SchedulingHint
 
 
 class OnlineLane:
@@ -62,15 +59,13 @@ class OfflineLane:
         return max(self._guarantees.values(), key=lambda given: given.share, default=None)
 
     def add(self, request: Request) -> None:
-        job = job_of(request)
-        extra = extra_of(request)
-        self._fair.join(job, _bounded(extra.get("weight"), MIN_WEIGHT, math.inf, 1.0))
-        share = _bounded(extra.get("share"), 0.0, MAX_SHARE, 0.0)
-        if share > 0.0:
-            self._guarantees[job] = Guarantee(share, extra.get("above_slo") is True)
+        hint = SchedulingHint.from_args(extra_of(request))
+        self._fair.join(hint.job, hint.total_weight)
+        if hint.share > 0.0:
+            self._guarantees[hint.job] = Guarantee(hint.share, hint.above_slo)
         else:
-            self._guarantees.pop(job, None)
-        insort(self._jobs.setdefault(job, []), (_place(request), request), key=lambda item: item[0])
+            self._guarantees.pop(hint.job, None)
+        insort(self._jobs.setdefault(hint.job, []), (_place(request, hint.window), request), key=lambda item: item[0])
         self._len += 1
 
     def peek(self) -> Request:
@@ -207,16 +202,10 @@ def extra_of(request: Request) -> Mapping[str, Any]:
 
 def job_of(request: Request) -> str:
     """Job of an offline request; the empty one where it came by the chat route."""
-    return str(extra_of(request).get("job", ""))
+    return str(extra_of(request).get(JOB_ARG, ""))
 
 
-def _bounded(value: object, least: float, most: float, otherwise: float) -> float:
-    """A number of the request, which a chat client may have written."""
-    return min(max(float(value), least), most) if isinstance(value, int | float) and math.isfinite(value) else otherwise
-
-
-def _place(request: Request) -> tuple[bool, int, int, tuple[int, ...], float]:
+def _place(request: Request, window: int) -> tuple[bool, int, int, tuple[int, ...], float]:
     """Order inside a job."""
     fresh = request.num_preemptions == 0
-    slice_id = int(extra_of(request).get("slice", 0))
-    return fresh, request.priority, slice_id, prefix_key(request.prompt_token_ids or ()), request.arrival_time
+    return fresh, request.priority, window, prefix_key(request.prompt_token_ids or ()), request.arrival_time
