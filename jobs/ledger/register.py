@@ -164,7 +164,7 @@ def stop_message(job_id: str, rows: int, errors: int, max_share: float, example:
     last = f"; the last: {example}" if example else ""
     return (
         f"stopped early: {failed} failed, which is above --max-error-rate {max_share:g}{last}; its rows are kept; "
-        f"go on with: harvester resume {job_id}, which stops again after {MIN_ROWS} rows like these"
+        f"continue with: harvester resume {job_id} (it stops again after {MIN_ROWS} more rows like these)"
     )
 
 
