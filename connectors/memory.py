@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from connectors.base import Closing, RowGroup
+from connectors.base import Closing, RowGroup, check_span, check_unique, checked_columns
 from connectors.errors import SourceError, StorageError
 from connectors.paths.names import source_name
-from connectors.request import check_span, check_unique, checked_columns
 
 GROUP_ROWS = 16_384
 

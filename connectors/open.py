@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from pyarrow import fs
 
-from connectors.base import Source
+from connectors.base import Source, listed
 from connectors.copied.snapshot import Origin, snapshot_path
 from connectors.copied.source import CopiedSource, Reading, Rows
 from connectors.databases.database import Database
@@ -21,7 +21,6 @@ from connectors.parquet.source import ParquetSource, name_of
 from connectors.paths.files import find
 from connectors.paths.location import Location, locate
 from connectors.paths.names import DATABASES, FileKind, source_name
-from connectors.request import listed
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
 _ATTACHED = re.compile(r"^(postgres|postgresql|mysql|ducklake|md|odbc|duckdb|sqlite):", re.IGNORECASE)

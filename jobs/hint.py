@@ -31,6 +31,9 @@ class SchedulingHint:
     def is_raised(self) -> bool:
         return self.boost > 1.0 or self.share > 0.0
 
+    def in_window(self, window: int) -> SchedulingHint:
+        return SchedulingHint(self.job, window, self.weight, self.boost, self.share, self.above_slo)
+
     def to_args(self) -> dict[str, str | int | float | bool]:
         """As vLLM's `SamplingParams.extra_args`, or the `vllm_xargs` of an OpenAI request."""
         return dict(zip(ARGS, (self.job, self.window, self.total_weight, self.share, self.above_slo), strict=True))

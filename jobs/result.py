@@ -57,7 +57,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` makes an equal row of."""
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"usage": self.usage.model_dump()}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"usage": dict(self.usage)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Row:

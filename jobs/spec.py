@@ -140,7 +140,7 @@ class RowCounts(Frozen):
 
     rows_ok: int = 0
     rows_error: int = 0
-    rows_truncated: int = Field(default=0, description="Of them, those whose text was cut.")
+    rows_truncated: int = Field(default=0, description="Rows with a result whose text was cut.")
     rows_recomputed: int = Field(default=0, description="Rows that were begun more than once.")
 
 

@@ -16,7 +16,14 @@ class Usage(BaseModel):
     preemptions: int = Field(default=0, description="How often a request lost its KV while it ran.")
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in Usage.model_fields})
+        if self is NONE_USED:  # most rows are one request
+            return other
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            preemptions=self.preemptions + other.preemptions,
+        )
 
 
 NONE_USED = Usage()

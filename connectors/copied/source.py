@@ -10,12 +10,11 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from connectors.base import Closing, RowGroup
+from connectors.base import Closing, RowGroup, check_unique
 from connectors.copied.snapshot import Origin, latest_snapshot, snapshot_path, write_snapshot
 from connectors.errors import SourceError
 from connectors.parquet.source import ParquetSource
 from connectors.paths.location import locate
-from connectors.request import check_unique
 
 Rows = tuple[pa.Schema, Iterator[pa.RecordBatch]]
 

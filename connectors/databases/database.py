@@ -11,9 +11,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from connectors.base import listed
 from connectors.edge import first_line, shown
 from connectors.errors import SourceError
-from connectors.request import listed
 
 BATCH_ROWS = 2048  # DuckDB's own vector length
 

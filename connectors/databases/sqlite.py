@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
+from connectors.base import check_unique, listed
 from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
 from connectors.copied.widen import Columns, batch_of
@@ -16,7 +17,6 @@ from connectors.databases.duckdb import stats_digest
 from connectors.edge import first_line
 from connectors.errors import SourceError
 from connectors.paths.names import source_name
-from connectors.request import check_unique, listed
 
 BATCH_ROWS = 1024
 _MAGIC = b"SQLite format 3\0"

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 from pyarrow import fs
 
+from connectors.base import check_unique
 from connectors.copied.source import Rows
 from connectors.edge import first_line, reading, shown
 from connectors.errors import SourceError
 from connectors.paths.files import DataFile
-from connectors.request import check_unique
 
 MAX_ROW_BYTES = 16 << 20  # a block: Arrow reads no row that is longer
 _HEAD_BYTES = 1 << 16

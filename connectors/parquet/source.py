@@ -11,15 +11,13 @@ from pathlib import PurePosixPath
 
 import pyarrow as pa
 
-from connectors.base import Closing, RowGroup
+from connectors.base import Closing, RowGroup, check_span, checked_columns
 from connectors.errors import SourceError
 from connectors.parquet.cursor import GroupCursor
-from connectors.parquet.footer import Footer, common_schema, read_footers
-from connectors.parquet.partitions import Partitions
+from connectors.parquet.schema import Footer, Partitions, common_schema, read_footers
 from connectors.paths.files import DataFile, find, is_glob
 from connectors.paths.location import Location
 from connectors.paths.names import source_name, stem_of
-from connectors.request import check_span, checked_columns
 
 
 @dataclass(frozen=True, slots=True)

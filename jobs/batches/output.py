@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +25,7 @@ from jobs.result import ROW_ID, Row
 from jobs.run.apirow import HTTP
 from jobs.run.spool import spooled_rows
 from jobs.tasks.answer import OUTPUT
-from jobs.usage import Usage
+from jobs.usage import NONE_USED, Usage
 
 _ROWS = 256  # a batch of rows: bounds memory where answers are long
 _STATUS = ("status", "error_code", "error_message")
@@ -59,7 +59,7 @@ class _Lines:
 @dataclass(slots=True)
 class _Tally:
     seen: bytearray  # by row_id
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NONE_USED
     reasoning_tokens: int = 0
 
     def add(self, item: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ class JobForecast:
         self._harvest = HarvestLog(store, now_s)
         self._lengths = LengthBook(store)
         self._history: dict[str, list[Span]] = {}  # by model, of the hours before
-        self._history_at_s = float("-inf")
+        self._history_at_s: float | None = None
         self._now_s = now_s
 
     def sample(self, record: JobRecord, leases: list[ActiveLease], now_s: float) -> None:
@@ -73,7 +73,7 @@ class JobForecast:
         return Left(rows_left * (prompt + requests * known[0]), known[1] * requests * rows_left**0.5)
 
     def _before(self, model: str) -> list[Span]:
-        if self._now_s - self._history_at_s > DECIDE_S:
+        if self._history_at_s is None or self._now_s - self._history_at_s > DECIDE_S:
             self._history, self._history_at_s = {}, self._now_s
         if model not in self._history:
             self._history[model] = self._harvest.spans(model, self._now_s)
@@ -84,7 +84,8 @@ class JobForecast:
         self._now_s = now_s
         active = [record for record in records if record.state in ACTIVE]
         for record in active:
-            if record.spec.deadline_at_s is not None and now_s - record.decided_at_s >= DECIDE_S:
+            is_due = record.decided_at_s is None or now_s - record.decided_at_s >= DECIDE_S
+            if record.spec.deadline_at_s is not None and is_due:
                 record.decided_at_s = now_s
                 self._decide(record, record.spec.deadline_at_s, now_s, others=len(active) > 1)
         return {record.spec.id: record.hint for record in active}
@@ -100,7 +101,7 @@ class JobForecast:
 
     def calm(self, record: JobRecord) -> None:
         """Its deadline changed or it does not run: what was decided is void."""
-        record.hint, record.standing, record.decided_at_s = record.spec.hint(), None, float("-inf")
+        record.hint, record.standing, record.decided_at_s = record.spec.hint(), None, None
 
     def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:
         return bands(self._lengths.of(record.spec), record.spec.task.max_tokens)

@@ -67,7 +67,7 @@ class JobRecord:
     error_example: str | None = None  # how a row of it failed last
     rows_running: int = 0  # rows done in slices that are leased, when it was last looked at
     standing: str | None = None
-    decided_at_s: float = float("-inf")
+    decided_at_s: float | None = None  # when the hint was last thought over; None: not yet
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:

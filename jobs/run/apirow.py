@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from connectors.text import TextProblem
 from jobs.engine import ApiRequest, Engine, RowError
@@ -41,7 +40,7 @@ class ApiRowWork:
                 request_id=f"{self._job.id}-{row_id}-{tag}",
                 endpoint=self._endpoint,
                 body=json.loads(text),
-                hint=replace(self._hints(self._job), window=row_id // WINDOW_ROWS),
+                hint=self._hints(self._job).in_window(row_id // WINDOW_ROWS),
             )
         )
         tally.requests = 1

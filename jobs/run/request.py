@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from jobs.engine import Completion, Engine, Message, Prompt, RowError
 from jobs.hint import SchedulingHint
 from jobs.spec import JobSpec
 from jobs.tasks.answer import parse_answer
 from jobs.tasks.spec import AnswerKind
-from jobs.usage import Usage
+from jobs.usage import NONE_USED, Usage
 
 WINDOW_ROWS = 64  # rows within which the engine may put those with a common prefix together
 TEMPLATE_TOKENS = 64  # more than any chat template adds around two messages
@@ -31,7 +31,7 @@ class Tally:
     """What the requests of one row took together."""
 
     requests: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NONE_USED
     finish_reason: str | None = None  # of the request that ended last
     raw_output: str | None = None  # the answer that was still out of shape when it was asked for again
 
@@ -109,7 +109,7 @@ class RowRequest:
 
     def _hint(self) -> SchedulingHint:
         """As the ledger said last."""
-        return replace(self._hints(self._job), window=self._window)
+        return self._hints(self._job).in_window(self._window)
 
     async def _correction(self, messages: tuple[Message, ...], wrong: str, error: RowError) -> tuple[Message, ...] | None:
         """The conversation that asks again, the wrong answer shortened where it does not fit; None where nothing fits."""

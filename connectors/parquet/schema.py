@@ -1,8 +1,9 @@
-"""What the footers of Parquet files say: their columns and how their rows are cut into groups."""
+"""The columns and row groups of Parquet files: what their footers say, and what a hive-partitioned folder keeps in its names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -10,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from connectors.base import check_unique
 from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.paths.files import DataFile
-from connectors.request import check_unique
 
 _AT_ONCE = 16  # on object stores a footer is a round trip or two, and a folder may hold thousands of files
 
@@ -66,3 +67,41 @@ def _check_names(first: pa.Schema, start: str, other: pa.Schema, path: str) -> N
     if odd or new:
         what = f"has no column {odd[0]!r}, which {start} has" if odd else f"has a column {new[0]!r}, which {start} has not"
         raise SourceError(f"{path} {what}; write the files with one schema, or submit them as separate jobs")
+
+
+# Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits.
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """One value for each partition column and file. A column is int64 where all its values are integers, else string."""
+
+    fields: tuple[pa.Field, ...]
+    values: tuple[dict[str, str | None], ...]  # one for each file
+
+    @classmethod
+    def of(cls, data_files: Sequence[DataFile], stored: Sequence[str]) -> Partitions:
+        """Raises `SourceError` where the files differ in their partition columns. A column that the files hold themselves wins."""
+        found = [data_file.partitions() for data_file in data_files]
+        for data_file, own in zip(data_files[1:], found[1:], strict=True):
+            if odd := set(own) ^ set(found[0]):
+                raise SourceError(
+                    f"{data_file.path} and {data_files[0].path} differ in the partition column {min(odd)!r}; "
+                    "give every file the same key=value folders"
+                )
+        names = [name for name in found[0] if name not in stored]
+        fields = tuple(pa.field(name, _type_of(own[name] for own in found)) for name in names)
+        return cls(fields, tuple(found))
+
+    def __contains__(self, name: str) -> bool:
+        return any(field.name == name for field in self.fields)
+
+    def column(self, name: str, file: int, count: int) -> pa.ChunkedArray:
+        kind = next(field.type for field in self.fields if field.name == name)
+        return pa.chunked_array([pa.repeat(pa.scalar(self.values[file][name], pa.string()).cast(kind), count)], type=kind)
+
+
+def _type_of(values: Iterable[str | None]) -> pa.DataType:
+    known = [value for value in values if value is not None]
+    return pa.int64() if known and all(_INTEGER.fullmatch(value) for value in known) else pa.string()
