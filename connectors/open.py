@@ -56,7 +56,7 @@ def open_source(
         return CopiedSource(_database(location, table, query), snapshot_dir, fingerprint)
     if table is not None or query is not None:
         option = "--table" if table is not None else "--query"
-        raise SourceError(f"{option} goes with a database ({', '.join(DATABASES)}), not with {location.label}; leave it out")
+        raise SourceError(f"{option} applies to databases only ({', '.join(DATABASES)}), not to {location.label}; remove it")
     kind, data_files = find(location)
     if kind is FileKind.PARQUET:
         return ParquetSource(location, data_files=data_files)
@@ -75,7 +75,7 @@ class _Kept:
         return self._fingerprint
 
     def rows(self) -> AbstractContextManager[Rows]:
-        raise SourceError(f"the copy of {self.origin.label} went away; submit it again")
+        raise SourceError(f"the copy of {self.origin.label} was removed; submit it again")
 
 
 def _database(location: Location, table: str | None, query: str | None) -> Reading:

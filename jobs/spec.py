@@ -33,9 +33,9 @@ LAST_TIME_S = 253_402_300_799.0  # the year 9999: later times have no date
 class SourceSpec(Frozen):
     """Names a source so that any process on the cluster can open it again (`connectors.open.open_source`)."""
 
-    uri: str = Field(min_length=1, description="Absolute path, glob, folder, or a pyarrow filesystem URI (s3://...).")
+    uri: str = Field(min_length=1, description="Absolute path of a file, glob or folder, or a URI (s3://...).")
     table: str | None = Field(default=None, description="Table of a .duckdb file.")
-    query: str | None = Field(default=None, description="Query over a .duckdb file, instead of a table.")
+    query: str | None = Field(default=None, description="SELECT over a .duckdb file, instead of `table`.")
 
 
 class JobRequest(Frozen):
@@ -45,28 +45,38 @@ class JobRequest(Frozen):
     task: str = Field(default="summarize", description="Name of a built-in task, or text of a task file (with `task_inline`).")
     task_inline: dict[str, Any] | None = Field(default=None, description="A task file's content; `task` is then its name.")
     options: dict[str, Any] = Field(default_factory=dict, description="Task options: labels, schema, to, prompt.")
-    column: str | None = Field(default=None, description="Text column; picked where one is obvious.")
-    keep: tuple[str, ...] | None = Field(default=None, description="Input columns to keep in the results; None keeps all.")
-    id_column: str | None = Field(default=None, description="Column whose values must be unique.")
-    model: str | None = Field(default=None, description="Model the job must run on; None takes the server's.")
+    column: str | None = Field(default=None, description="Column that holds the text. Default: the only or best-named text column.")
+    keep: tuple[str, ...] | None = Field(default=None, description="Input columns to copy into the results. None: all.")
+    id_column: str | None = Field(default=None, description="Column that identifies rows; submit fails if its values are not unique.")
+    model: str | None = Field(default=None, description="Model the job must run on. None: the server's.")
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(
-        default=ERROR_RATE, ge=0.0, le=1.0, allow_inf_nan=False, description="After 100 rows, more failed ones stop the job."
+        default=ERROR_RATE,
+        ge=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="Share of failed rows above which the job stops, after 100 rows.",
     )
-    weight: float = Field(default=1.0, gt=0.0, le=1000.0, allow_inf_nan=False, description="Share beside other jobs, as a ratio.")
+    weight: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1000.0,
+        allow_inf_nan=False,
+        description="Relative share: with 2 the job gets twice the tokens of a job with 1.",
+    )
     deadline_at_s: float | None = Field(
-        default=None, le=LAST_TIME_S, allow_inf_nan=False, description="Unix time by which it should end; it expires then."
+        default=None, le=LAST_TIME_S, allow_inf_nan=False, description="Unix time at which the job expires."
     )
-    new: bool = Field(default=False, description="Make a new job even where the same one exists.")
+    new: bool = Field(default=False, description="Make a new job even if the same one exists.")
 
     @model_validator(mode="after")
     def _check(self) -> JobRequest:
         try:
             json.dumps(self.model_dump(), ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as error:
-            raise ValueError("the request holds half a surrogate pair, which is no text") from error
+            raise ValueError("the request contains half a surrogate pair, which is not valid text") from error
         return self
 
 
@@ -89,7 +99,7 @@ class JobSpec(Frozen):
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.ledger.register`; 1 never stops the job.")
     weight: float = Field(default=1.0, gt=0.0)
-    deadline_at_s: float | None = Field(default=None, description="When what is left of it is given up; None: never.")
+    deadline_at_s: float | None = Field(default=None, description="Unix time at which the job expires. None: never.")
 
     def hint(self) -> SchedulingHint:
         """What its requests tell the scheduler where nothing was decided for its deadline."""
@@ -150,8 +160,8 @@ class LeaseProgress(Frozen):
 
     lease_id: str
     rows_done: int = 0
-    rows_error: int = Field(default=0, description="Of them, those that failed.")
-    error: str | None = Field(default=None, description="How a row failed last.")
+    rows_error: int = Field(default=0, description="Rows that failed, of `rows_done`.")
+    error: str | None = Field(default=None, description="Error of the row that failed last.")
     tokens_done: int = Field(default=0, description="Prompt and output tokens.")
 
 
@@ -196,13 +206,13 @@ class JobView(Usage, RowCounts, JobHead):
     eta_high_s: float | None = None
     weight: float = 1.0
     deadline_at_s: float | None = None
-    boost: float = Field(default=1.0, description="Times its weight, for its deadline's sake.")
-    guaranteed_share: float = Field(default=0.0, description="Of the engine, for its deadline's sake.")
-    standing: str | None = Field(default=None, description="How it stands with its deadline, where that needs saying.")
+    boost: float = Field(default=1.0, description="Factor on the job's weight because of its deadline.")
+    guaranteed_share: float = Field(default=0.0, description="Share of the engine guaranteed to the job because of its deadline.")
+    standing: str | None = Field(default=None, description="A sentence on the deadline, if the job is late or raised.")
     response_lengths: tuple[LengthBand, ...] = ()
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None
-    message: str | None = Field(description="Why it stands as it does: a cause of failure, a wait for disk space.")
+    message: str | None = Field(description="Why the job is in this state: a cause of failure, a wait for disk space.")
     results: str = Field(description="Folder of the parts.")
     notes: tuple[str, ...] = ()

@@ -230,7 +230,7 @@ class DirectLedger:
     async def change(self, job_id: str, verb: str) -> JobView:
         """``verb``: cancel, pause, resume or retry."""
         if verb not in VERBS:
-            raise NotFoundError(f"no such change {verb!r}; there are cancel, pause, resume and retry")
+            raise NotFoundError(f"unknown action {verb!r}; use cancel, pause, resume or retry")
         view: JobView = getattr(self.ledger, verb)(job_id, self._now_s())
         return view
 

@@ -69,7 +69,7 @@ def write_snapshot(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBat
     with publish(path, keep_first=True) as file:  # two readers may be at it, and a query need not give the same order twice
         if _write_groups(file, marked, batches) == 0:
             raise SourceError(
-                f"{origin.label} {'holds' if origin.table is origin.query is None else 'gives'} no rows; give one with at least one"
+                f"{origin.label} {'holds' if origin.table is origin.query is None else 'gives'} no rows; submit at least one row"
             )
 
 

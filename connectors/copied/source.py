@@ -99,7 +99,7 @@ def _copy(reading: Reading, folder: Path, fingerprint: str | None) -> tuple[Path
         check_unique(schema.names, reading.origin.label)
         now = reading.fingerprint()  # of a database: again, now that nobody can write to it
         if now is None:
-            raise SourceError(f"{reading.origin.label} went away while it was read; put it back and submit it again")
+            raise SourceError(f"{reading.origin.label} was removed while it was read; put it back and submit it again")
         copy = snapshot_path(folder, now)
         write_snapshot(copy, schema, _unchanging(reading, now, batches), reading.origin, now)
     return copy, now

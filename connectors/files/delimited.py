@@ -48,7 +48,9 @@ def csv_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Rows:
     for other in data_files[1:]:
         if (found := _names(files, other)) != names:
             odd = next((one for one in (*names, *found) if (one in names) != (one in found)), "their order")
-            raise SourceError(f"{shown(other.path)} and {shown(data_files[0].path)} differ in their header ({odd}); submit them apart")
+            raise SourceError(
+                f"{shown(other.path)} and {shown(data_files[0].path)} differ in their header ({odd}); submit them as separate jobs"
+            )
     types = _types(names, _raw(files, data_files, names))
     schema = pa.schema(list(zip(names, types, strict=True)))
     return schema, (_typed(batch, schema) for batch in _raw(files, data_files, names))
@@ -134,12 +136,12 @@ def _told(where: str, error: pa.ArrowInvalid, bad: list[Any]) -> str:
             return f"{where} row {row.number} (the header is row 1) holds binary data; give a text file with a header"
         return (
             f"{where} row {row.number} (the header is row 1) has {row.actual_columns} cells, the header {row.expected_columns}: "
-            f"{row.text[:60]!r}; mend the row, or quote the cell that holds the delimiter"
+            f"{row.text[:60]!r}; fix the row, or quote the cell that holds the delimiter"
         )
     if "straddling" in str(error):
         return f"{where} has a row of more than {MAX_ROW_BYTES >> 20} MiB; is a quote left open?"
     if "Empty CSV" in str(error):
-        return f"{where} is empty, it holds no rows; give a file with a header and at least one row"
+        return f"{where} is empty; give a file with a header and at least one row"
     return f"{where} is not CSV, or is damaged: {first_line(error)}; give a text file with a header"
 
 

@@ -22,7 +22,9 @@ def document_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Row
     """``path`` is that below the folder or glob that was named. Text that is not UTF-8 is kept as it is: an error of its row, later."""
     for data_file in data_files:
         if data_file.size_bytes > MAX_FILE_BYTES:
-            raise SourceError(f"{shown(data_file.path)} has {data_file.size_bytes:,} bytes; a text of a row has at most {MAX_FILE_BYTES:,}")
+            raise SourceError(
+                f"{shown(data_file.path)} has {data_file.size_bytes:,} bytes; the limit for a row's text is {MAX_FILE_BYTES:,}"
+            )
     return SCHEMA, _batches(files, data_files)
 
 

@@ -21,7 +21,7 @@ def ipc_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Rows:
     schema = _schema(files, data_files[0])
     for other in data_files[1:]:
         if not _schema(files, other).equals(schema):
-            raise SourceError(f"{shown(other.path)} and {shown(data_files[0].path)} differ in their schema; submit them apart")
+            raise SourceError(f"{shown(other.path)} and {shown(data_files[0].path)} differ in their schema; submit them as separate jobs")
     return schema, (batch for data_file in data_files for batch in _batches(files, data_file))
 
 

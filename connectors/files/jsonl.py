@@ -66,14 +66,14 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise SourceError(
-            f"{where} is not UTF-8: byte {line[error.start]:#04x} at position {error.start}; mend or remove the line"
+            f"{where} is not UTF-8: byte {line[error.start]:#04x} at position {error.start}; fix or remove the line"
         ) from error
     except json.JSONDecodeError as error:
         if line.strip() == b"[":
             raise SourceError(f"{where} begins a JSON array; {_FLATTEN}") from error
-        raise SourceError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}; mend or remove the line") from error
+        raise SourceError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}; fix or remove the line") from error
     except (RecursionError, ValueError) as error:  # nested thousands deep, or a number of thousands of digits
-        raise SourceError(f"{where} cannot be read: {error}; mend or remove the line") from error
+        raise SourceError(f"{where} cannot be read: {error}; fix or remove the line") from error
     if not isinstance(value, dict):
         advice = _FLATTEN if isinstance(value, list) else 'write it as {"text": ...}'
         raise SourceError(f"{where} holds a JSON {_NAMES.get(type(value), 'null')}, not an object; {advice}")

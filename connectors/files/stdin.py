@@ -93,7 +93,7 @@ def form_of(head: bytes) -> Form:
     if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
         return Form.JSONL
     if b"\0" in head:
-        raise SourceError("standard input is binary, and neither Parquet nor Arrow; say what it is with --input-format")
+        raise SourceError("standard input is binary, but neither Parquet nor Arrow; name its format with --input-format")
     lines = head.decode("utf-8", "replace").splitlines()
     whole = lines[:-1] if len(head) >= _HEAD_BYTES else lines  # the last one may be cut
     for form, delimiter in ((Form.CSV, ","), (Form.TSV, "\t"), (Form.CSV, ";")):
@@ -110,7 +110,7 @@ def _spool(stream: BinaryIO, path: Path) -> str:
             digest.update(piece)
             file.write(piece)
     if path.stat().st_size == 0:
-        raise SourceError("standard input is empty, it holds no rows; pipe some into it, such as: cat docs.jsonl | harvester submit -")
+        raise SourceError("standard input is empty; pipe rows into it: cat docs.jsonl | harvester submit -")
     return digest.hexdigest()
 
 

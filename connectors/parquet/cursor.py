@@ -43,7 +43,7 @@ class GroupCursor:
     def _check_same(files: fs.FileSystem, data_file: DataFile) -> None:
         info = files.get_file_info([data_file.path])[0]
         if info.type == fs.FileType.NotFound:
-            raise SourceError(f"{data_file.path} is not there any more; put it back, or submit what is left as a new job")
+            raise SourceError(f"{data_file.path} no longer exists; put it back, or submit what is left as a new job")
         if DataFile.of(files, info, data_file.relative) != data_file:
             raise SourceError(f"{data_file.path} changed while it was read; submit it again as a new job")
 

@@ -79,7 +79,7 @@ class PartsSink:
         try:
             table = pq.ParquetFile(path).read()
         except FileNotFoundError as error:
-            raise StorageError(f"there is no part {path}; it was not written yet, or was removed") from error
+            raise StorageError(f"part {path} does not exist; it was not written yet, or was removed") from error
         except (OSError, pa.ArrowException) as error:
             raise _unreadable(path, error) from error
         rest = {key: value for key, value in (table.schema.metadata or {}).items() if not key.startswith(_PREFIX)}

@@ -56,7 +56,7 @@ def common_schema(data_files: Sequence[DataFile], footers: Sequence[Footer]) -> 
             elif field.type != types[field.name] and not pa.types.is_null(field.type):
                 raise SourceError(
                     f"{data_file.path}: column {field.name!r} is {field.type}, in {start} it is {types[field.name]}; "
-                    "write the files with one schema, or submit them apart"
+                    "write the files with one schema, or submit them as separate jobs"
                 )
     return pa.schema(list(types.items()))
 
@@ -66,7 +66,7 @@ def _check_names(first: pa.Schema, start: str, other: pa.Schema, path: str) -> N
     new = [name for name in other.names if name not in first.names]
     if odd or new:
         what = f"has no column {odd[0]!r}, which {start} has" if odd else f"has a column {new[0]!r}, which {start} has not"
-        raise SourceError(f"{path} {what}; write the files with one schema, or submit them apart")
+        raise SourceError(f"{path} {what}; write the files with one schema, or submit them as separate jobs")
 
 
 # Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits.

@@ -42,7 +42,7 @@ class Location:
 def locate(uri: str) -> Location:
     """Find the file system of a path or address, without asking whether the path exists. Raises `SourceError` for an unknown kind."""
     if not uri or "\0" in uri:
-        raise SourceError(f"{uri!r} is no path; give the path of a Parquet file, glob or folder, or of a .duckdb file")
+        raise SourceError(f"{uri!r} is not a path; give the path of a Parquet file, glob or folder, or of a .duckdb file")
     address = _ADDRESS.match(uri)
     if address is None:
         return _local(uri, uri)

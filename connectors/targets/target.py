@@ -63,7 +63,7 @@ class TargetName:
         if match is None and suffix in (".duckdb", ".ddb", ".db"):
             raise UsageError(f"{text} is a DuckDB file: name the table too, as {text}:results")
         if match is None and suffix not in _LINES and suffix not in SUFFIXES[FileKind.PARQUET]:
-            raise UsageError(f"cannot tell from {text!r} what to write; give {KNOWN}")
+            raise UsageError(f"unknown kind of target {text!r}; give {KNOWN}")
         return cls(path, match["table"] if match else None)
 
     def check(self) -> None:

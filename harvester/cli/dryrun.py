@@ -1,4 +1,4 @@
-"""What an estimate can be made from, and the estimate as a person reads it."""
+"""`submit --dry-run`: collect what the estimate needs, and print it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def print_estimate(here: Invocation, request: JobRequest) -> None:
 
 
 def _of_folder(here: Invocation, model: str | None) -> Known:
-    """What the last server of the state folder left behind."""
+    """What the state folder knows from its last server."""
 
     def table(name: str) -> list[dict[str, Any]]:
         try:
@@ -60,7 +60,7 @@ def _of_server(client: Client, model: str, price: PriceConfig | None) -> Known:
 
 
 def _newest_rate(client: Client, model: str) -> list[Span]:
-    """Of the newest job that has one, where no hour of harvest is known yet."""
+    """Rate of the newest job that has one; for a state folder without harvest hours."""
     rates = [view.offline_tokens_per_s for view in client.jobs() if view.offline_tokens_per_s and view.model == model]
     return [Span(1.0, rates[0])] if rates else []
 

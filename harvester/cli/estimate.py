@@ -1,4 +1,4 @@
-"""`harvester submit --dry-run`: what a job would be, without making it."""
+"""`harvester submit --dry-run`: rows, tokens, time and price of a job, without making it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHARS_PER_TOKEN = 4  # of English text with common tokenizers
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a server, or the state folder it left, knows. ``count`` gives the tokens of a prompt, or None where it cannot."""
+    """Inputs of an estimate, from a server or its state folder. ``count`` gives the tokens of a prompt; None if unknown."""
 
     model: str = "unknown"
     spans: Sequence[Span] = ()  # of harvest in the last days

@@ -1,4 +1,4 @@
-"""`harvester submit`: a table to harvest idle time for."""
+"""`harvester submit`: make a job of a table."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def submit(
 ) -> None:
     """Make a job of a table.
 
-    It asks one prompt a row, while the server has nothing better to do.
+    Each row becomes one prompt, answered in the time that chat leaves idle.
 
-    The same request again finds the same job. Where no server answers, one is started for this job and stopped at its end.
+    Submitting the same job again finds the existing one. If no server answers, one is started for this job and stopped afterwards.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetNa
 
 
 def _follow(client: Client, view: JobView, is_embedded: bool, target: TargetName | None) -> tuple[JobView, dict[str, object]]:
-    """How the job ended, and what was written where a target was given."""
+    """Follow the job; return its last view, and what was written to the target, if any."""
     try:
         if target is None:
             return follow(client, view.id), {}
@@ -137,7 +137,7 @@ def _print_submitted(view: JobView, created: bool) -> None:
     if created:
         print(f"Job {view.id}: {view.task} over {view.rows_total:,} rows of {view.source}, with {view.model}")
     else:
-        print(f"Job {view.id} is this same job, made before and now {view.state}; --new makes another")
+        print(f"Job {view.id} already exists for this request and is {view.state}; --new makes another")
     for note in view.notes:
         print(f"Note: {note}")
 

@@ -1,4 +1,4 @@
-"""From the options of `harvester submit` to the job they ask for; what can be checked here is checked before a server starts."""
+"""Build a job request from the options of `harvester submit`, checked as far as possible before a server starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build_request(
 ) -> JobRequest:
     """Raises `SourceError` for a local source that is not there, `TaskError` for a file that is no task, `UsageError` for the rest."""
     if table is not None and query is not None:
-        raise UsageError("--table and --query both say what to read; give one of them")
+        raise UsageError("--table and --query exclude each other; give one of them")
     name, inline = _task(task or next((IMPLIED[option] for option in options if option in IMPLIED), "summarize"))
     if inline is not None:
         resolve_task(name, inline=inline, options=options)
@@ -83,7 +83,7 @@ def find_source(source: str) -> str:
         raise SourceError(f"no file matches {source}; the pattern is read from {Path.cwd()}")
     near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1) if path.parent.is_dir() else []
     hint = f"did you mean {Path(source).with_name(near[0])}?" if near else "give a file, a glob, a folder or a database"
-    raise SourceError(f"there is no {source}; {hint}")
+    raise SourceError(f"{source} does not exist; {hint}")
 
 
 def read_schema(path: Path | None) -> dict[str, Any] | None:
@@ -100,7 +100,7 @@ def read_schema(path: Path | None) -> dict[str, Any] | None:
 
 
 def _task(task: str) -> tuple[str, dict[str, Any] | None]:
-    """Name, and the content where ``task`` is a file; the server sees the file's content, never its path."""
+    """Name of the task, and its content if ``task`` is a file: the server gets the content, never the path."""
     if not (task.endswith((".yaml", ".yml")) or "/" in task):
         return task, None
     path = Path(task).expanduser()

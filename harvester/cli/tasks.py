@@ -1,4 +1,4 @@
-"""`harvester tasks`: what a job can be asked to do."""
+"""`harvester tasks`: list and print tasks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ app = typer.Typer()
 @command(app)
 def tasks(
     here: Invocation,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A built-in task, or the path of a task file.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Built-in task, or path of a task file.", show_default=False)] = None,
 ) -> None:
     """List the built-in tasks, or print one.
 
-    What is printed is a YAML file, to copy and change. A job gives each of its `options` with `--option NAME=VALUE`; those of the built-in
-    tasks have flags of their own too.
+    Prints a task as a YAML file, to copy and change. Set its `options` with `--option NAME=VALUE`; those of the
+    built-in tasks also have flags of their own.
 
     \b
     Example:

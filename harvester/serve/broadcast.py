@@ -1,4 +1,4 @@
-"""What replicas and jobs do, asked once a second and sent to all viewers; not asked while there is none."""
+"""Poll replicas and jobs once a second for all viewers of the page; nothing is polled while there is none."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Broadcaster:
 
     @contextmanager
     def seat(self) -> Iterator[None]:
-        """Hold one while watching. Raises `BusyError` where all are taken."""
+        """Hold a seat while watching. Raises `BusyError` if all are taken."""
         if self._viewers >= self._max_viewers:
-            raise BusyError(f"{self._max_viewers} pages watch this server, as many as it serves; close one")
+            raise BusyError(f"{self._max_viewers} pages are open, the most that this server serves; close one")
         self._viewers += 1
         try:
             if self._polling is None:
@@ -49,7 +49,7 @@ class Broadcaster:
                 self._polling, self._frame = None, {}
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """Every event that is new to this viewer, as often as there is a frame. A slow viewer misses frames and holds up nobody."""
+        """Yield the events that are new to this viewer after each frame. A slow viewer misses frames and delays nobody."""
         told: Frame = {}
         seen = -1 if self._frame else self._number
         while True:

@@ -1,4 +1,4 @@
-"""``GET /events``: what replicas and jobs do, as server-sent events."""
+"""``GET /events``: state of replicas and jobs, as server-sent events."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def _in_time(work: Awaitable[list[Any]]) -> list[Any] | None:
 
 
 def _jobs(views: list[JobView]) -> str:
-    """Every job that goes on, and the newest of those that have ended."""
+    """All active jobs, and the newest ended ones."""
     ended = [view.id for view in views if view.state in ENDED]
     left_out = set(ended[MAX_ENDED:])
     shown = [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in views if view.id not in left_out]

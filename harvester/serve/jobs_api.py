@@ -97,7 +97,7 @@ _ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, Refusal)}
 
 
 class JobPlanner:
-    """Turns a request into a plan; opening and cutting a source reads files, so it works in a thread."""
+    """Turns a request into a plan, in a thread, because that reads files of the source."""
 
     def __init__(self, folder: StateFolder, harvest: HarvestConfig, model: str) -> None:
         self.folder = folder
@@ -108,7 +108,7 @@ class JobPlanner:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine."""
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         if request.model not in (None, self._model):
-            raise UsageError(f"this server runs {self._model}, not {request.model}; leave --model out, or serve {request.model}")
+            raise UsageError(f"this server runs {self._model}, not {request.model}; remove --model, or serve {request.model}")
         spec = request.source
         staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"
         try:
@@ -127,14 +127,14 @@ class JobPlanner:
             shutil.rmtree(staging, ignore_errors=True)
 
     def _token(self, name: str) -> str:
-        """Four digits that make an id of which there is no folder yet."""
+        """Four hex digits for a job id that no folder has yet."""
         while True:
             token = secrets.token_hex(2)
             if not (self.folder.jobs / f"{name}-{token}").exists():
                 return token
 
     def forget(self, plan: JobPlan) -> None:
-        """Remove what `plan` left for a job that was not made: its snapshot. Results, of whichever job, stay."""
+        """Remove the snapshot that `plan` made for a job that was then not made. Never removes results."""
         shutil.rmtree(self.folder.snapshot(plan.spec.id), ignore_errors=True)
         with suppress(OSError):  # not there, or not empty
             (self.folder.jobs / plan.spec.id).rmdir()
@@ -193,7 +193,7 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> PlainJson:
         asked = f"{request.method} {request.url.path}"
-        message = f"there is no {asked}; what there is, is in /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
+        message = f"unknown route {asked}; see /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
         body = NotFoundError(message) if error.status_code in (404, 405) else UsageError(message)
         return PlainJson(body.to_json(), error.status_code, error.headers)
 

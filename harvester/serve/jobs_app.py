@@ -23,7 +23,7 @@ from jobs.folder import StateFolder
 
 
 class JobsApp:
-    """Holds no state: what it says comes from the ledger and the replicas."""
+    """Holds no state; asks the ledger and the replicas."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int) -> None:
         lower_priority()

@@ -52,7 +52,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 
 
 class OpenAiApp(FastAPI):
-    """Has its routes under their full paths, wherever Serve mounts it: each of its prefixes is an application of its own there."""
+    """Its routes have full paths, because Serve mounts it under several prefixes, each as an application of its own."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = ""
@@ -143,9 +143,9 @@ def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
     """The plain fields of an upload. Raises `ParameterError`."""
     purpose = fields.get("purpose")
     if purpose is None:
-        raise ParameterError("the form has no field purpose; it is batch for the input of a batch", "purpose")
+        raise ParameterError("the form lacks the field purpose; send purpose=batch for the input of a batch", "purpose")
     if purpose != "batch":
-        raise ParameterError(f"purpose {purpose[:40]!r} cannot be uploaded here; the one that can is batch", "purpose")
+        raise ParameterError(f"purpose {purpose[:40]!r} is not supported; use batch", "purpose")
     given = {name: fields[f"expires_after[{name}]"] for name in ("anchor", "seconds") if f"expires_after[{name}]" in fields}
     if not given:
         return None
@@ -157,7 +157,7 @@ def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
 
 
 def _open(store: FileStore, file_id: str) -> tuple[StoredFile, BinaryIO]:
-    """Open, so that it can be read to its end also where it is deleted meanwhile."""
+    """Open the file, so that it can be read to its end even if it is deleted meanwhile."""
     stored = store.get(file_id)
     try:
         return stored, store.content(file_id).open("rb")

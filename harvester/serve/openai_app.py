@@ -1,4 +1,4 @@
-"""Files and batches as Serve applications: one for each prefix, for a Serve application has one, and chat has all else under ``/v1``."""
+"""Files and batches as Serve applications. Each has its own prefix; the chat application has the rest of ``/v1``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SWITCH_S = 0.0005  # between threads: with Python's 5 ms an answer takes 0.2 s w
 
 
 class FilesApp:
-    """``/v1/files``. In a process of its own, so that an upload slows down nothing else."""
+    """``/v1/files``, in a process of its own, so that an upload slows nothing else."""
 
     def __init__(self, config: ServeConfig, state: str) -> None:
         lower_priority()
@@ -57,7 +57,7 @@ class FilesApp:
 
 
 class BatchesApp:
-    """``/v1/batches``, and what brings batches on. Holds no state: the next one goes on from the records and the ledger."""
+    """``/v1/batches`` and the keeper of batches. Holds no state: a new one continues from the records and the ledger."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str) -> None:
         lower_priority()
@@ -93,7 +93,7 @@ class BatchesApp:
 
 
 def _wall(config: ServeConfig) -> dict[str, Any]:
-    """Who may ask: ``keys`` and ``hosts`` of `openai_api`."""
+    """``keys`` and ``hosts`` for `openai_api`."""
     return {"keys": config.api_keys, "hosts": known_hosts(config.host, config.allowed_hosts)}
 
 

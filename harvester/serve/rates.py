@@ -1,4 +1,4 @@
-"""From a replica's counters to what it does now: rates and shares over the last seconds."""
+"""Rates and shares over the last seconds, from a replica's counters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _shares(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _share(part: float, whole: float) -> float | None:
-    """At most 1: the last step is counted at its end, and may have begun before the window."""
+    """A share, at most 1: a step counts at its end, and may have begun before the window."""
     return round(min(1.0, max(0.0, part / whole)), 4) if whole > 0 else None
 
 

@@ -28,7 +28,7 @@ from jobs.run.runner import Runner
 
 
 class Replica:
-    """Serve makes it, asks its health every second, and makes a new one when it raises or dies."""
+    """The Serve deployment. Serve checks its health every second and replaces it when it raises or dies."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
@@ -64,7 +64,7 @@ class Replica:
         self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))
 
     async def _measure(self, *, known: bool) -> None:
-        """At the first start of a model on a device: how long its steps take, and whether the machine does what is asked of it."""
+        """At the first start of a model on a device: make the short profile, then verify the machine."""
         await self._host.profile_when_absent(known=known)
         await self._host.verify_when_absent(self._profile)
 
@@ -102,14 +102,14 @@ class Replica:
 
 
 def open_sink(folder: StateFolder, job_id: str) -> PartsSink:
-    """Where a job's parts go, cleared of what dead writers left half written."""
+    """Sink of a job's parts, cleared of what dead writers left half written."""
     sink = PartsSink(folder.results(job_id))
     sink.sweep()
     return sink
 
 
 def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, *, cpu: bool) -> serve.Application:
-    """The chat application. vLLM queues and refuses by itself, so Serve's own bound on requests is out of the way."""
+    """The chat application. Serve's own limit on requests is lifted, because vLLM queues and refuses by itself."""
     options: dict[str, Any] = {"num_cpus": config.num_cpus if config.num_cpus is not None else 1}
     if not cpu:
         options["num_gpus"] = config.num_gpus if config.num_gpus is not None else gpus_of_engine(config)

@@ -1,4 +1,4 @@
-"""An upload as it comes in: ``multipart/form-data`` read piece by piece, its file written straight to where it stays."""
+"""Read a ``multipart/form-data`` upload in pieces, and write its file straight to its final place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_NAME = 255
 
 @dataclass(slots=True)
 class Form:
-    """What came: the plain fields, and the name of the file, whose content is at the path that was given."""
+    """The plain fields and the file's name. Its content is at the path given to `receive`."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
@@ -93,11 +93,11 @@ def too_large(max_bytes: int) -> TooLargeError:
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Raises `ParameterError` where the request is no form with a file."""
+    """Raises `ParameterError` if the request is not multipart/form-data."""
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
-        raise ParameterError("the request is no upload; send it as multipart/form-data, with the fields file and purpose")
+        raise ParameterError("the request is not an upload; send multipart/form-data with the fields file and purpose")
     return bytes(boundary)
 
 
@@ -117,7 +117,7 @@ async def receive(chunks: AsyncIterator[bytes], boundary: bytes, path: Path, max
         except FormParserError as error:
             raise ParameterError(f"the form cannot be read: {str(error)[:200]}; send it again") from error
         if parts.form.filename is None:
-            raise ParameterError("the form has no field file; send the file as file and its purpose as purpose", "file")
+            raise ParameterError("the form lacks the field file; send the fields file and purpose", "file")
         if not parts.ended:
             raise ParameterError("the form ends before its closing boundary; send it again", "file")
         await asyncio.to_thread(stack.pop_all().close)  # syncs to disk

@@ -92,7 +92,7 @@ class FileStore:
             stored = self._read(file_id)
             if stored is not None and not self._is_over(stored):
                 return stored
-        raise NotFoundError(f"No such File object: {file_id[:80]}; list the files that there are with GET /v1/files")
+        raise NotFoundError(f"No such File object: {file_id[:80]}; list them with GET /v1/files")
 
     def delete(self, file_id: str) -> None:
         """Raises `NotFoundError`. Who has the content open reads on."""

@@ -96,7 +96,7 @@ class InputReader:
         most = self.limits.max_lines
         self.rows += 1
         if most is not None and self.rows > most:
-            message = f"The input file has more than {most} requests, the most that this server takes in a batch; split the file."
+            message = f"The input file has more than {most} requests, which is the limit of this server; split the file."
             raise InvalidInput([BatchError(code="too_many_requests", message=message, line=number)])
         return self.rules.read(number, raw, self.model)
 
@@ -136,7 +136,7 @@ def _duplicates(path: Path) -> list[BatchError]:
     return [
         BatchError(
             code="duplicate_custom_id",
-            message=f"The custom_id {custom_id[:80]!r} is that of an earlier request; it must be unique in a batch.",
+            message=f"The custom_id {custom_id[:80]!r} was used by an earlier request; it must be unique in a batch.",
             line=line,
             param=CUSTOM_ID,
         )

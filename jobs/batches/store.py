@@ -37,7 +37,7 @@ class BatchStore:
     def get(self, batch_id: str) -> BatchRecord:
         """Raises `NotFoundError`."""
         if batch_id not in self._records:
-            raise NotFoundError(f"No such Batch object: {batch_id[:80]}; list the batches that there are with GET /v1/batches")
+            raise NotFoundError(f"No such Batch object: {batch_id[:80]}; list them with GET /v1/batches")
         return self._records[batch_id]
 
     def list(self) -> list[BatchRecord]:

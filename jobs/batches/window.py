@@ -18,7 +18,7 @@ def parse_window(text: str) -> float:
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PIECE.findall(given)) if _WINDOW.fullmatch(given) else 0.0
     if not 0.0 < seconds <= MAX_S:
         raise ParameterError(
-            f"completion_window {text[:40]!r} is no time above 0 and up to ten years; write one like 24h, 90m or 1d12h",
+            f"completion_window {text[:40]!r} is not a duration above 0 and up to ten years; use one like 24h, 90m or 1d12h",
             "completion_window",
         )
     return seconds

@@ -226,7 +226,7 @@ class Ledger(Register):
     def table(self, name: str) -> pa.Table:
         """A table of the ledger as Arrow, with the ends of the leases as they are now."""
         if name not in TABLES:
-            raise NotFoundError(f"no ledger table {name!r}; there are {', '.join(TABLES)}")
+            raise NotFoundError(f"unknown ledger table {name!r}; there are {', '.join(TABLES)}")
         table = self._store.arrow(name)
         if name == "leases":
             ends = {lease_id: lease.expires_at_s for lease_id, lease in self._leases.items()}

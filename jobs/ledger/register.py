@@ -107,7 +107,7 @@ class Register:
             job_id = self._run("newest_ids")[0][0]
         if job_id not in self._jobs:
             newest = ", ".join(row[0] for row in self._run("newest_ids"))
-            raise NotFoundError(f"no job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
+            raise NotFoundError(f"unknown job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
         return self._jobs[job_id]
 
     def _view(self, record: JobRecord) -> JobView:
@@ -163,8 +163,8 @@ def stop_message(job_id: str, rows: int, errors: int, max_share: float, example:
     failed = f"all {rows:,} rows so far" if rows == errors else f"{errors:,} of {rows:,} rows so far"
     last = f"; the last: {example}" if example else ""
     return (
-        f"stopped early: {failed} failed, more than the share {max_share:g} of --max-error-rate{last}; its rows are kept; "
-        f"go on with: harvester resume {job_id}, which stops again after {MIN_ROWS} rows like these"
+        f"stopped early: {failed} failed, which is above --max-error-rate {max_share:g}{last}; its rows are kept; "
+        f"continue with: harvester resume {job_id} (it stops again after {MIN_ROWS} more rows like these)"
     )
 
 

@@ -26,7 +26,9 @@ async def spans(text: str, count: Count, budget_tokens: int) -> list[tuple[int, 
     while True:
         part, tokens = await _next_part(text[start:], expected_chars, count, budget_tokens)
         if not part.strip():
-            raise RowError("prompt_too_long", f"not one word of the text fits the {budget_tokens} tokens of a prompt; shorten the prompt")
+            raise RowError(
+                "prompt_too_long", f"the prompt leaves no room for a word of the text within {budget_tokens} tokens; shorten the prompt"
+            )
         end = start + len(part)
         found.append((start, end))
         if not text[end:].strip():

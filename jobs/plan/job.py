@@ -41,7 +41,7 @@ def plan_job(request: JobRequest, source: Source, *, model: str, harvest: Harves
         temperature=request.temperature,
     )
     if source.row_count == 0:
-        raise SourceError(f"source {request.source.uri} has no rows; give one that has")
+        raise SourceError(f"source {request.source.uri} has no rows; submit one with at least one row")
     column, choice = pick_column(source.schema, task, request.column)
     if column is None and request.on_long is OnLong.SPLIT:
         raise ColumnError("--on-long split cuts the text column, and the prompt names several; say which one with --column")

@@ -52,9 +52,9 @@ class Spool:
         try:
             written = os.write(self._file, data)
         except OSError as error:
-            raise StorageError(f"cannot write {self.path}: {error.strerror}; free space, the job goes on by itself") from error
+            raise StorageError(f"cannot write {self.path}: {error.strerror}; free some space; the job then continues by itself") from error
         if written < len(data):  # a disk that fills up takes a part and says nothing
-            raise StorageError(f"cannot write {self.path}: no space left; free space, the job goes on by itself")
+            raise StorageError(f"cannot write {self.path}: no space left; free some space; the job then continues by itself")
 
     @property
     def recomputed(self) -> int:

@@ -38,7 +38,7 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str, state_dir: Pa
     """Raise `QueryError` unless ``query`` is one statement that leaves ``state_dir`` as it is."""
     statements = connection.extract_statements(query)
     if len(statements) != 1:
-        raise QueryError(f"give one SQL statement, given {len(statements)}; run the others with commands of their own")
+        raise QueryError(f"give one SQL statement, given {len(statements)}; run the others as separate commands")
     kind = statements[0].type
     words = tokens(query)
     first = words[0].text.lower()
@@ -47,7 +47,7 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str, state_dir: Pa
     elif kind not in _READS and not (kind == _KIND.MULTI and first in ("pivot", "with", "from", "select", "(")):
         raise QueryError(f"{first.upper()} is not allowed here: SQL only reads harvester's state; use {_MAY}")
     if kind == _KIND.EXPLAIN and next(_after_explain(words)).text.lower() not in _EXPLAINED:
-        raise QueryError("EXPLAIN is allowed for queries only, for EXPLAIN ANALYZE would carry out the rest")
+        raise QueryError("EXPLAIN is allowed for queries only, because EXPLAIN ANALYZE runs the statement")
     _refuse_inner_copy(words[1:])
 
 
@@ -64,7 +64,7 @@ def check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     if kind not in _READS and not (kind == _KIND.MULTI and first in ("pivot", "with", "from", "select", "(")):
         raise QueryError(f"{first.upper()} is not allowed here: SQL only reads jobs, leases and results('JOB')")
     if kind == _KIND.EXPLAIN and next(_after_explain(words)).text.lower() not in _EXPLAINED:
-        raise QueryError("EXPLAIN is allowed for queries only, for EXPLAIN ANALYZE would carry out the rest")
+        raise QueryError("EXPLAIN is allowed for queries only, because EXPLAIN ANALYZE runs the statement")
     _refuse_inner_copy(words)
 
 
@@ -107,7 +107,7 @@ def _check_copy(words: list[Token], state_dir: Path) -> None:
             check_target(_local_path(after), state_dir)
             break
     if any(word.text.lower() == "filename_pattern" for word in words):
-        raise QueryError("COPY's option filename_pattern is not allowed here, for it can name files elsewhere")
+        raise QueryError("COPY's option filename_pattern is not allowed here, because it can name files elsewhere")
 
 
 def _local_path(word: Token) -> Path:

@@ -40,7 +40,7 @@ def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows:
     The answer ends at ``limit_rows`` or 16 MiB. Raises `QueryError`, also for a query that takes longer than ``seconds``.
     """
     if len(query) > MAX_QUERY_CHARS:
-        raise QueryError(f"the query has {len(query):,} characters; at most {MAX_QUERY_CHARS:,} are taken")
+        raise QueryError(f"the query has {len(query):,} characters; the limit is {MAX_QUERY_CHARS:,}")
     with connect(state_dir, ledger_tables, is_sandbox=True) as connection, _ending(connection, seconds):
         for name, value in _LIMITS.items():
             connection.execute(f"SET {name} = '{value}'")
@@ -56,7 +56,7 @@ def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows:
             rows += zip(*(_cells(name, column) for name, column in zip(some.schema.names, some.columns, strict=True)), strict=True)
             if len(rows) > limit_rows or some.num_rows < batch.num_rows:
                 if not rows:
-                    raise QueryError(f"a row has more than {ANSWER_BYTES >> 20} MiB; ask for a part of its text, e.g. left(output, 1000)")
+                    raise QueryError(f"a row has more than {ANSWER_BYTES >> 20} MiB; select a part of its text, e.g. left(output, 1000)")
                 return QueryAnswer(columns, tuple(rows[:limit_rows]), is_cut=True)
         return QueryAnswer(columns, tuple(rows), is_cut=False)
 
@@ -75,7 +75,7 @@ def _cells(name: str, column: pa.Array) -> list[Any]:
     try:
         return [plain(cell) for cell in column.to_pylist()]
     except (OverflowError, ValueError) as error:
-        raise QueryError(f"column {name} holds a time beyond the years 1 to 9999; ask for it as text: ({name})::varchar") from error
+        raise QueryError(f"column {name} holds a time beyond the years 1 to 9999; select it as text: ({name})::varchar") from error
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _ending(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[N
         if late.is_set():
             raise QueryError(f"the query took more than {seconds:.0f} s and was stopped; narrow it with WHERE or LIMIT") from error
         if error.message.startswith("Permission Error"):
-            raise QueryError("files and addresses are out of reach here: SQL reads jobs, leases and results('JOB')") from error
+            raise QueryError("files and addresses cannot be read here; SQL reads jobs, leases and results('JOB')") from error
         raise
     finally:
         over.set()

@@ -62,9 +62,9 @@ def _check_option(name: str, option: TaskOption, used: set[str], origin: str) ->
     if name == TEXT_PLACE:
         raise TaskError(f"{origin}: an option cannot be named {TEXT_PLACE}, which stands for the job's text column; rename it")
     if name not in used:
-        raise TaskError(f"{origin}: option {name} is used nowhere; write {{{name}}} where it belongs, or drop it")
+        raise TaskError(f"{origin}: option {name} is never used; write {{{name}}} into a template, or remove it")
     if option.required and option.default is not None:
-        raise TaskError(f"{origin}: option {name} is required and has default {option.default!r}; drop one of the two")
+        raise TaskError(f"{origin}: option {name} is required and has default {option.default!r}; remove one of the two")
     if option.type is not None and option.default is not None:
         fitted(option.default, option.type, f"{origin}: default of option {name}")
 

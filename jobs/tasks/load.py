@@ -35,7 +35,7 @@ def load_task(name_or_path: str | Path) -> TaskFile:
     known = sorted(file.stem for file in _BUILT_IN.glob("*.yaml"))
     if str(name_or_path) not in known:
         near = did_you_mean(str(name_or_path), known, "built-in tasks")
-        raise TaskError(f"no task is named {str(name_or_path)!r} (a task file is given by its path, like ./mine.yaml){near}")
+        raise TaskError(f"unknown task {str(name_or_path)!r} (a task file is given by its path, like ./mine.yaml){near}")
     return _read(_BUILT_IN / f"{name_or_path}.yaml")
 
 

@@ -136,7 +136,7 @@ def test_an_address_is_sent_as_it_is(cli, server):
 def test_a_job_found_is_said_to_be_the_same(cli, server, docs):
     server.created = False
     shown = cli("submit", docs).stdout
-    assert "is this same job" in shown
+    assert "already exists for this request" in shown
     assert "--new makes another" in shown
 
 

@@ -49,7 +49,7 @@ def test_json_columns_are_as_wide_as_all_their_values(tmp_path: Path) -> None:
 
 
 BAD_JSON = {
-    "not JSON": ('{"a": 1}\n\n{"a": 2,,}\n', r"x.jsonl line 3 is not JSON: .* at character 9; mend or remove"),
+    "not JSON": ('{"a": 1}\n\n{"a": 2,,}\n', r"x.jsonl line 3 is not JSON: .* at character 9; fix or remove"),
     "not UTF-8": (b'{"a": 1}\n{"a": "\xff"}\n', r"line 2 is not UTF-8: byte 0xff at position 7"),
     "a string": ('"a"\n', r"line 1 holds a JSON string, not an object"),
     "null": ("null\n", r"line 1 holds a JSON null, not an object"),
@@ -93,12 +93,12 @@ def test_csv_of_every_form_is_read(tmp_path: Path, name: str, content: bytes) ->
 
 
 BAD_CSV = {
-    "too many cells": ('id,text\n1,"a\nb"\n2,b,c\n', r"row 3 \(the header is row 1\) has 3 cells, the header 2: '2,b,c'; mend the row"),
+    "too many cells": ('id,text\n1,"a\nb"\n2,b,c\n', r"row 3 \(the header is row 1\) has 3 cells, the header 2: '2,b,c'; fix the row"),
     "too few cells": ("id,text\n" + "1,a\n" * 5_000 + "2\n", r"row 5002 \(the header is row 1\) has 1 cells, the header 2: '2'"),
     "a picture": (b"\x89PNG\r\n\x1a\n\x00\x00\xff,1\n2", r"is not CSV: its first line holds binary data"),
     "binary rows": (b"id,text\n\x00\x01\x02\n", r"row 2 \(the header is row 1\) holds binary data"),
     "two columns of one name": ("a,a\n1,2\n", r"the header of .* has more than one column named 'a'"),
-    "nothing": ("", r"is empty, it holds no rows"),
+    "nothing": ("", r"is empty;"),
     "a header alone": ("a,b\n", r"holds no rows"),
 }
 
@@ -290,7 +290,7 @@ def test_standard_input_is_kept_once(tmp_path: Path, content: bytes, form: Form 
 BAD_INPUTS = {
     "nothing": (b"", None, "standard input is empty"),
     "a bad line": (b'{"a": 1}\n{"a": }\n', None, "^standard input line 2 is not JSON"),
-    "binary": (b"\x00\x01", None, "is binary, and neither Parquet nor Arrow"),
+    "binary": (b"\x00\x01", None, "is binary, but neither Parquet nor Arrow"),
     "no Parquet": (b"PAR1xxxxxxxx", None, "^standard input is not Parquet"),
     "a ragged row": (b"a,b\n1,2\n3\n", Form.CSV, r"^standard input row 3 \(the header is row 1\) has 1 cells"),
 }

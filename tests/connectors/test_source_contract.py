@@ -289,7 +289,7 @@ def test_close_may_be_called_twice(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_a_table_without_rows_is_refused(kind: Kind, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"no rows|no file"):
+    with pytest.raises(SourceError, match=r"no rows|no file|is empty"):
         kind.open(kind.store(tmp_path, make_table(0)))
 
 

@@ -333,8 +333,8 @@ def test_a_disk_error_is_one_line_that_names_the_file(kind: Kind, sink: PartsSin
 
 NAMES = {
     "a DuckDB file alone": ("out.duckdb", "name the table too, as out.duckdb:results"),
-    "no ending": ("out", "cannot tell from 'out' what to write; give FILE.parquet"),
-    "an array": ("out.json", "cannot tell from 'out.json'"),
+    "no ending": ("out", "unknown kind of target 'out'; give FILE.parquet"),
+    "an array": ("out.json", "unknown kind of target 'out.json'"),
     "an address": ("s3://bucket/out.parquet", "are written to this machine's disks"),
 }
 

@@ -73,7 +73,7 @@ def test_a_window_is_any_duration(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1y", "-1h", "0s", "1.2.3h", "1e9h", "999999999w", "24h!", "１h"])
 def test_a_window_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ParameterError, match="write one like 24h"):
+    with pytest.raises(ParameterError, match="use one like 24h"):
         parse_window(text)
 
 

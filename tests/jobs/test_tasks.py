@@ -107,7 +107,7 @@ def test_a_loaded_file_travels_inline_and_resolves_to_the_same(tmp_path: Path) -
 
 
 def test_an_option_neither_required_nor_given_is_null() -> None:
-    inline = {"prompt": "{text}", "system": "{tone}", "options": {"tone": {"description": "System message."}}}
+    inline = {"prompt": "{text}", "system": "{tone}", "options": {"tone": {"description": "System message of the conversation."}}}
     assert resolve_task("t", inline=inline).system is None
     assert resolve_task("t", inline=inline, options={"tone": "Be kind to {author}."}).system == "Be kind to {author}."
 
@@ -121,7 +121,7 @@ def test_an_option_neither_required_nor_given_is_null() -> None:
         pytest.param("summarize", {"zzz": 1}, "no option zzz; its options: none", id="no-options"),
         pytest.param("translate", {}, "needs option to: The language", id="missing-option"),
         pytest.param("translate", {"to": ""}, "needs option to: ", id="empty-option"),
-        pytest.param("classify", {"labels": "one"}, "two labels or more are needed, given 'one'", id="one-label"),
+        pytest.param("classify", {"labels": "one"}, "at least two labels are needed, given 'one'", id="one-label"),
         pytest.param("classify", {"labels": "a,b,a"}, "label 'a' is given twice", id="double-label"),
         pytest.param("classify", {"labels": "a,,b"}, "label 2 is empty", id="empty-label"),
         pytest.param("classify", {"labels": [True, "b"]}, "label True is not text; put it in quotes", id="bool-label"),
@@ -174,7 +174,7 @@ def test_a_schema_that_is_none_says_why(schema: dict[str, Any], message: str) ->
         ),
         pytest.param("prompt: '{text}'\nmax_tokens: 0", "max_tokens: ", id="bad-bound"),
         pytest.param("prompt: '{text} {to}'\noptions: {to: {requird: true}}", "did you mean required?", id="option-key"),
-        pytest.param("prompt: '{text}'\noptions: {to: {required: true}}", "option to is used nowhere", id="unused-option"),
+        pytest.param("prompt: '{text}'\noptions: {to: {required: true}}", "option to is never used", id="unused-option"),
         pytest.param("prompt: '{text}'\noptions: {text: {}}", "an option cannot be named text", id="option-text"),
         pytest.param("prompt: '{to}'\noptions: {to: {required: true, default: a}}", "is required and has default 'a'", id="both"),
         pytest.param("- prompt", "holds a list; it must be a mapping", id="no-mapping"),

@@ -48,12 +48,12 @@ def operations(app: FastAPI) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (None, "none came"),
-        ("one", "none came"),
-        ("Basic one", "none came"),
-        ("Bearer three", "is not known"),
-        ("Bearer ", "is not known"),
-        ("Bearer one two", "is not known"),
+        (None, "none was sent"),
+        ("one", "none was sent"),
+        ("Basic one", "none was sent"),
+        ("Bearer three", "is unknown"),
+        ("Bearer ", "is unknown"),
+        ("Bearer one two", "is unknown"),
     ],
 )
 async def test_every_operation_asks_for_a_key(office: Office, http: httpx.AsyncClient, given: str | None, why: str) -> None:

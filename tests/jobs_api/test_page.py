@@ -88,9 +88,9 @@ async def test_what_the_page_loads_is_below_the_api(office: Office, name: str, k
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("index.html", "the page has no index.html"),
-        ("page.js.map", "the page has no page.js.map"),
-        ("..%2fpage.py", "there is no GET /page/.."),
+        ("index.html", "unknown file index.html"),
+        ("page.js.map", "unknown file page.js.map"),
+        ("..%2fpage.py", "unknown route GET /page/.."),
     ],
 )
 async def test_other_files_are_not_served(office: Office, name: str, why: str) -> None:
@@ -354,7 +354,7 @@ async def test_a_viewer_is_told_what_is_new_to_it(source: Source, broadcaster: B
 
 async def test_more_viewers_than_seats_are_refused_and_a_seat_comes_free(broadcaster: Broadcaster) -> None:
     with broadcaster.seat():
-        with broadcaster.seat(), pytest.raises(BusyError, match="2 pages watch"), broadcaster.seat():
+        with broadcaster.seat(), pytest.raises(BusyError, match="2 pages are open"), broadcaster.seat():
             pass
         with broadcaster.seat():
             assert broadcaster.is_polling

@@ -149,11 +149,11 @@ def test_jobs_are_listed_newest_first_and_latest_names_the_newest(desk: Desk) ->
 
 @pytest.mark.parametrize("call", ["show", "spec"])
 def test_an_unknown_id_names_the_newest_jobs(desk: Desk, call: str) -> None:
-    with pytest.raises(NotFoundError, match="no job 'docs-9'; there are none yet"):
+    with pytest.raises(NotFoundError, match="unknown job 'docs-9'; there are none yet"):
         getattr(desk.ledger, call)("docs-9")
     desk.submit("docs-1")
     desk.submit("docs-2")
-    with pytest.raises(NotFoundError, match="no job 'docs-9'; the newest are: docs-2, docs-1"):
+    with pytest.raises(NotFoundError, match="unknown job 'docs-9'; the newest are: docs-2, docs-1"):
         getattr(desk.ledger, call)("docs-9")
 
 

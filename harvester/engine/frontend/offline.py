@@ -54,7 +54,7 @@ class OfflineEngine:
             async for output in stream:
                 last = output
         except EngineDeadError as error:
-            raise EngineGone("the vLLM engine died under the request") from error
+            raise EngineGone("the vLLM engine died during the request") from error
         except ValueError as error:  # vLLM refuses the prompt
             raise RowError("refused", " ".join(str(error).split())) from error
         if last is None:

@@ -62,14 +62,14 @@ class OfflineApi:
         try:
             answer = await self._create(request_id, request)
         except EngineDeadError as error:
-            raise EngineGone("the vLLM engine died under the request") from error
+            raise EngineGone("the vLLM engine died during the request") from error
         except Exception as error:  # as the HTTP route maps it
             answer = create_error_response(error)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError  # vLLM makes an error response of it
         if self._llm.errored:
-            raise EngineGone("the vLLM engine died under the request")
+            raise EngineGone("the vLLM engine died during the request")
         return answer
 
     async def _create(self, request_id: str, row: ApiRequest) -> Any:
@@ -77,7 +77,7 @@ class OfflineApi:
         if known.create is None:
             raise NotImplementedError(f"The model does not support {row.endpoint}")  # answered with 501, as by its route
         if row.body.get("stream"):
-            raise ValueError("stream is not for batches: nobody listens; leave it out")
+            raise ValueError("`stream` is not supported in batch requests; remove it")
         request = known.request.model_validate({**row.body, "request_id": request_id})
         refusal = settle(request, PRIORITY_OFFLINE)
         if refusal is not None:
