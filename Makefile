@@ -24,7 +24,7 @@ demo: setup ## harvest a table beside chat traffic, on the embedded model
 test: setup ## run every test, the fast ones first
 	$(PY) -m pytest -q -n 2 --dist worksteal $(PURE)
 	$(PY) -m pytest -q -n 2 --dist worksteal $(LOCAL)
-	$(PY) -m pytest -q tests/wheel tests/bench
+	$(PY) -m pytest -q tests/wheel tests/bench tests/embedded_model
 	$(PY) -m pytest -q -m engine
 	@$(PY) tools/browser.py
 	$(PY) -m pytest -q -m serve

@@ -10,9 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
-from bench.plot import draw
-from bench.record import Start, outcome
-from bench.scenario import SCENARIOS, Options
+from bench.harness.options import Options
+from bench.harness.plot import draw
+from bench.harness.record import Start, outcome
+from bench.scenarios.catalog import SCENARIOS
 from harvester.errors import HarvesterError, UsageError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench import plot
-from bench.plot import draw, page_of
+from bench.harness import plot
+from bench.harness.plot import draw, page_of
 
 FIGURES = {"p50": 1.0, "p90": 2.0, "p99": 1234.5}
 WINDOW = {"from_s": 0.0, "ttft_p99_ms": 10.0, "tpot_p99_ms": None, "total_tokens_per_s": 100.0}

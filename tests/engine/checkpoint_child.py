@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.models import small_model
-from bench.realpath import on_cpu
+from bench.harness.device import on_cpu
+from bench.harness.models import small_model
 from harvester.config import parse_config
 from tests.engine.depth import keep_asynchronous_scheduling
 from tests.engine.tokens_child import OURS, answer

@@ -17,7 +17,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from bench.drive import Drive
+from bench.harness.engine.drive import Drive
 from harvester.engine.frontend.signal import ArrivalSignal
 from harvester.engine.shared.state import Field
 from harvester.engine.worker.clock import StepClock

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("bench.counting_harvest")
+        importlib.import_module("bench.harness.engine.counting_harvest")
 
 
 def predict_s(load: Any) -> float:
@@ -35,7 +35,7 @@ def predict_s(load: Any) -> float:
     ids=["all of a step", "a part of a prompt", "one of two prompts", "a decode"],
 )
 def test_it_costs_what_the_step_takes_longer_by_it(scheduled: dict[str, int], again: dict[str, int], cost_s: float) -> None:
-    from bench.counting_harvest import Costing
+    from bench.harness.engine.counting_harvest import Costing
 
     before = {"prompt": 0, "other": 0, "decode": 300}
     requests = {name: SimpleNamespace(num_computed_tokens=before[name] + tokens) for name, tokens in scheduled.items()}

@@ -38,7 +38,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
-    import bench.drive as drive_module
+    import bench.harness.engine.drive as drive_module
     from harvester.config import parse_config
     from harvester.engine.core import scheduler
     from harvester.engine.embedded import embedded_model

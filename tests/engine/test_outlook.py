@@ -17,7 +17,7 @@ from harvester.config import parse_config
 from harvester.policy.view import Plan, Running
 
 if TYPE_CHECKING:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +43,7 @@ def shared() -> Iterator[Path]:
 
 
 def drive_of(kind: str, shared: Path) -> Drive:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
     from harvester.engine.core import scheduler
     from harvester.engine.embedded import embedded_model
     from harvester.engine.shared.settings import pack

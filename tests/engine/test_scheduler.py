@@ -21,7 +21,7 @@ import pytest
 from harvester.policy.step.plan import PolicyConfig
 
 if TYPE_CHECKING:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
 
 pytestmark = pytest.mark.engine
 
@@ -49,7 +49,7 @@ def model() -> Path:
 
 
 def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Drive:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
 
     share = {
         "reserved_slots": limits.reserved_slots,
