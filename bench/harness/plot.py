@@ -1,42 +1,27 @@
-"""A picture of a result beside its JSON file: FILE.png, and FILE.html with the same picture and the figures in tables.
+"""A picture of a result beside its JSON file: FILE.png for FILE.json.
 
-Matplotlib draws. It is no dependency of harvester: without it the page has the tables alone.
+Matplotlib draws. It is no dependency of harvester: without it there is no picture.
 """
 
 from __future__ import annotations
 
-import html
 import importlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#777777")  # Paul Tol's bright ones: told apart by all eyes
-FIGURES = ("p50", "p90", "p99")
-STYLE = "body{font:15px sans-serif;margin:2em;max-width:72em}table{border-collapse:collapse;margin:1em 0}"
-STYLE += "td,th{padding:.2em .7em;text-align:right}"
-STYLE += "th:first-child,td:first-child{text-align:left}tr:nth-child(even){background:#f3f3f3}svg{max-width:100%;height:auto}"
 
 
-def draw(result: Mapping[str, Any], file: Path) -> list[Path]:
-    """What was written beside ``file``; nothing for a scenario that has no picture."""
+def draw(result: Mapping[str, Any], file: Path) -> Path | None:
+    """The picture written beside ``file``; None for a scenario that has none, and without Matplotlib."""
     maker = MAKERS.get(result["scenario"])
-    if maker is None:
-        return []
-    written: list[Path] = []
-    picture = ""
-    if find_spec("matplotlib") is not None:
-        figure = _figure(maker, result)
-        written.append(file.with_suffix(".png"))
-        figure.savefig(written[0], dpi=120)
-        svg = io.StringIO()
-        figure.savefig(svg, format="svg")
-        picture = svg.getvalue()[svg.getvalue().index("<svg") :]
-    page = file.with_suffix(".html")
-    page.write_text(page_of(result, picture), encoding="utf-8")
-    return [*written, page]
+    if maker is None or find_spec("matplotlib") is None:
+        return None
+    picture = file.with_suffix(".png")
+    _figure(maker, result).savefig(picture, dpi=120)
+    return picture
 
 
 def _figure(maker: Callable[[Any, Mapping[str, Any]], None], result: Mapping[str, Any]) -> Any:
@@ -121,48 +106,3 @@ MAKERS: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "ablation": _bars,
     "mlfq": _orders,
 }
-
-
-def page_of(result: Mapping[str, Any], picture: str) -> str:
-    """One file that needs nothing beside it. A scenario with points has a table for each."""
-    points = result.get("points") or [result]
-    tables = "".join(_caption(point) + _systems(point["systems"]) for point in points)
-    lines = [[name, _text(value)] for name, value in result["ratios"].items()]
-    title = f"{result['scenario']}, {result['started_at']}"
-    machine = result["machine"]
-    facts = f"{result['model']} on {machine['cpu']}, {machine['cores']} cores; commit {result['commit']}; seed {result['seed']}"
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    return f"{head}<h1>{html.escape(title)}</h1><p>{html.escape(facts)}</p>{picture}{tables}{_table(['ratio', ''], lines)}</html>\n"
-
-
-def _caption(point: Mapping[str, Any]) -> str:
-    known = [f"{key} {point[key]}" for key in ("cv", "rate") if key in point]
-    return f"<h2>{html.escape(', '.join(known))}</h2>" if known else ""
-
-
-def _systems(systems: Mapping[str, Any]) -> str:
-    rates = ("online_tokens_per_s", "offline_tokens_per_s", "total_tokens_per_s", "recomputed_share", "preemptions", "online_requests")
-    heads = [
-        "system",
-        *(f"{kind} {figure}, ms" for kind in ("TTFT", "TPOT") for figure in FIGURES),
-        *(name.replace("_", " ") for name in rates),
-    ]
-    lines = [
-        [
-            name,
-            *(_text(system[kind][figure]) for kind in ("ttft_ms", "tpot_ms") for figure in FIGURES),
-            *(_text(system[rate]) for rate in rates),
-        ]
-        for name, system in systems.items()
-    ]
-    return _table(heads, lines)
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in line)}</tr>" for line in lines)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _text(value: float | None) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, int) else f"{value:,.3f}".rstrip("0").rstrip(".")

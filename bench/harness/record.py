@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -68,6 +69,11 @@ def commit() -> str | None:
     if head is None:
         return None
     return f"{head}-dirty" if _git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def is_clean(commit: object) -> bool:
+    """Whether a result's ``commit`` names the whole code that made it: a commit, with no changes on top."""
+    return isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit) is not None
 
 
 def _git(*words: str) -> str | None:
