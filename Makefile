@@ -43,5 +43,5 @@ lock: ## resolve requirements/*.in anew into the lock files (torch's CPU wheel c
 	@tools/lock.sh "$(PYTHON)"
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
