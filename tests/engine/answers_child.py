@@ -99,7 +99,7 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
     config = parse_config({"engine": ENGINE, "slo": {"ttft_slo_ms": 50.0}, "checkpoint": checkpoint} | NO_RESERVE, "test")
     shared = SharedState.make()
     values = engine_arguments(config, str(embedded_model()), EMBEDDED_NAME, cpu=on_cpu(), embedded=True, shared=shared.path)
-    values |= {"scheduler_cls": "tests.engine.greedy_scheduler.GreedyScheduler", "num_gpu_blocks_override": KV_BLOCKS}
+    values |= {"scheduler_cls": "tests.fakes.greedy_scheduler.GreedyScheduler", "num_gpu_blocks_override": KV_BLOCKS}
     values["additional_config"]["harvester_safepoints"]["chaos"] = given.chaos
     host = await EngineHost.start(values)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,14 +16,6 @@ if TYPE_CHECKING:
     from harvester.engine.core.queue import OfflineLane
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    """Import it once, here: what its own modules warn of on import is not ours to mend."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import harvester.engine.core.queue  # noqa: F401
 
 
 def request(name: str, job: str, **extra: Any) -> Request:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("bench.harness.engine.counting_harvest")
 
 
 def predict_s(load: Any) -> float:

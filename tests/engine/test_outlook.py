@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,13 +21,6 @@ pytestmark = pytest.mark.engine
 
 SLOTS, BLOCKS, BLOCK = 8, 120, 16
 STEPS = 600
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.core.scheduler")
 
 
 @pytest.fixture

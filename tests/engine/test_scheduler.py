@@ -10,7 +10,6 @@ import ast
 import importlib
 import inspect
 import math
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -30,15 +29,6 @@ SLOTS = 8
 LIMITS = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=math.inf)
 NO_RESERVE = PolicyConfig(reserved_slots=0, reserved_kv=0.0, offline_step_tokens=1000)
 WHILE_CHAT = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=60.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    """Import it once, here: what its own modules warn of on import is not ours to mend."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.core.scheduler"):
-            importlib.import_module(module)
 
 
 @pytest.fixture(scope="module")

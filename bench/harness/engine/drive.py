@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -25,32 +25,47 @@ STEP_TOKENS = 2048
 class Drive:
     """``kind`` is the scheduler's class, ``sections`` what it is told under `harvester.engine.shared.settings.KEY`, in JSON values.
 
+    ``blocks``: KV blocks of ``block_tokens`` in one group; ``transfer``: arguments of vLLM's `KVTransferConfig`, for a KV connector.
     After each step every request whose prompt is computed gets one more token.
     """
 
-    def __init__(self, model: Path, kind: type, blocks: int, slots: int, block_tokens: int, sections: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        model: Path,
+        kind: type,
+        blocks: int,
+        slots: int,
+        block_tokens: int,
+        sections: dict[str, Any],
+        *,
+        model_tokens: int = MODEL_TOKENS,
+        step_tokens: int = STEP_TOKENS,
+        transfer: dict[str, Any] | None = None,
+    ) -> None:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(block_tokens, sha256)
         cache = CacheConfig(block_size=block_tokens, enable_prefix_caching=True)
-        config = VllmConfig(
-            model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=MODEL_TOKENS),
+        self.config = VllmConfig(
+            model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=model_tokens),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=slots,
-                max_num_batched_tokens=STEP_TOKENS,
-                max_model_len=MODEL_TOKENS,
+                max_num_batched_tokens=step_tokens,
+                max_model_len=model_tokens,
                 policy="priority",
                 is_encoder_decoder=False,
                 async_scheduling=kind.__name__.startswith("Async"),
             ),
             cache_config=cache,
+            kv_transfer_config=None if transfer is None else KVTransferConfig(**transfer),
             additional_config={KEY: sections},
         )
         cache.num_gpu_blocks = blocks
         attention = FullAttentionSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.kv_cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)])
         self.scheduler = kind(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)]),
-            structured_output_manager=StructuredOutputManager(config),
+            vllm_config=self.config,
+            kv_cache_config=self.kv_cache,
+            structured_output_manager=StructuredOutputManager(self.config),
             block_size=block_tokens,
             log_stats=True,
         )
@@ -64,11 +79,18 @@ class Drive:
 
     def made(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> Request:
         """As `add`, which the scheduler does not know yet."""
+        prompt = [1000 * (self._serial + 1) + i for i in range(prompt_tokens)]
+        return self.asked(name, prompt, max_tokens, offline=offline, arrived_s=arrived_s)
+
+    def asked(
+        self, name: str, prompt: list[int], max_tokens: int, *, offline: bool, arrived_s: float | None = None, job: str | None = None
+    ) -> Request:
+        """As `made`, with the tokens of its prompt; ``job``: the one that a row is of."""
         self._serial += 1
         return Request(
             name,
-            [1000 * self._serial + i for i in range(prompt_tokens)],
-            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            prompt,
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=None if job is None else {"job": job}),
             None,
             arrival_time=float(self._serial) if arrived_s is None else arrived_s,
             priority=PRIORITY_OFFLINE if offline else PRIORITY_ONLINE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engine.lagging_device import LaggingDevice
+from tests.fakes.lagging_device import LaggingDevice
 
 BLOCKS, PAGE, SLOTS = 12, 64, 40
 

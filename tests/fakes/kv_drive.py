@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.engine.lagging_device import LaggingDevice
+from tests.fakes.lagging_device import LaggingDevice
 
 BLOCK = 16
 SLOTS = 8
@@ -38,32 +38,28 @@ class KvDrive:
         device: LaggingDevice | None = None,
         **chances: float,
     ) -> None:
-        import torch
-        from vllm.utils.hashing import sha256
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-        from vllm.v1.structured_output import StructuredOutputManager
-
+        from bench.harness.engine.drive import Drive
+        from harvester.config import CheckpointConfig
+        from harvester.engine.checkpoints.budget import GIB, transfer_config
         from harvester.engine.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
         from harvester.engine.shared.state import Field, SharedState
 
-        init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK, sha256)
         self.shared = SharedState.make()
         self.shared[Field.PLACES] = 4
-        config = _vllm_config(model, self.shared.path, host_blocks, asynchronous=depth > 1)
-        config.cache_config.num_gpu_blocks = blocks
-        attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)])
-        assert attention.page_size_bytes == PAGE_BYTES
-        manager = StructuredOutputManager(config)
+        checkpoint = CheckpointConfig(enabled=True, host_gib=host_blocks * 4096 / GIB, verify=True)
+        sections = {
+            "share": {"reserved_slots": 1, "reserved_kv": 0.0},
+            "schedule": {"reserve": "fixed"},
+            "shared_state": str(self.shared.path),
+            "checkpoint": checkpoint.model_dump(),
+        }
         kind = AsyncHarvestScheduler if depth > 1 else HarvestScheduler
-        self.scheduler = kind(
-            vllm_config=config, kv_cache_config=cache, structured_output_manager=manager, block_size=BLOCK, log_stats=True
-        )
+        sizes = {"model_tokens": 512, "step_tokens": 256}
+        self._drive = Drive(model, kind, blocks, SLOTS, BLOCK, sections, **sizes, transfer=transfer_config(checkpoint, 1))
+        self.scheduler = self._drive.scheduler
         self.planner = self.scheduler.connector.connector_scheduler
         self.device = device
-        self._connect(config, cache, blocks)
+        self._connect(self._drive.config, self._drive.kv_cache, blocks)
         self.rng, self.chances = random.Random(seed), chances
         self.live: dict[str, Any] = {}
         self.finished = self.ended = self.read = self.resets = self.steps = 0
@@ -110,16 +106,9 @@ class KvDrive:
         self.shared.remove()
 
     def add(self, prompt: list[int], max_tokens: int, *, offline: bool, job: str = "") -> str:
-        from vllm.sampling_params import SamplingParams
-        from vllm.v1.request import Request
-
-        from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
-
         self._serial += 1
         name = f"r{self._serial}"
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args={"job": job})
-        priority = PRIORITY_OFFLINE if offline else PRIORITY_ONLINE
-        request = Request(name, prompt, params, None, arrival_time=float(self._serial), priority=priority, block_hasher=self._hasher)
+        request = self._drive.asked(name, prompt, max_tokens, offline=offline, job=job)
         self.live[name], self._hashes[name], self.preempted[name] = request, [], 0
         self.scheduler.add_request(request)
         return name
@@ -259,30 +248,3 @@ class KvDrive:
                 return
             self.step()
         raise AssertionError(f"{len(self.live)} requests never end; {self.planner.done}")
-
-
-def _vllm_config(model: Path, shared: Path, host_blocks: int, *, asynchronous: bool) -> Any:
-    from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
-
-    from harvester.config import CheckpointConfig
-    from harvester.engine.checkpoints.budget import GIB, transfer_config
-    from harvester.engine.shared.settings import KEY
-
-    checkpoint = CheckpointConfig(enabled=True, host_gib=host_blocks * 4096 / GIB, verify=True)
-    return VllmConfig(
-        model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=512),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=SLOTS, max_num_batched_tokens=256, max_model_len=512, policy="priority", is_encoder_decoder=False,
-            async_scheduling=asynchronous,
-        ),
-        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-        kv_transfer_config=KVTransferConfig(**transfer_config(checkpoint, 1)),
-        additional_config={
-            KEY: {
-                "share": {"reserved_slots": 1, "reserved_kv": 0.0},
-                "schedule": {"reserve": "fixed"},
-                "shared_state": str(shared),
-                "checkpoint": checkpoint.model_dump(),
-            }
-        },
-    )  # fmt: skip
