@@ -15,7 +15,7 @@ from bench.gpu.load.arrivals import Chat
 from bench.harness.measure.latency import percentiles
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.frontend.llm import HarvestLLM
-from harvester.engine.verify.ask import random_ids
+from harvester.engine.verify.ask import beside, random_ids
 
 DRAIN_S = 30.0
 
@@ -48,7 +48,7 @@ class Seen:
 
 @asynccontextmanager
 async def offline(llm: HarvestLLM, rows: Rows | None, seed: int, name: str) -> AsyncIterator[None]:
-    """Requests, ``rows.open`` at a time, cut off at the end of the block. Raises what ended one of them."""
+    """Requests, ``rows.open`` at a time, `beside` the block."""
     vocabulary, numbers = llm.model_config.get_vocab_size(), itertools.count()
 
     async def stream(number: int) -> None:
@@ -59,16 +59,8 @@ async def offline(llm: HarvestLLM, rows: Rows | None, seed: int, name: str) -> A
             async for _ in answers(llm, f"{name}-row-{next(numbers)}", ids, rows.answer_tokens, PRIORITY_OFFLINE):
                 pass
 
-    tasks = [asyncio.create_task(stream(number)) for number in range(rows.open if rows else 0)]
-    try:
+    async with beside(stream(number) for number in range(rows.open if rows else 0)):
         yield
-    finally:
-        dead = [task for task in tasks if task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in dead:
-        task.result()
 
 
 async def play(llm: HarvestLLM, chats: Sequence[Chat], seconds: float, seed: int, name: str) -> Seen:
