@@ -2,13 +2,14 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench lock clean
+.PHONY: help setup demo pure test check bench lock clean
 
 # The first Python that is new enough. A shim that answers for no installed version is passed over.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do $$name $(NEW_ENOUGH) 2>/dev/null && { echo $$name; break; }; done)
 PY := .venv/bin/python
 PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py)
+SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
 LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api)
 
 help: ## list these targets
@@ -21,10 +22,15 @@ setup: ## make .venv with the engine for this machine (HARVESTER_DEVICE=cpu|cuda
 demo: setup ## harvest a table beside chat traffic, on the embedded model
 	@$(PY) examples/demo.py
 
+pure: setup ## the tests that take seconds: no files, no processes, no engine
+	$(SPREAD) $(PURE)
+
 test: setup ## run every test, the fast ones first
-	$(PY) -m pytest -q -n 2 --dist worksteal $(PURE)
-	$(PY) -m pytest -q -n 2 --dist worksteal $(LOCAL)
-	$(PY) -m pytest -q tests/wheel tests/bench tests/embedded_model
+	$(SPREAD) $(PURE) --cov --cov-report=
+	$(SPREAD) $(LOCAL) --cov --cov-append --cov-report=
+	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=93
+	$(PY) -m coverage report --include='jobs/*' --fail-under=96
+	$(SPREAD) tests/wheel tests/bench tests/embedded_model
 	$(PY) -m pytest -q -m engine
 	@$(PY) tools/browser.py
 	$(PY) -m pytest -q -m serve
@@ -43,5 +49,5 @@ lock: ## resolve requirements/*.in anew into the lock files (torch's CPU wheel c
 	@tools/lock.sh "$(PYTHON)"
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache build dist
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .schemathesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
