@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pure test check bench lock clean
+.PHONY: help setup demo pure test check bench mutants lock clean
 
 # The first Python that is new enough. A shim that answers for no installed version is passed over.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -13,7 +13,7 @@ SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
 LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api)
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv with the engine for this machine (HARVESTER_DEVICE=cpu|cuda overrides)
 	@if [ -z "$(PYTHON)" ]; then echo "setup: no Python 3.11 or newer found; install one or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 2; fi
@@ -45,9 +45,13 @@ check: setup ## lint, format, types, and the walls between layers
 bench: setup ## the short form of the job benchmark; others: .venv/bin/python -m bench --help
 	@$(PY) -m bench jobs --quick
 
+mutants: setup ## change policy and jobs line by line and see which changes no test notices (MUTANTS='jobs.states*': only those; hours for all)
+	.venv/bin/mutmut run --max-children 2 $(if $(MUTANTS),'$(MUTANTS)')
+	.venv/bin/mutmut results
+
 lock: ## resolve requirements/*.in anew into the lock files (torch's CPU wheel comes from PIP_FIND_LINKS)
 	@tools/lock.sh "$(PYTHON)"
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .schemathesis .import_linter_cache build dist
+	rm -rf .venv .cache mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .schemathesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
