@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pure test check bench mutants lock clean
+.PHONY: help setup demo pure test test-long check bench mutants lock clean
 
 # The first Python that is new enough. A shim that answers for no installed version is passed over.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -10,6 +10,8 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do $$name $(
 PY := .venv/bin/python
 PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py)
 SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
+# One engine a core; a file's tests stay together, since they share its engines.
+ENGINES := $(PY) -m pytest -q -n 2 --dist loadfile
 LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api)
 
 help: ## list these targets
@@ -30,11 +32,15 @@ test: setup ## run every test, the fast ones first
 	$(SPREAD) $(LOCAL) --cov --cov-append --cov-report=
 	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=93
 	$(PY) -m coverage report --include='jobs/*' --fail-under=96
-	$(SPREAD) tests/wheel tests/bench tests/embedded_model
-	$(PY) -m pytest -q -m engine
+	$(SPREAD) -m 'not long' tests/wheel tests/bench tests/embedded_model
+	$(ENGINES) -m 'not long' tests/engine
 	@$(PY) tools/browser.py
-	$(PY) -m pytest -q -m serve
-	$(PY) -m pytest -q -m acceptance
+	$(PY) -m pytest -q tests/serve
+	$(PY) -m pytest -q -m 'not long' tests/acceptance
+
+test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, the whole GPU bench on a CPU
+	$(ENGINES) -m long tests/engine
+	$(PY) -m pytest -q -m long tests/bench tests/acceptance
 
 check: setup ## lint, format, types, and the walls between layers
 	.venv/bin/ruff check

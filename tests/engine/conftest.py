@@ -1,8 +1,9 @@
-"""vLLM, imported once for the tests of this room."""
+"""vLLM, imported once for the tests of this room, and a core for the engines of each test process."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 
 import pytest
@@ -27,3 +28,11 @@ def _vllm() -> None:
         warnings.simplefilter("ignore")
         for module in MODULES:
             importlib.import_module(module)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _core(worker_id: str) -> None:
+    """Where several processes test at once, the engines of each compute on a core of its own: vLLM would bind those of all to the first."""
+    if worker_id.startswith("gw"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[int(worker_id.removeprefix("gw")) % len(cores)])

@@ -24,6 +24,7 @@ with warnings.catch_warnings():
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 
+@pytest.mark.long
 def test_the_command_finds_tokens_signals_and_kv_right_on_this_machine(tmp_path: Path) -> None:
     """Times are a matter of the machine's other work: a wrong one may end the command with 1."""
     command = [sys.executable, "-m", "harvester", "verify", "--json", "--state", str(tmp_path)]
