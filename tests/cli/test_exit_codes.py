@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 
 import pytest
-from fake_server import job_view
 
 from harvester.cli import status
 from harvester.errors import EngineError
+from tests.fakes.http_server import job_view
 
 
 def one_line(result) -> str:

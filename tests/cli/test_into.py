@@ -10,9 +10,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_server import job_view
 
 from connectors.parquet.parts import PartsSink
+from tests.fakes.http_server import job_view
 
 
 @pytest.fixture

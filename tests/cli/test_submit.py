@@ -10,13 +10,13 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_server import job_view
 
 from harvester.cli import local
 from jobs.forecast.lengths import Lengths, counted
 from jobs.ledger.history import task_key
 from jobs.ledger.store import statements
 from jobs.tasks.load import resolve_task
+from tests.fakes.http_server import job_view
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,14 +20,6 @@ from harvester.serve.turns import turn_on_gpu
 pytestmark = pytest.mark.engine
 GIB = 1 << 30
 H200 = "NVIDIA H200"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.launch.arguments")
-        importlib.import_module("harvester.engine.launch.profiles")
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from schemathesis.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from schemathesis.config import SchemathesisConfig
 from schemathesis.core.failures import FailureGroup
 from test_jobs_api import MODEL, Office
 from test_openai_api import Bureau, jsonl, line
@@ -39,6 +40,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 FUZZ = settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+SETTINGS = SchemathesisConfig.from_dict({"cache": {"enabled": False}})  # else it may write .schemathesis/ where the tests run
 # Operations that refuse some requests by their form, and those that take any text.
 JOBS = ("POST /jobs", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile")
 JOBS_FREE = ("GET /server", "GET /tasks", "GET /jobs", "GET /jobs/{job_id}", "POST /jobs/{job_id}/{verb}", "GET /ledger/{name}")
@@ -59,7 +61,7 @@ class Stage:
         self.loop = asyncio.Runner()
         self.http = http
         self.known = known  # by the name of a parameter or of a field, what is there
-        self.schema = schemathesis.openapi.from_dict(self.loop.run(http.get(document)).json())
+        self.schema = schemathesis.openapi.from_dict(self.loop.run(http.get(document)).json(), config=SETTINGS)
 
     def send(self, case: Case) -> httpx.Response:
         wire = requests.Request(**case.as_transport_kwargs(base_url=str(self.http.base_url))).prepare()
