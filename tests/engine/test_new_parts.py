@@ -12,7 +12,7 @@ import pytest
 from tests.policy import new_parts
 
 if TYPE_CHECKING:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
 
 pytestmark = pytest.mark.engine
 
@@ -37,7 +37,7 @@ def _new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_drive(model: Path, blocks: int = 1000, slots: int = 1, **names: str) -> Drive:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
     from harvester.engine.vllm.scheduler import HarvestScheduler
 
     schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs", **names}

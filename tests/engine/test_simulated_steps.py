@@ -105,7 +105,7 @@ def simulated(load: Load, trace: list[Request], monkeypatch: pytest.MonkeyPatch)
 
 def driven(load: Load, trace: list[Request], model: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
     """vLLM keeps one KV block for itself. Each request computes its prompt itself, also one that lost its KV and might find it cached."""
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
     from harvester.engine.core import ahead
     from harvester.engine.vllm import reads, scheduler
 
