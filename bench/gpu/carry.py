@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-OURS = ("bench", "harvester")
+OURS = ("bench", "harvester", "jobs", "connectors")
 # Imported by name, in the engine core or in a worker.
 BY_NAME = (
     "bench.__main__",

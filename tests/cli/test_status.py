@@ -12,7 +12,7 @@ from harvester.cli.client import Client
 from harvester.cli.jobtext import duration, share_done
 from harvester.cli.progress import updates
 from harvester.errors import StateError, UnreachableError
-from jobs.statements import statements
+from jobs.ledger.store import statements
 from tests.fakes.http_server import job_view
 
 

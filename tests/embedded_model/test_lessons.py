@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harvester.engine.embedded.answers import fields, label, lead
-from jobs.prompt import build_messages
 from jobs.tasks.load import resolve_task
+from jobs.tasks.template import build_messages
 from tools.embedded_model.evaluation import LESSONS
 from tools.embedded_model.lessons.chat import KNOWN, exchange
 from tools.embedded_model.lessons.copying import ASKED, SUMMARIZE

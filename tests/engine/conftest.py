@@ -11,7 +11,7 @@ import pytest
 # Every module of ours that vLLM stands behind, and those of vLLM's that tests import themselves.
 MODULES = (
     "harvester.engine.checkpoints.connector",
-    "harvester.engine.core.scheduler",
+    "harvester.engine.vllm.scheduler",
     "harvester.engine.launch.arguments",
     "harvester.engine.worker.preemptible",
     "bench.harness.engine.counting_harvest",

@@ -41,8 +41,8 @@ class KvDrive:
         from bench.harness.engine.drive import Drive
         from harvester.config import CheckpointConfig
         from harvester.engine.checkpoints.budget import GIB, transfer_config
-        from harvester.engine.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
         from harvester.engine.shared.state import Field, SharedState
+        from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
         self.shared = SharedState.make()
         self.shared[Field.PLACES] = 4
@@ -74,10 +74,10 @@ class KvDrive:
 
     def in_step(self, patch: Any, step_s: float) -> None:
         """From now on a step takes ``step_s`` of the scheduler's clock, and the thread has copied what it may before the step ends."""
-        import harvester.engine.core.scheduler as module
+        import harvester.engine.vllm.scheduler as module
 
         began_s = time.monotonic()
-        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s))
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s, time=time.time))
         self._in_step = True
 
     def _connect(self, config: Any, cache: Any, blocks: int) -> None:

@@ -29,7 +29,7 @@ from schemathesis.core.failures import FailureGroup
 from test_jobs_api import MODEL, Office
 from test_openai_api import Bureau, jsonl, line
 
-from harvester.config import BatchConfig
+from jobs.config import BatchConfig
 from jobs.testing import last_content
 
 CHECKS = [
@@ -152,7 +152,7 @@ def bureau(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(bureau.http, "/v1/files/openapi.json", known)
 
     async def prepare() -> None:
-        works = [bureau.keeper.run(), bureau.runner().run()]
+        works = [bureau.controller.run(), bureau.runner().run()]
         stage.working = [asyncio.create_task(work) for work in works]
         batches = [await bureau.ended(lines) for lines in ([line(0), line(1)], b"torn")]
         uploads = [await bureau.upload(jsonl([line(0)])) for _ in range(3)]

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 
 from harvester.errors import HarvesterError
-from jobs.query import connect
+from jobs.sql.query import connect
 
 _FACTS = """
     SELECT count(*), count(DISTINCT row_id), min(row_id), max(row_id), count(*) FILTER (status = 'ok'),

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from bench.harness.measure.finished import Finished
 from harvester.errors import EngineError
-from jobs.prompt import build_messages
 from jobs.tasks.load import resolve_task
+from jobs.tasks.template import build_messages
 
 LIMIT_S = 1800.0
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -13,14 +13,14 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
 from jobs.engine import ApiRequest, EngineGone, Prompt
 from jobs.folder import StateFolder
-from jobs.runner import Runner
+from jobs.run.runner import Runner
 from jobs.testing import ScriptedEngine, last_content
 
 CONTEXT_TOKENS = 8192

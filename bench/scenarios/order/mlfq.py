@@ -25,16 +25,15 @@ FULL = Knobs(seconds=90.0, slots=4, rate=1.0, step_tokens=1024, drain_s=180.0)
 QUICK = Knobs(seconds=12.0, slots=4, rate=2.0, step_tokens=1024, window_s=4.0, drain_s=30.0)
 PARTS = (0.5, 1.0, 1.5, 2.0)  # times the knob `rate`
 QUICK_PARTS = (1.0,)
-ORDERS = ("fcfs", "naive_mlfq", "fixed_priority", "skip_join_mlfq")
+ORDERS = {"fcfs": "fcfs", "naive_mlfq": "naive_mlfq", "fixed_priority": "fixed", "skip_join_mlfq": "mlfq"}  # `schedule.online_order`
 QUICK_ORDERS = ("fcfs", "skip_join_mlfq")
 LATENCIES = (2, 5)  # times that of the lowest rate, at which rates are compared
-CLASSES = {"naive_mlfq": "NaiveMlfq", "fixed_priority": "FixedPriority"}  # of bench.harness.engine.mlfq_peers
 
 
 def run(options: Options) -> dict[str, Any]:
     given = knobs(options, FULL, QUICK)
     lengths = read_lengths()
-    parts, orders = (QUICK_PARTS, QUICK_ORDERS) if options.quick else (PARTS, ORDERS)
+    parts, orders = (QUICK_PARTS, QUICK_ORDERS) if options.quick else (PARTS, tuple(ORDERS))
     rates = [part * given.rate for part in parts]
     loads: list[Load] = [
         drawn(rate, given.cv, given.seconds, lengths, given.trace_scale, MOST, np.random.default_rng(options.seed)) for rate in rates
@@ -51,10 +50,7 @@ def run(options: Options) -> dict[str, Any]:
 
 def _measure(place: SystemSetup, order: str, given: Knobs, loads: list[Load], seed: int) -> list[Stretch]:
     """Each load in turn; the next begins when every answer of the one before it has ended, or the knob `drain_s` is over."""
-    engine: dict[str, Any] = {}
-    if order in CLASSES:
-        engine["scheduler_cls"] = f"bench.harness.engine.mlfq_peers.{'' if place.cpu else 'Async'}{CLASSES[order]}"
-    with Harvester(place, order, {"schedule": {"mlfq": order != "fcfs"}}, **engine) as server:
+    with Harvester(place, order, {"schedule": {"online_order": ORDERS[order]}}) as server:
         return [
             stretch(server, place, load, given.seconds, given.window_s, seed=seed, offline=False, drain_s=given.drain_s) for load in loads
         ]

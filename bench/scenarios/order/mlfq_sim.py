@@ -3,25 +3,32 @@
 FastServe's setting (section 6 of arXiv 2305.05920v3): OPT-13B on one A100 40 GB, ShareGPT-like lengths, Poisson arrivals, latency over
 output tokens with 0.3 s a token as the bound. No GPU is used: steps are timed by a roofline of that model and GPU. And the load of the
 scenario ``mlfq``, with steps as long as a small model's on two cores. ``shortest_remaining`` knows every length, as no scheduler does.
+The brain is the one that an engine holds, checkpoints and swapping included.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from bench.harness.load.arrivals import read_lengths, scaled
+from bench.harness.load.peer_orders import Batches, ShortestRemaining
 from bench.harness.options import Options
-from harvester.policy.model.latency import StepLoad
+from harvester.config import CheckpointConfig, SloConfig
+from harvester.policy.brain import Brain
+from harvester.policy.kv.checkpoint import CPU_COST, CUDA_COST, Thresholds
+from harvester.policy.kv.policy import Checkpoints
+from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.order.mlfq import Mlfq
-from harvester.policy.step.plan import PolicyConfig
+from harvester.policy.order.online import Fcfs, OnlineOrder, ShortestPrompt, SkipJoin
+from harvester.policy.parts import PartsConfig, parts_of
+from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import GPUS, MODELS, Cost, Machine, block_copy_s, kv_blocks, roofline
-from harvester.sim.engine import Brain, Engine
+from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation
 from harvester.sim.measure import Summary, highest_rate, summarize
-from harvester.sim.order import Batches, Fcfs, Feedback, Order, ShortestPrompt, ShortestRemaining
 from harvester.sim.trace import SHAREGPT, Lengths, Request, gamma, stretched
 
 MODEL = MODELS["opt-13b"]
@@ -32,12 +39,13 @@ SECONDS, QUICK_SECONDS = 300.0, 60.0
 RATES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0)
 CHATS = (0.15, (2048, 256))  # the scenario `mlfq`'s share of the recorded lengths, and the longest prompt and answer
 PROMPT_FACTORS, FACTOR_RATE = (0.25, 1.0, 4.0), 1.25
-Evicted = Literal["recompute", "swap", "overlap"]
+HOST_TIMES = 4  # KV blocks of host memory for each on the GPU
+Kv = Literal["recompute", "reactive", "ahead"]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``bound_s``: of the mean latency, a token."""
+    """``bound_s``: of the mean latency, a token. ``copy_cost``: slowdown of the concurrent step per second of copying."""
 
     cost: Cost
     kv_blocks: int
@@ -46,17 +54,42 @@ class Setting:
     max_tokens: int
     lengths: Lengths
     bound_s: float
+    copy_cost: float = CUDA_COST
+    profile: dict[str, Any] = field(init=False)
 
-    def mlfq(self, levels: int = LEVELS, growth: float = 2.0) -> Mlfq:
-        return Mlfq(levels, self.cost(StepLoad.decode(1)), STARVATION_S, growth)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "profile", profiled(self.cost, self.max_seqs).state())
 
-    def prefill_s(self, tokens: int) -> float:
-        return self.cost(StepLoad.prefill(tokens))
+    def mlfq(self, levels: int = LEVELS, growth: float = 2.0, skip: bool = True) -> OnlineOrder:
+        return SkipJoin(Mlfq(levels, self.cost(StepLoad.decode(1)), STARVATION_S, growth), skip)
 
-    def remaining(self, trace: Sequence[Request]) -> Order:
+    def remaining(self, trace: Sequence[Request]) -> OnlineOrder:
         each_s = self.cost(StepLoad(decode_seqs=self.max_seqs, seqs=self.max_seqs)) / self.max_seqs
-        service_s = {request.id: self.prefill_s(request.prompt_tokens) + each_s * request.output_tokens for request in trace}
+        service_s = {request.id: self.cost(StepLoad.prefill(request.prompt_tokens)) + each_s * request.output_tokens for request in trace}
         return ShortestRemaining(service_s, self.max_seqs)
+
+    def kv_policy(self, kind: Kv) -> Checkpoints | None:
+        """Copied ahead of need as harvester does, only when needed, or never: then nobody gives up KV for another's turn."""
+        ttft_s, given = SloConfig().ttft_slo_ms / 1000, CheckpointConfig()
+        if kind == "recompute":
+            return None
+        if kind == "reactive":
+            return Checkpoints(Thresholds(1e-9, 0.0), self.copy_cost, ttft_s, wait_blocks=self.kv_blocks)
+        return Checkpoints(Thresholds(given.start_free, given.full_free), self.copy_cost, ttft_s)
+
+
+def profiled(cost: Cost, max_seqs: int) -> LatencyModel:
+    """What `harvester profile` would find."""
+    model = LatencyModel()
+    for _ in range(8):
+        for tokens in (8, 32, 64, 128, 192, 256, 384, 512, 1024, 2048):
+            for seqs in {0, 1, max_seqs // 2, max_seqs}:
+                load = StepLoad.prefill(tokens) + StepLoad(0, 0.0, seqs, 300 * seqs, seqs)
+                model.observe(load, cost(load))
+        for seqs in {1, 2, max_seqs // 2, max_seqs}:
+            load = StepLoad(0, 0.0, seqs, 300 * seqs, seqs)
+            model.observe(load, cost(load))
+    return model
 
 
 class Recorded:
@@ -82,28 +115,30 @@ def _paper(max_seqs: int) -> Setting:
 SETTINGS: dict[str, Callable[[], Setting]] = {
     "batch_8": lambda: _paper(8),
     "batch_256": lambda: _paper(256),
-    "two_cores": lambda: Setting(two_cores_s, 6000, 5e-5, 4, 1024, Recorded([scaled(length, *CHATS) for length in read_lengths()]), 0.06),
+    "two_cores": lambda: Setting(
+        two_cores_s, 6000, 5e-5, 4, 1024, Recorded([scaled(length, *CHATS) for length in read_lengths()]), 0.06, CPU_COST
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """``evicted``: see `Engine`."""
+    """``kv``: see `Setting.kv_policy`."""
 
-    order: Callable[[Setting, Sequence[Request]], Order]
-    evicted: Evicted = "overlap"
+    order: Callable[[Setting, Sequence[Request]], OnlineOrder]
+    kv: Kv = "ahead"
 
 
 SYSTEMS = {
     "run_to_completion": System(lambda it, trace: Batches(it.max_seqs), "recompute"),
     "fcfs": System(lambda it, trace: Fcfs(), "recompute"),
     "fixed_priority": System(lambda it, trace: ShortestPrompt()),
-    "naive_mlfq": System(lambda it, trace: Feedback(it.mlfq(), None)),
-    "skip_join_mlfq": System(lambda it, trace: Feedback(it.mlfq(), it.prefill_s)),
-    "skip_join_mlfq_6_levels": System(lambda it, trace: Feedback(it.mlfq(6), it.prefill_s)),
-    "skip_join_mlfq_flat_starvation": System(lambda it, trace: Feedback(it.mlfq(growth=1.0), it.prefill_s)),
-    "skip_join_mlfq_recompute": System(lambda it, trace: Feedback(it.mlfq(), it.prefill_s), "recompute"),
-    "skip_join_mlfq_reactive": System(lambda it, trace: Feedback(it.mlfq(), it.prefill_s), "swap"),
+    "naive_mlfq": System(lambda it, trace: it.mlfq(skip=False)),
+    "skip_join_mlfq": System(lambda it, trace: it.mlfq()),
+    "skip_join_mlfq_6_levels": System(lambda it, trace: it.mlfq(6)),
+    "skip_join_mlfq_flat_starvation": System(lambda it, trace: it.mlfq(growth=1.0)),
+    "skip_join_mlfq_recompute": System(lambda it, trace: it.mlfq(), "recompute"),
+    "skip_join_mlfq_reactive": System(lambda it, trace: it.mlfq(), "reactive"),
     "shortest_remaining": System(lambda it, trace: it.remaining(trace)),
 }
 
@@ -116,10 +151,13 @@ def simulate(system: System, setting: Setting, rate: float, seconds: float, seed
         setting.kv_blocks,
         setting.max_seqs,
         setting.max_tokens,
-        evicted=system.evicted,
+        host_blocks=0 if system.kv == "recompute" else HOST_TIMES * setting.kv_blocks,
         block_copy_s=setting.block_copy_s,
+        copy_cost=setting.copy_cost,
     )
-    return summarize(Simulation(engine, Brain(PolicyConfig(0, 0.0, 1), system.order(setting, trace))).run(trace))
+    parts = parts_of(PartsConfig(), LatencyModel.from_state(setting.profile), setting.kv_policy(system.kv))
+    parts.online = system.order(setting, trace)
+    return summarize(Simulation(engine, Brain(parts, PolicyConfig(0, 0.0, 1))).run(trace))
 
 
 def run(options: Options) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from vllm.v1.request import Request
 
 from harvester.engine.checkpoints.wish import Done, StepWish, Tail
 from harvester.engine.checkpoints.worker.copies import EndedCopies, StepCopies
-from harvester.engine.core.queue import is_offline
+from harvester.engine.vllm.reads import is_offline
 from harvester.policy.kv.checkpoint import to_save
 from harvester.policy.kv.hostpool import HostPool
 

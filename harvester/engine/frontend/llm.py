@@ -54,7 +54,7 @@ class HarvestLLM(AsyncLLM):  # type: ignore[misc]
         """``ttft`` and ``tpot`` of online streams of late (`ClassMetrics.recent`), and what they are promised, in seconds."""
         if self._metrics is None:
             return {"ttft": None, "tpot": None, "ttft_slo_s": None, "tpot_slo_s": None}
-        promise = self._settings.promise(None)
+        promise = self._settings.slo_of(None)
         return {**self._metrics.recent(now_s), "ttft_slo_s": promise.ttft_s, "tpot_slo_s": promise.tpot_s}
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, **rest: Any) -> Any:
@@ -97,7 +97,7 @@ class HarvestLLM(AsyncLLM):  # type: ignore[misc]
             counts[work] -= 1
 
     def _promise(self, params: Any) -> Slo:
-        return self._settings.promise(params.extra_args if isinstance(params, SamplingParams) else None)
+        return self._settings.slo_of(params.extra_args if isinstance(params, SamplingParams) else None)
 
 
 def _tokens(prompt: Any) -> int:

@@ -15,9 +15,9 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from harvester.config import TierConfig
 from harvester.core import TIER_PRIORITY, ServiceTier, WorkClass, tier_of_priority, work_class
 from harvester.errors import ParameterError
+from jobs.hint import ARGS
 
 Create = Callable[..., Awaitable[Any]]  # create_chat_completion or create_completion: (request, raw_request) -> answer
-OUR_ARGS = ("job", "slice", "weight", "share", "above_slo")  # of `vllm_xargs`: what the offline order goes by, said by jobs alone
 _DATA = "data: {"
 
 
@@ -51,7 +51,7 @@ def settle(request: Any, priority: int) -> str | None:
     if request.use_beam_search:
         return "use_beam_search is not for offline work: vLLM runs its beams without a priority; leave it out"
     if request.vllm_xargs:
-        request.vllm_xargs = {name: value for name, value in request.vllm_xargs.items() if name not in OUR_ARGS} or None
+        request.vllm_xargs = {name: value for name, value in request.vllm_xargs.items() if name not in ARGS} or None
     return None
 
 

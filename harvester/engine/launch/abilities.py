@@ -14,7 +14,7 @@ from harvester.engine.worker.preemptible import SAFEPOINTS_KEY
 from harvester.errors import ConfigError
 
 OUR_CONNECTOR = "CheckpointConnector"
-SCHEDULERS = "harvester.engine.core.scheduler."
+SCHEDULERS = "harvester.engine.vllm.scheduler."
 
 
 def settle(vllm_config: Any) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.prompt import build_messages
 from jobs.tasks.load import resolve_task
+from jobs.tasks.template import build_messages
 
 _TEXT = "\x00"  # stands for the row's text, which every task file has last
 

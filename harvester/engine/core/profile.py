@@ -1,0 +1,59 @@
+"""The file that keeps the latency model of one engine core between its runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+from harvester.errors import ConfigError
+from harvester.policy.model.graphs import GraphSizes
+from harvester.policy.model.latency import LatencyModel
+
+SAVE_S = 60.0
+SAVE_STEPS = 500  # no sooner than after so many new steps
+
+log = logging.getLogger(__name__)
+
+
+class Profile:
+    """``path`` None: the model is learnt anew and not kept. ``graphs``: the CUDA graphs that the steps run as."""
+
+    def __init__(self, path: Path | None, graphs: GraphSizes | None = None) -> None:
+        self._path = path
+        self.model = _load(path, graphs) if path is not None else LatencyModel(graphs)
+        self._saved_s = time.monotonic()
+        self._new_steps = 0
+
+    def learnt(self) -> None:
+        """The model has learnt from one more step."""
+        self._new_steps += 1
+
+    def save_if_due(self, now_s: float) -> None:
+        """Write it now and then; a disk that refuses costs a warning."""
+        if self._new_steps >= SAVE_STEPS and now_s - self._saved_s >= SAVE_S:
+            self.save()
+
+    def save(self) -> None:
+        self._saved_s, self._new_steps = time.monotonic(), 0
+        if self._path is None:
+            return
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(self.model.state()) + "\n", encoding="utf-8")
+            draft.replace(self._path)
+        except OSError as error:
+            log.warning("the latency profile was not written to %s: %s", self._path, error.strerror)
+
+
+def _load(path: Path, graphs: GraphSizes | None) -> LatencyModel:
+    try:
+        return LatencyModel.from_state(json.loads(path.read_text(encoding="utf-8")), graphs)
+    except FileNotFoundError:
+        return LatencyModel(graphs)
+    except (OSError, ValueError, ConfigError) as error:
+        log.warning("the latency profile %s is not usable and is learnt anew: %s", path, error)
+        return LatencyModel(graphs)
