@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.tally import Tally
-from harvester.engine.shared.backoff import sleep_between_looks
+from harvester.engine.vllm.platform import sleep_between_looks
 
 KEY = "bench_counts"  # in vLLM's additional_config: the file
 

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from harvester.engine.shared.backoff import sleep_between_looks
+from harvester.engine.vllm.platform import sleep_between_looks
 
 
 class PatientScheduler(Scheduler):  # type: ignore[misc]

@@ -17,9 +17,9 @@ from bench.gpu.link import link
 from bench.gpu.load import Rows, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.work import work_between
-from harvester.engine.frontend.llm import HarvestLLM
 from harvester.engine.launch.in_subprocess import apart
 from harvester.engine.shared.state import Count, SharedState
+from harvester.engine.vllm.client import HarvestLLM
 
 FEW = 8  # requests that the KV has room for
 EVERY_S = 3.0  # one burst to the next

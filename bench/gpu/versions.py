@@ -8,8 +8,8 @@ from typing import Any
 from bench.gpu.engine import harvester, stock
 from bench.gpu.ground import Ground
 from bench.gpu.part import Found, Part
-from harvester.engine.frontend.llm import HarvestLLM
 from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.vllm.client import HarvestLLM
 
 
 def _ours(ground: Ground, found: Found) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Replica:
         }
 
     async def now(self) -> dict[str, Any]:
-        """What the page shows of this replica: `harvester.engine.frontend.snapshot.now`, under its name."""
+        """What the page shows of this replica: `harvester.engine.frontend.snapshot`, under its name."""
         return {"id": serve.get_replica_context().replica_id.unique_id, **self._host.now()}
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:

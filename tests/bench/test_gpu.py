@@ -111,7 +111,7 @@ def test_what_is_carried_is_enough_to_import_every_part(tmp_path: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((root / name).read_bytes())
     modules = [*(f"bench.gpu.{part}" for part in PARTS), "bench.__main__", "bench.gpu.recording", "bench.counting_harvest", "bench.patient"]
-    modules += ["harvester.engine.worker.cpu_worker", "harvester.engine.checkpoints.connector", "harvester.engine.checkpoints.spec"]
+    modules += ["harvester.engine.vllm.workers", "harvester.engine.vllm.connector"]
     (tmp_path / "tree" / "sitecustomize.py").write_text(WALL)
     script = (
         f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print(importlib.import_module('bench').__file__)"

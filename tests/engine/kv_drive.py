@@ -61,7 +61,7 @@ class KvDrive:
         self.scheduler = kind(
             vllm_config=config, kv_cache_config=cache, structured_output_manager=manager, block_size=BLOCK, log_stats=True
         )
-        self.planner = self.scheduler.connector.connector_scheduler
+        self.planner = self.scheduler.connector.planner
         self.device = device
         self._connect(config, cache, blocks)
         self.rng, self.chances = random.Random(seed), chances
@@ -87,23 +87,23 @@ class KvDrive:
     def _connect(self, config: Any, cache: Any, blocks: int) -> None:
         import torch
         from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-        from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-        from harvester.engine.checkpoints.connector import CheckpointConnector
+        from harvester.engine.checkpoints.worker.copies import WorkerCopies
+        from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
+        from harvester.engine.checkpoints.worker.layout import in_a_row
+        from harvester.engine.vllm.connector import CheckpointConnector
 
         self.worker = CheckpointConnector(config, KVConnectorRole.WORKER, cache)
         bytes_ = torch.zeros((blocks, PAGE_BYTES), dtype=torch.int8)
         self.kv = bytes_.numpy().view("uint64")  # [blocks, BLOCK]
-        tensors, refs = [CanonicalKVCacheTensor(bytes_, PAGE_BYTES)], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]
-        assert self.worker.connector_worker is not None
-        caches = CanonicalKVCaches(tensors, refs)
+        self.worker.register_kv_caches({"layer": bytes_.view(torch.float32)})
+        assert self.worker.copies is not None
         if self.device is not None:
-            from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
-
-            spec = self.worker.connector_worker.spec
-            spec._worker = DeviceCopier(caches, spec.num_chunks, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
-        self.worker.connector_worker._init_worker(caches)
-        self.copier = self.worker.connector_worker.worker
+            self.worker.copies.shutdown()
+            slots = self.planner.pool.capacity
+            copier = DeviceCopier(in_a_row([bytes_]), slots, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
+            self.worker.copies = WorkerCopies(copier)
+        self.copier = self.worker.copies.copier
 
     def close(self) -> None:
         self.copier.shutdown()
@@ -181,7 +181,7 @@ class KvDrive:
         """As the worker does; the answer, and where in the device's queue the step is computed."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        from harvester.engine.worker.preemptible import ENDED_EARLY, ORDER
+        from harvester.engine.shared.steporder import ENDED_EARLY, ORDER
 
         meta = output.kv_connector_metadata
         self.worker.handle_preemptions(meta)

@@ -159,7 +159,7 @@ def test_ten_thousand_requests_leave_nothing_on_the_host_and_nothing_in_flight(d
     work_off(one, 10_000, BLOCK, 12)
     planner = one.planner
     assert (planner.pool.used, planner.pool.owners) == (0, 0)
-    for kept in (planner._jobs, planner._slots, planner._tails, planner._victims, planner._failed, planner._req_status):
+    for kept in (planner.jobs, planner.requests, planner._tails, planner._victims, planner._being_loaded):
         assert not kept
     assert not one.copier.transfers.jobs
     assert not one.scheduler._checkpoints._lost

@@ -293,7 +293,7 @@ def test_a_preempted_offline_request_comes_back_and_ends_with_all_its_tokens(har
 def test_a_step_that_ends_early_preempts_each_request_in_it_and_takes_no_token(harvest: Callable[..., Drive]) -> None:
     from vllm.v1.engine import EngineCoreEventType
 
-    from harvester.engine.worker.preemptible import ENDED_EARLY
+    from harvester.engine.shared.steporder import ENDED_EARLY
 
     drive = harvest(limits=NO_RESERVE)
     for i in range(3):

@@ -9,12 +9,12 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.request import Request, RequestStatus
 
-from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.checkpoints.planner import Planner
 from harvester.engine.checkpoints.wish import Done, StepWish
 from harvester.engine.core.queue import is_offline
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import Count, SharedState
+from harvester.engine.vllm.connector import CheckpointConnector
 from harvester.policy.kv.checkpoint import CPU_COST, CUDA_COST, CopyView, Coverage, Kept, Thresholds, limit_blocks, waited_blocks
 from harvester.policy.order.enst import Resident, swap_out
 from harvester.policy.order.online import OnlineTurns
@@ -38,7 +38,7 @@ class Checkpoints:
     """Of one scheduler."""
 
     def __init__(self, connector: Any, settings: Settings) -> None:
-        self._planner: Planner | None = connector.connector_scheduler if isinstance(connector, CheckpointConnector) else None
+        self._planner: Planner | None = connector.planner if isinstance(connector, CheckpointConnector) else None
         self._config = settings.checkpoint
         self._cost = self._config.copy_cost or (CPU_COST if current_platform.is_cpu() else CUDA_COST)
         self._ttft_s = settings.slo.ttft_slo_ms / 1000

@@ -23,11 +23,9 @@ from harvester.engine.core.learning import OnlineLatencyModel
 from harvester.engine.core.queue import OfflineRequests, TwoLaneQueue, is_offline, job_of
 from harvester.engine.core.reporting import Reporting
 from harvester.engine.core.steps import Step, first_computed, registered_blocks, rollback, seconds_of
-from harvester.engine.shared.backoff import sleep_between_looks
-from harvester.engine.shared.graphs import graph_sizes
 from harvester.engine.shared.settings import Settings
-from harvester.engine.worker.clock import STEP_SECONDS
-from harvester.engine.worker.preemptible import ENDED_EARLY, ORDER, Order
+from harvester.engine.shared.steporder import ENDED_EARLY, ORDER, STEP_SECONDS, Order
+from harvester.engine.vllm.platform import graph_sizes, sleep_between_looks
 from harvester.policy.model.arrivals import ArrivalRate, BurstReserve
 from harvester.policy.model.latency import StepLoad
 from harvester.policy.order.fair import FairOrder
