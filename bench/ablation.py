@@ -14,12 +14,12 @@ from bench.scenario import Options
 
 FULL = Knobs(seconds=90.0)
 QUICK = replace(SHORT, seconds=15.0, window_s=3.0)
-NOTHING: dict[str, Any] = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "mlfq": False}
+NOTHING: dict[str, Any] = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs"}
 PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("budget", {"budget": "slo"}),
     ("reserve", {"reserve": "bursts"}),
     ("safepoints", {"safepoints": "auto"}),
-    ("mlfq", {"mlfq": True}),
+    ("mlfq", {"online_order": "mlfq"}),
 )
 
 

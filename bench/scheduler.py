@@ -21,9 +21,9 @@ from bench.drive import MODEL_TOKENS, Drive
 from bench.models import bench_model
 from bench.scenario import Options
 from harvester.config import ServeConfig
-from harvester.engine.core.scheduler import HarvestScheduling
 from harvester.engine.shared.settings import pack
 from harvester.engine.shared.state import Field, SharedState
+from harvester.engine.vllm.scheduler import HarvestScheduling
 
 BLOCK_TOKENS = 32
 LAYERS = 32

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from harvester.core import ServiceTier
 from harvester.errors import ConfigError, ParameterError
+from harvester.policy.parts import TABLES, check_name
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -49,9 +50,20 @@ class SloConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """Parts of the scheduler, each with a switch."""
+    """Parts of the scheduler, by name, and their numbers."""
 
-    budget: Literal["slo", "fixed"] = Field(default="slo", description="slo: by the latency model; fixed: `share.offline_step_tokens`.")
+    online_order: str = Field(
+        default="mlfq",
+        description="Among online requests. mlfq: skip-join MLFQ; naive_mlfq: without the join; fcfs: first come, first served; "
+        "sjf: shortest expected answer; edf: earliest first token due; fixed: shortest prompt.",
+    )
+    offline_order: str = Field(
+        default="fair", description="Among offline rows. fair: jobs by tokens served; fcfs: first come, first served."
+    )
+    admission: str = Field(default="worst", description="KV that an offline row is counted with. worst: prompt and longest allowed answer.")
+    budget: str = Field(
+        default="slo", description="Offline tokens of a step. slo: by the latency model; fixed: `share.offline_step_tokens`."
+    )
     max_ttft_delay_fraction: float = Field(
         default=0.1,
         ge=0.0,
@@ -59,19 +71,24 @@ class ScheduleConfig(Section):
         description="Share of `slo.ttft_slo_ms` that an arrival may wait for offline work: for a longer step beside chat, or the end of "
         "a step without chat. 1: only the SLO counts.",
     )
-    reserve: Literal["bursts", "fixed"] = Field(
+    reserve: str = Field(
         default="bursts",
-        description="bursts: as large as recent bursts of arrivals; fixed: `share.reserved_slots` and `share.reserved_kv`.",
+        description="bursts: room for recent bursts of arrivals; fixed: `share.reserved_slots` and `share.reserved_kv`.",
     )
     safepoints: Literal["auto", "off"] = Field(default="auto", description="auto: an arrival may end a running step of offline work.")
     preempt_detect_ms: float = Field(default=30.0, gt=0.0, description="Most ms from the signal to the end of such a step.")
-    mlfq: bool = Field(default=True, description="Skip-join MLFQ among online requests; false: first come, first served.")
     mlfq_levels: int = Field(default=12, ge=1, le=16, description="Queues; the time a request may take in one doubles from queue to queue.")
     starvation_ms: float = Field(
         default=300.0,
         gt=0.0,
         description="An online request that waited this long in the first queue, twice as long in the next and so on, goes to the front.",
     )
+
+    @field_validator(*TABLES)
+    @classmethod
+    def _is_known(cls, name: str, info: ValidationInfo) -> str:
+        check_name(str(info.field_name), name)
+        return name
 
 
 class CheckpointConfig(Section):

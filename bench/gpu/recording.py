@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harvester.engine.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
+from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 KEY = "bench_steps"  # in vLLM's additional_config: the file
 PERIOD_S = 0.25
@@ -21,14 +21,14 @@ class Recording:
         self._file = Path(self.vllm_config.additional_config[KEY])  # type: ignore[attr-defined]
         self._lines: list[str] = []
         self._written_s = float("-inf")
-        learning = self._learning  # type: ignore[attr-defined]
-        observe = learning.observe
+        model = self._brain.parts.model  # type: ignore[attr-defined]
+        observe = model.observe
 
         def recorded(load: Any, seconds: float, *rest: Any, **named: Any) -> None:
-            self._record(load, learning.model.predict(load) if learning.model.ready else None, seconds)
+            self._record(load, model.predict(load) if model.ready else None, seconds)
             observe(load, seconds, *rest, **named)
 
-        learning.observe = recorded
+        model.observe = recorded
 
     def _record(self, load: Any, predicted_s: float | None, seconds: float) -> None:
         now_s = time.monotonic()

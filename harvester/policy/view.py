@@ -1,22 +1,31 @@
-"""What a step is planned from, and the plan: frozen values in slots, KV blocks and tokens. Times are of one monotonic clock."""
+"""What the brain sees of an engine before a step, and what it answers: frozen values in slots, KV blocks and tokens.
+
+Times are seconds of one monotonic clock.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from harvester.policy.step.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """See `harvester.config.ShareConfig` and `ScheduleConfig.max_ttft_delay_fraction`. Without ``ttft_s`` there is nothing to delay."""
+    """The numbers that plans are made with; see `harvester.config.ShareConfig` and `ScheduleConfig`.
+
+    Without ``ttft_s`` there is no first token to delay, and without ``tpot_s`` no gap between tokens.
+    """
 
     reserved_slots: int
     reserved_kv: float
     offline_step_tokens: int
     reserve_s: float = 60.0
-    max_ttft_delay_fraction: float = 1.0  # share of ``ttft_s`` that offline work may add to the step an arrival waits for
+    max_ttft_delay_fraction: float = 1.0  # of ``ttft_s``, what offline work may add to the step an arrival waits for
     ttft_s: float = math.inf
 
 
@@ -26,61 +35,78 @@ class Running(NamedTuple):
     A tuple, because thousands of them are made each step.
     """
 
+    name: str
     offline: bool
     step_tokens: int
     blocks_now: int
-    blocks_final: int
+    blocks_final: int  # offline: KV blocks when it has made its last allowed token
     blocks_step: int  # KV blocks it must get before it can run this step
     context: int = 0  # tokens computed
     decoding: bool = False  # its first token is out
     due_s: float = math.inf  # when its first token is due; online, while not decoding
     tpot_s: float = math.inf  # promised from one token to the next; online
-    rank: int = 0  # among the online ones, smaller first
-    unsaved: int = 0  # KV blocks that would be computed again if it lost its KV
+    full_blocks: int = 0  # KV blocks that are computed to their last token; known where somebody waits and checkpoints are on
+    unsaved: int = 0  # of those, not in host memory
+
+
+class Waiting(NamedTuple):
+    """An online request that holds no KV: it has just come, or lost it."""
+
+    name: str
+    tokens: int  # known so far, all of which it computes before its next one
+    blocks: int  # KV blocks it needs to be admitted
+    due_s: float  # when its first token is due, or was
 
 
 @dataclass(frozen=True, slots=True)
-class Guarantee:
-    """``share``: of slots and KV, and with ``above_slo`` of a step's time even where chat's promise then does not hold."""
-
-    share: float
-    above_slo: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What the scheduler holds before a step. Requests are named by their place in ``running``, oldest first."""
+class EngineView:
+    """What an engine holds before a step. ``running``: oldest first; a plan names them by their places in it."""
 
     running: Sequence[Running]
-    online_waiting: int
-    online_waiting_blocks: int  # KV blocks that the waiting online prompts need
-    offline_next_blocks: int  # KV blocks that the first waiting offline request holds when it ends; 0 where none waits
+    waiting: Sequence[Waiting]
     free_blocks: int
     total_blocks: int
     max_seqs: int
-    online_idle_s: float = 0.0  # since the last online request ended; 0 while one is there
-    now_s: float = 0.0
-    waiting_due_s: float = math.inf  # when the first of the waiting online requests' first tokens is due
-    waiting_tokens: int = 0  # tokens of the waiting online prompts
-    returning: int = 0  # tokens of online requests whose KV is back from the host and that join this step
-    returning_context: int = 0  # tokens computed of them
+    now_s: float
+    block_tokens: int
     max_tokens: int | None = None  # most tokens of any step; None: not known
-    offline_step_s: float = math.inf  # most seconds of a step of offline work alone
-    loading_growth: int = 0  # KV blocks that offline requests whose KV is read back will still need
-    reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals (`BurstReserve.reserve`); None: those of `PolicyConfig`
-    guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
+    loading: int = 0  # requests whose KV is on its way back from the host; each keeps a slot
+    loading_online: bool = False  # one of them is online
+    loading_growth: int = 0  # KV blocks that the offline ones of them will still need
+    returning: int = 0  # tokens of online requests whose KV is back and that join this step
+    returning_context: int = 0  # tokens computed of them
+    stalled: bool = False  # the last step could run nothing though online requests wait
+    batch: Batch | None = None  # `batch_of` all that run, where it was made ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """KV blocks to copy to the host beside the next step.
+
+    ``allowed``: most beside it; ``awaited``: the same where an online request is read back; None: no bound. ``max_waited``: most that the
+    step may wait for, of the requests that lose their KV in it.
+    """
+
+    grants: Mapping[str, int] = field(default_factory=dict)  # by request
+    allowed: int | None = None
+    awaited: int | None = None
+    max_waited: int = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do in the step. The indices are places in ``View.running``; ``run``, ``pause`` and ``preempt`` part them."""
+    """Everything that an adapter does in a step. The first five part the places of `EngineView.running`."""
 
     run: tuple[int, ...]  # in this order
     pause: tuple[int, ...]  # left out of this step, KV kept
-    preempt: tuple[int, ...]  # KV freed
+    sit_out: tuple[int, ...]  # online, not their turn: KV kept, their slots are free for others in this step
+    preempt: tuple[int, ...]  # offline, KV freed
+    swap_out: tuple[int, ...]  # online, KV freed: their turn comes last
+    admit: tuple[str, ...]  # waiting offline requests, in this order, as far as the step's tokens go
+    ranks: Mapping[str, int]  # of the online requests, running and waiting: who goes first; one that is not here is not served
     budget_tokens: int | None  # of the whole step; None: the engine's own bound
-    offline_slots: int  # offline requests that may be admitted
-    offline_blocks: int  # KV blocks, at their end, that those may take together
-    preemptible: bool = False  # the step holds offline work only: an arrival may cut it short
-    offline_tokens: int | None = None  # of the step; None: no bound, offline work is alone
-    limit_s: float = math.inf  # that the step may last by what the online requests in it are promised
+    offline_tokens: int | None  # of the step; None: no bound, offline work is alone
+    limit_s: float  # that the step may last by what the online requests in it are promised
+    may_end: bool  # it holds offline work only: an arrival may end it early
+    reserve: tuple[int, int] = (0, 0)  # slots and KV blocks kept for arrivals
+    copies: Copies | None = None  # None: there are no checkpoints

@@ -12,17 +12,17 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from harvester.engine.core import compat
-from harvester.engine.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
+from harvester.engine.vllm import reads
+from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 PREEMPTED = 0.03  # probability, of each running request before each step
 
 
 def _blocks_now(request: Request, block_tokens: int) -> int:
-    return compat.waiting_blocks(request, block_tokens)
+    return reads.waiting_blocks(request, block_tokens)
 
 
-compat.final_blocks = _blocks_now
+reads.final_blocks = _blocks_now
 
 
 class Greedy:

@@ -44,8 +44,8 @@ class KvDrive:
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        from harvester.engine.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
         from harvester.engine.shared.state import Field, SharedState
+        from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
@@ -78,10 +78,10 @@ class KvDrive:
 
     def in_step(self, patch: Any, step_s: float) -> None:
         """From now on a step takes ``step_s`` of the scheduler's clock, and the thread has copied what it may before the step ends."""
-        import harvester.engine.core.scheduler as module
+        import harvester.engine.vllm.scheduler as module
 
         began_s = time.monotonic()
-        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s))
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s, time=time.time))
         self._in_step = True
 
     def _connect(self, config: Any, cache: Any, blocks: int) -> None:

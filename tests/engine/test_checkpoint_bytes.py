@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.core.scheduler"):
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
             importlib.import_module(module)
 
 
@@ -131,20 +131,19 @@ def test_a_chat_whose_first_token_is_late_finds_kv_though_nothing_was_copied_ahe
     drive: Callable[..., KvDrive], monkeypatch: pytest.MonkeyPatch, wait_blocks: int
 ) -> None:
     """Long answers hold all KV, and no step has slack for copies: those that make room are what the chat waits for."""
-    from harvester.engine.checkpoints import saving
+    from harvester.policy.kv import policy
 
     one = drive(30)
     one.in_step(monkeypatch, 0.01)
-    limit_blocks = saving.limit_blocks
-    monkeypatch.setattr(saving, "limit_blocks", lambda *given, online, cost: 0 if online else limit_blocks(*given, False, cost))
-    checkpoints = one.scheduler._checkpoints
-    checkpoints._config = checkpoints._config.model_copy(update={"wait_blocks": wait_blocks})
+    limit_blocks = policy.limit_blocks
+    monkeypatch.setattr(policy, "limit_blocks", lambda *given, online, cost: 0 if online else limit_blocks(*given, False, cost))
+    one.scheduler._brain.parts.kv._wait_blocks = wait_blocks
     for _ in range(4):
         one.add([one.rng.randrange(1000) for _ in range(5 * BLOCK)], 8 * BLOCK, offline=False)
     while one.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > 1:
         one.step()
     for number in range(8):
-        one.scheduler._turns.ran(list(one.live), 0.01, time.monotonic() + 0.01 * number)
+        one.scheduler._brain.parts.online.ran(list(one.live), 0.01, time.monotonic() + 0.01 * number)
     assert all(one.planner.saved(name) == 0 for name in one.live)
     chat = one.live[one.add([one.rng.randrange(1000) for _ in range(3 * BLOCK)], 4, offline=False)]
     for _ in range(12):

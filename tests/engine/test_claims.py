@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harvester.core import PRIORITY_OFFLINE
-from harvester.policy.order.fair import FairOrder
-from harvester.policy.view import Guarantee
+from harvester.policy.order.offline import Fair, OfflineRow
+from harvester.policy.step.view import Guarantee
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-    from harvester.engine.core.queue import OfflineLane
 
 pytestmark = pytest.mark.engine
 
@@ -24,7 +22,7 @@ def _vllm() -> None:
     """Import it once, here: what its own modules warn of on import is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import harvester.engine.core.queue  # noqa: F401
+        import harvester.engine.vllm.reads  # noqa: F401
 
 
 def request(name: str, job: str, **extra: Any) -> Request:
@@ -35,32 +33,39 @@ def request(name: str, job: str, **extra: Any) -> Request:
     return Request(name, [1, 2, 3], params, None, priority=PRIORITY_OFFLINE, arrival_time=0.0)
 
 
-def lane() -> tuple[OfflineLane, FairOrder]:
-    from harvester.engine.core.queue import OfflineLane
+def row(one: Request) -> OfflineRow:
+    from harvester.engine.vllm.reads import row_of
 
-    fair = FairOrder()
-    return OfflineLane(fair), fair
+    return row_of(one, 16)
+
+
+def lane(*requests: Request) -> Fair:
+    order = Fair()
+    for one in requests:
+        order.add(row(one))
+    return order
 
 
 def test_the_newest_request_says_what_its_job_weighs() -> None:
-    offline, fair = lane()
-    offline.add(request("a1", "a", weight=1.0))
-    fair.charge("a", 100.0)
-    offline.add(request("a2", "a", weight=4.0))
-    fair.charge("a", 100.0)
-    assert fair.served("a") == 125.0
+    order = lane(request("a1", "a", weight=1.0), request("b1", "b", weight=1.0))
+    order.charge("a", 100.0)
+    order.charge("b", 100.0)
+    order.add(row(request("a2", "a", weight=4.0)))
+    order.charge("a", 100.0)
+    order.charge("b", 30.0)
+    assert [row.name for row in order.rows()] == ["a1", "a2", "b1"], "100 / 4 is less than 30"
 
 
 def test_the_largest_share_of_the_jobs_with_work_is_guaranteed() -> None:
-    offline, fair = lane()
-    assert offline.guarantee() is None
-    offline.add(request("a", "a", share=0.1))
-    offline.add(request("b", "b", share=0.2, above_slo=True))
-    assert offline.guarantee() == Guarantee(0.2, above_slo=True)
-    fair.leave("b")
-    assert offline.guarantee() == Guarantee(0.1)
-    offline.add(request("a2", "a", share=0.0))
-    assert offline.guarantee() is None
+    assert lane().guarantee() is None
+    order = lane(request("a", "a", share=0.1), request("b", "b", share=0.2, above_slo=True))
+    assert order.guarantee() == Guarantee(0.2, above_slo=True)
+    order.take("b")
+    assert order.guarantee() == Guarantee(0.2, above_slo=True), "it was admitted, and has not ended"
+    order.end("b")
+    assert order.guarantee() == Guarantee(0.1)
+    order.add(row(request("a2", "a", share=0.0)))
+    assert order.guarantee() is None
 
 
 @pytest.mark.parametrize(
@@ -73,8 +78,5 @@ def test_the_largest_share_of_the_jobs_with_work_is_guaranteed() -> None:
     ids=["negative", "no numbers", "too much"],
 )
 def test_a_claim_that_is_nonsense_harms_nobody(extra: dict[str, Any], weight: float, guarantee: Guarantee | None) -> None:
-    offline, fair = lane()
-    offline.add(request("a", "", **extra))
-    fair.charge("", 1.0)
-    assert fair.served("") == pytest.approx(1.0 / weight)
-    assert offline.guarantee() == guarantee
+    found = row(request("a", "", **extra))
+    assert (found.weight, found.guarantee) == (weight, guarantee)

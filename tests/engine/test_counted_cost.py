@@ -39,6 +39,8 @@ def test_it_costs_what_the_step_takes_longer_by_it(scheduled: dict[str, int], ag
 
     before = {"prompt": 0, "other": 0, "decode": 300}
     requests = {name: SimpleNamespace(num_computed_tokens=before[name] + tokens) for name, tokens in scheduled.items()}
-    scheduler: Any = SimpleNamespace(_learning=SimpleNamespace(predict_s=predict_s), requests=requests)
+    scheduler: Any = SimpleNamespace(
+        _brain=SimpleNamespace(parts=SimpleNamespace(model=SimpleNamespace(median_s=predict_s))), requests=requests
+    )
     output: Any = SimpleNamespace(num_scheduled_tokens=scheduled)
     assert Costing.cost_s(scheduler, output, again) == pytest.approx(cost_s)

@@ -34,7 +34,7 @@ def _vllm() -> None:
             "vllm.config",
             "vllm.v1.cudagraph_dispatcher",
             "vllm.v1.worker.gpu.cudagraph_utils",
-            "harvester.engine.core.scheduler",
+            "harvester.engine.vllm.scheduler",
         ):
             importlib.import_module(module)
 
@@ -160,15 +160,16 @@ def told(profile: Path) -> Settings:
 
 @pytest.mark.parametrize("later", [None, GraphSizes((), (1, 2, 4, 8))], ids=["none", "others"])
 def test_a_profile_learnt_with_other_graphs_is_not_used(tmp_path: Path, later: GraphSizes | None) -> None:
-    from harvester.engine.core.learning import OnlineLatencyModel
+    from harvester.engine.core.profile import Profile
 
-    learning = OnlineLatencyModel(told(tmp_path / "profile.json"), SIZES)
+    path = tmp_path / "profile.json"
+    profile = Profile(path, SIZES)
     for _ in range(100):
-        learning.observe(StepLoad.decode(100), 0.01)
-    learning.save()
+        profile.model.observe(StepLoad.decode(100), 0.01)
+    profile.save()
     assert json.loads((tmp_path / "profile.json").read_text())["graphs"] == {"decode": [1, 2, 4], "mixed": [1, 2, 4, 8]}
-    assert OnlineLatencyModel(told(tmp_path / "profile.json"), SIZES).model.reach_tokens == 2
-    anew = OnlineLatencyModel(told(tmp_path / "profile.json"), later).model
+    assert Profile(path, SIZES).model.reach_tokens == 2
+    anew = Profile(path, later).model
     assert (anew.graphs, anew.reach_tokens) == (later, 0)
 
 

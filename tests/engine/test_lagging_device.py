@@ -40,10 +40,10 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
     import bench.drive as drive_module
     from harvester.config import parse_config
-    from harvester.engine.core import scheduler
     from harvester.engine.embedded import embedded_model
     from harvester.engine.shared.settings import pack
     from harvester.engine.shared.state import Count, SharedState
+    from harvester.engine.vllm import scheduler
     from harvester.engine.worker.safepoint import segments
     from tests.engine.lagging import SLO_S, Clock, Engine, InProcess, InThread
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ STEPS = 600
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.core.scheduler")
+        importlib.import_module("harvester.engine.vllm.scheduler")
 
 
 @pytest.fixture
@@ -44,20 +45,20 @@ def shared() -> Iterator[Path]:
 
 def drive_of(kind: str, shared: Path) -> Drive:
     from bench.drive import Drive
-    from harvester.engine.core import scheduler
     from harvester.engine.embedded import embedded_model
     from harvester.engine.shared.settings import pack
+    from harvester.engine.vllm import scheduler
 
     return Drive(embedded_model(), getattr(scheduler, kind), BLOCKS, SLOTS, BLOCK, pack(parse_config({}, "test"), shared))
 
 
 def known(plan: Plan) -> Plan:
-    """The order of those that run is that of their ranks, which only matters where one of them has a prompt left."""
+    """What an arrival's clock does not change: copies are planned with averages that go on."""
     return replace(plan, run=tuple(sorted(plan.run)))
 
 
 def untimed(row: Running) -> Running:
-    return row._replace(due_s=0.0, rank=0)
+    return row._replace(due_s=0.0)
 
 
 class Story:
@@ -68,6 +69,7 @@ class Story:
         self.rng = random.Random(seed)
         self.steps: deque[tuple[Any, Any]] = deque()
         self.void_epoch: int | None = None
+        self.planned_s = 0.0  # when the last plan ahead was made, or just before
         self.planned: Counter[str] = Counter()  # how the steps came about
         self.live: list[str] = []
 
@@ -86,6 +88,7 @@ class Story:
         self._compare()
         output = self.drive.schedule()
         result = self._compute(output)
+        self.planned_s = time.monotonic()
         self.drive.sent(output)
         self.steps.append((output, result))
         if len(self.steps) == self.depth:
@@ -104,20 +107,18 @@ class Story:
 
     def _compare(self) -> None:
         scheduler = self.drive.scheduler
-        ahead = scheduler._outlook._next
+        ahead = scheduler._ahead._next
         self.planned["ahead" if ahead is not None else "when due"] += 1
-        if scheduler._outlook._all is not None:
-            rows, _ = scheduler._outlook._all
-            fresh = [scheduler._outlook._row(request, {}, 0.0) for request in scheduler.running]
+        if scheduler._ahead._all is not None:
+            rows, _ = scheduler._ahead._all
+            fresh = [scheduler._row(request, 0.0) for request in scheduler.running]
             self.planned["rows ahead"] += ahead is None
             assert [untimed(row) for row in rows] == [untimed(row) for row in fresh]
         if ahead is not None:
-            scheduler._outlook.clear()  # so that the running requests are looked at anew
-            now = scheduler._plan(ahead.view.now_s)
-            scheduler._outlook.expect(ahead)
-            assert known(now.plan) == known(ahead.plan)
-            assert [untimed(row) for row in now.view.running] == [untimed(row) for row in ahead.view.running]
-            assert now.view.reserve == ahead.view.reserve
+            scheduler._ahead.clear()  # so that the running requests are looked at anew
+            now = scheduler._brain.plan(scheduler._view(self.planned_s))
+            scheduler._ahead.expect(ahead)
+            assert known(now) == known(ahead)
 
     def _compute(self, output: Any) -> Any:
         """As the workers do: a step may end early, and those planned before the scheduler knows of it are void."""
@@ -153,10 +154,10 @@ def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(shar
     story.drive.add("chat", 20, 100, offline=False)
     for number in range(3):
         story.step(number)
-    assert story.drive.scheduler._outlook._next is not None
+    assert story.drive.scheduler._ahead._next is not None
     story.drive.add("long", 2040, 5, offline=False)
     story.step(3)
-    assert story.drive.scheduler._outlook._next is None, "the rest of its prompt is due"
+    assert story.drive.scheduler._ahead._next is None, "the rest of its prompt is due"
 
 
 def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(shared: Path) -> None:
@@ -165,7 +166,7 @@ def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(shared: Path) 
         story.drive.add(f"row-{number}", 20, 100, offline=True)
     story.step(0)
     scheduler = story.drive.scheduler
-    assert scheduler._outlook._next is not None
+    assert scheduler._ahead._next is not None
     story.drive.add("chat", 20, 5, offline=False)
-    assert scheduler._outlook._next is None
+    assert scheduler._ahead._next is None
     assert "chat" in story.drive.step()

@@ -37,7 +37,7 @@ def _vllm() -> None:
     """Import it once, here: what its own modules warn of on import is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.core.scheduler"):
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
             importlib.import_module(module)
 
 
@@ -57,13 +57,13 @@ def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Driv
         "offline_step_tokens": limits.offline_step_tokens,
         "reserve_s": limits.reserve_s,
     }
-    schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "mlfq": False}
+    schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs"}
     return Drive(model, kind, blocks, SLOTS, BLOCK, {"share": share, "schedule": schedule})
 
 
 @pytest.fixture
 def harvest(model: Path) -> Callable[..., Drive]:
-    from harvester.engine.core.scheduler import HarvestScheduler
+    from harvester.engine.vllm.scheduler import HarvestScheduler
 
     return lambda blocks=1000, limits=LIMITS: drive_of(model, HarvestScheduler, blocks, limits)
 
@@ -172,15 +172,17 @@ def test_a_plan_that_lets_nothing_run_while_chat_waits_costs_one_step_and_not_th
     harvest: Callable[..., Drive], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were the plan's view of the KV wrong, prompts left out of the step would hold for ever what the arrival needs."""
-    from harvester.engine.core import scheduler
-    from harvester.policy.view import Plan
+    from harvester.policy import brain
+    from harvester.policy.step.view import StepPlan
 
     drive = harvest(blocks=60, limits=NO_RESERVE)
     fill_kv(drive)
     drive.add("on", 40 * BLOCK, 4, offline=False)
     held = len(drive.running)
-    monkeypatch.setattr(scheduler, "plan_step", lambda view, *_: Plan((), tuple(range(len(view.running))), (), None, 0, 0))
-    assert [drive.step() for _ in range(1)] == [{}]
+    monkeypatch.setattr(brain, "plan_step", lambda view, *_: StepPlan((), tuple(range(len(view.running))), (), None, 0, 0))
+    assert drive.step() == {}
+    assert len(drive.running) == held
+    drive.step()
     assert len(drive.running) == held - 1
     assert any("on" in drive.step() for _ in range(held))
 
@@ -348,7 +350,7 @@ def test_an_aborted_request_leaves_whatever_lane_it_is_in(harvest: Callable[...,
 
 
 def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -> None:
-    from harvester.engine.core.scheduler import AsyncHarvestScheduler
+    from harvester.engine.vllm.scheduler import AsyncHarvestScheduler
 
     drive = drive_of(model, AsyncHarvestScheduler, 1000, LIMITS)
     for i in range(SLOTS):
@@ -368,13 +370,15 @@ def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -
 
 @pytest.fixture
 def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
-    """A queue in which a request's blocks are the tokens of its prompt; ``on-1`` came before ``on-2``, ``off-1`` before ``off-2``."""
-    from harvester.engine.core.queue import TwoLaneQueue
+    """A queue in which ``on-1`` came before ``on-2``, and ``off-1`` before ``off-2``."""
+    from harvester.engine.vllm.queue import WaitingQueue
+    from harvester.engine.vllm.reads import row_of
+    from harvester.policy.order.offline import Fair
 
     drive = harvest()
     for name, tokens in (("off-1", 10), ("off-2", 20), ("on-1", 5), ("on-2", 5)):
         drive.add(name, tokens, 10, offline=name.startswith("off"))
-    queue = TwoLaneQueue(lambda request: request.num_prompt_tokens)
+    queue = WaitingQueue(Fair(), lambda request: row_of(request, BLOCK))
     for name in ("on-2", "off-2", "off-1", "on-1"):
         queue.add_request(drive.requests[name])
     return queue, drive.requests
@@ -388,26 +392,36 @@ def popped(queue: Any) -> list[str]:
     return names
 
 
-def test_the_queue_gives_online_requests_first_and_no_offline_one_through_a_shut_gate(lanes: tuple[Any, dict[str, Any]]) -> None:
+def test_the_queue_gives_online_requests_first_and_no_offline_one_that_is_not_admitted(lanes: tuple[Any, dict[str, Any]]) -> None:
     queue, _ = lanes
     assert popped(queue) == ["on-1", "on-2"]
     assert (bool(queue), len(queue)) == (False, 2)
 
 
-@pytest.mark.parametrize(
-    ("slots", "blocks", "offline"),
-    [(2, 30, ["off-1", "off-2"]), (1, 30, ["off-1"]), (2, 29, ["off-1"]), (2, 9, []), (0, 100, [])],
-    ids=["room-for-both", "one-slot", "blocks-for-one", "blocks-for-none", "no-slot"],
-)
-def test_the_gate_lets_offline_requests_through_while_slots_and_blocks_last(
-    lanes: tuple[Any, dict[str, Any]], slots: int, blocks: int, offline: list[str]
+@pytest.mark.parametrize("admitted", [("off-1", "off-2"), ("off-2", "off-1"), ("off-2",), ()], ids=lambda names: " ".join(names) or "none")
+def test_the_queue_gives_the_offline_requests_that_are_admitted_in_their_order(
+    lanes: tuple[Any, dict[str, Any]], admitted: tuple[str, ...]
 ) -> None:
     queue, _ = lanes
-    queue.open_gate(slots, blocks)
-    assert popped(queue) == ["on-1", "on-2", *offline]
-    assert len(queue) == 2 - len(offline)
-    queue.close_gate()
+    queue.open(admitted)
+    assert popped(queue) == ["on-1", "on-2", *admitted]
+    assert len(queue) == 2 - len(admitted)
+
+
+def test_what_is_admitted_and_gone_is_passed_over_and_nothing_is_given_once_the_step_is_over(lanes: tuple[Any, dict[str, Any]]) -> None:
+    queue, requests = lanes
+    queue.open(("off-1", "off-2"))
+    queue.remove_request(requests["off-1"])
+    queue.remove_requests([requests["on-1"], requests["on-2"]])
+    assert queue.peek_request().request_id == "off-2"
+    queue.close()
     assert not queue
+
+
+def test_online_requests_go_by_their_rank(lanes: tuple[Any, dict[str, Any]]) -> None:
+    queue, _ = lanes
+    queue.rank({"on-2": 0, "on-1": 1})
+    assert popped(queue) == ["on-2", "on-1"]
 
 
 def test_the_queue_counts_and_lists_all_that_wait_whatever_the_gate(lanes: tuple[Any, dict[str, Any]]) -> None:
@@ -455,9 +469,9 @@ def own(module: ModuleType) -> set[str]:
     return {node.attr for node in found if isinstance(node.ctx, ast.Store) and node.attr.startswith("_")}
 
 
-@pytest.mark.parametrize("module", ["compat", "scheduler", "steps"])
+@pytest.mark.parametrize("module", ["reads", "scheduler", "rollback"])
 def test_every_attribute_that_we_read_of_vllm_is_there(harvest: Callable[..., Drive], module: str) -> None:
-    source = importlib.import_module(f"harvester.engine.{module}")
+    source = importlib.import_module(f"harvester.engine.vllm.{module}")
     drive = harvest()
     drive.add("on", 10, 10, offline=False)
     pool = drive.scheduler.kv_cache_manager.block_pool

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from harvester.policy.model.latency import LatencyModel, StepLoad, predict_with
-from harvester.policy.step.plan import Plan, PolicyConfig, Running, View, plan_step
+from harvester.policy.step.plan import plan_step
+from harvester.policy.step.view import StepPlan, StepView
+from harvester.policy.view import PolicyConfig, Running
+from tests.policy.asked import slo
 
 LIMITS = PolicyConfig(reserved_slots=4, reserved_kv=0.1, offline_step_tokens=64)
 BLOCK_TOKENS, MAX_SEQS, MAX_TOKENS, ALL_BLOCKS = 16, 64, 1024, 4096
@@ -50,25 +53,25 @@ class FakeEngine:
             chat = len(self.waiting) + sum(not r.offline for r in self.running)
             if chat < self.online_seqs and self.random.random() < 0.5:
                 self.waiting.append(Request(False, self.random.randint(20, 60), self.random.randint(20, 80), self.now_s + self.ttft_s))
-            self._step(plan_step(self._view(), LIMITS, self.model))
+            self._step(plan_step(self._view(), LIMITS, slo(self.model)))
 
-    def _view(self) -> View:
+    def _view(self) -> StepView:
         used = sum(-(-r.computed // BLOCK_TOKENS) for r in self.running)
         tokens = sum(r.prompt for r in self.waiting)
         due_s = min((r.due_s for r in self.waiting), default=float("inf"))
         running = [
             Running(
-                r.offline, r.step_tokens(), -(-r.computed // BLOCK_TOKENS), -(-(r.prompt + r.output) // BLOCK_TOKENS), 1,
+                "one", r.offline, r.step_tokens(), -(-r.computed // BLOCK_TOKENS), -(-(r.prompt + r.output) // BLOCK_TOKENS), 1,
                 context=r.computed, decoding=r.made > 0, due_s=r.due_s, tpot_s=self.tpot_s,
             )
             for r in self.running
         ]  # fmt: skip
-        return View(
+        return StepView(
             running, len(self.waiting), -(-tokens // BLOCK_TOKENS), 64, ALL_BLOCKS - used, ALL_BLOCKS, MAX_SEQS,
             now_s=self.now_s, waiting_due_s=due_s, waiting_tokens=tokens, max_tokens=MAX_TOKENS,
         )  # fmt: skip
 
-    def _step(self, plan: Plan) -> None:
+    def _step(self, plan: StepPlan) -> None:
         batch, kept = [self.running[i] for i in plan.run], [self.running[i] for i in (*plan.run, *plan.pause)]
         while self.waiting and len(kept) < MAX_SEQS:
             kept.append(self.waiting.pop(0))

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.kv.checkpoint import CopyView, Coverage, Kept, Thresholds, limit_blocks, ramp, to_save, waited_blocks
+from harvester.policy.kv.checkpoint import CopyView, Coverage, Holder, Thresholds, limit_blocks, ramp, to_save, waited_blocks
 
 TOTAL = 100
 
 
-def view(*requests: Kept, free: int, limit: int = 1000, room: int = 1000) -> CopyView:
+def view(*requests: Holder, free: int, limit: int = 1000, room: int = 1000) -> CopyView:
     return CopyView(requests, free, TOTAL, limit, room)
 
 
-def settled(free: int, *requests: Kept) -> Coverage:
+def settled(free: int, *requests: Holder) -> Coverage:
     """After many steps at this pressure."""
     coverage = Coverage(Thresholds())
     for _ in range(200):
@@ -23,8 +23,8 @@ def settled(free: int, *requests: Kept) -> Coverage:
     return coverage
 
 
-def offline(count: int, blocks: int = 4, saved: int = 0) -> list[Kept]:
-    return [Kept(f"r{i}", blocks, saved) for i in range(count)]
+def offline(count: int, blocks: int = 4, saved: int = 0) -> list[Holder]:
+    return [Holder(f"r{i}", blocks, saved) for i in range(count)]
 
 
 def test_nothing_is_copied_while_more_than_half_of_the_kv_is_free() -> None:
@@ -51,12 +51,12 @@ def test_a_burst_of_one_step_covers_fewer_than_pressure_that_stays() -> None:
 def test_a_checkpoint_that_is_begun_is_kept_up_when_the_pressure_falls_a_little() -> None:
     coverage = settled(40)
     coverage._filled = 1000.0
-    requests = [*offline(7), Kept("begun", 6, 3)]
+    requests = [*offline(7), Holder("begun", 6, 3)]
     assert coverage.plan(view(*requests, free=40))["begun"] == 3
 
 
 def test_online_requests_are_covered_only_under_twice_the_pressure_and_only_if_wanted() -> None:
-    requests = [Kept("chat", 4, 0, offline=False)]
+    requests = [Holder("chat", 4, 0, offline=False)]
     for free, thresholds, expected in ((35, Thresholds(), set()), (20, Thresholds(), {"chat"}), (20, Thresholds(online=False), set())):
         coverage = Coverage(thresholds)
         for _ in range(200):
@@ -68,7 +68,7 @@ def test_chats_are_not_covered_while_offline_work_holds_what_they_would_take() -
     """All KV is in use in each case, and the chat's own share of it decides."""
     found = {}
     for held in (60, 75, 100):
-        requests = [Kept("work", TOTAL - held, 0), Kept("chat", held, 0, offline=False)]
+        requests = [Holder("work", TOTAL - held, 0), Holder("chat", held, 0, offline=False)]
         found[held] = set(settled(0, *requests).plan(view(*requests, free=0)))
     assert found == {60: {"work"}, 75: {"work", "chat"}, 100: {"chat"}}
 
@@ -78,7 +78,7 @@ def test_the_speed_is_what_fills_up_and_enough_of_the_backlog_to_be_done_when_th
     blocks, saved, free, most = 0, 0, 80, 0
     while free > 0:
         blocks, free = blocks + 2, free - 2
-        copied = coverage.plan(view(Kept("a", blocks, saved), free=free))
+        copied = coverage.plan(view(Holder("a", blocks, saved), free=free))
         saved += copied.get("a", 0)
         most = max(most, copied.get("a", 0))
     assert blocks - saved <= 4
@@ -92,7 +92,7 @@ def test_the_speed_is_what_fills_up_and_enough_of_the_backlog_to_be_done_when_th
     st.integers(0, 30),
 )
 def test_no_plan_is_past_a_limit_or_copies_what_is_covered(requests: list[tuple[int, int, bool]], free: int, limit: int, room: int) -> None:
-    kept = [Kept(str(i), blocks, min(blocks, saved), kind) for i, (blocks, saved, kind) in enumerate(requests)]
+    kept = [Holder(str(i), blocks, min(blocks, saved), kind) for i, (blocks, saved, kind) in enumerate(requests)]
     coverage = settled(free, *kept)
     grants = coverage.plan(view(*kept, free=free, limit=limit, room=room))
     assert sum(grants.values()) <= min(limit, room)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.order.fair import FairOrder, prefix_order
+from harvester.policy.order.fair import FairOrder
 
 
 def test_jobs_that_are_equal_take_turns() -> None:
@@ -80,22 +80,3 @@ def test_of_no_jobs_none_is_next() -> None:
 def test_a_weight_that_is_not_positive_is_refused() -> None:
     with pytest.raises(ValueError, match=r"weight=0\.0 of job a must be positive"):
         FairOrder().join("a", 0.0)
-
-
-def test_rows_of_several_jobs_are_merged_by_tokens_and_the_counters_stay_as_they_are() -> None:
-    fair = FairOrder()
-    fair.join("a")
-    fair.join("b", 2.0)
-    merged = fair.interleave({"a": [100, 100], "b": [100, 100, 100]})
-    assert merged == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("b", 2)]
-    assert fair.served("a") == fair.served("b") == 0.0
-
-
-def test_rows_that_share_a_prefix_become_adjacent_and_equal_ones_keep_their_order() -> None:
-    prompts = [(1, 1, 9), (2, 2, 1), (1, 1, 3), (2, 2, 0)]
-    assert prefix_order(prompts, tokens=2) == [0, 2, 1, 3]
-
-
-@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=10), st.integers(1, 4))
-def test_every_row_of_a_slice_is_ordered_once(prompts: list[list[int]], tokens: int) -> None:
-    assert sorted(prefix_order(prompts, tokens)) == list(range(len(prompts)))

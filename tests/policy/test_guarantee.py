@@ -9,13 +9,15 @@ import pytest
 
 from harvester.policy.step.guarantee import stretched_s
 from harvester.policy.step.plan import plan_step
-from harvester.policy.view import Guarantee, PolicyConfig, Running, View
+from harvester.policy.step.view import Guarantee, StepView
+from harvester.policy.view import PolicyConfig, Running
+from tests.policy.asked import slo
 from tests.policy.machine import CPU, a_model
 
 LIMITS = PolicyConfig(reserved_slots=4, reserved_kv=0.5, offline_step_tokens=64)
-ONLINE = Running(offline=False, step_tokens=1, blocks_now=2, blocks_final=0, blocks_step=0, context=50, decoding=True)
-OFFLINE = Running(offline=True, step_tokens=1, blocks_now=2, blocks_final=4, blocks_step=0, context=50, decoding=True)
-VIEW = View(
+ONLINE = Running("chat", offline=False, step_tokens=1, blocks_now=2, blocks_final=0, blocks_step=0, context=50, decoding=True)
+OFFLINE = Running("row", offline=True, step_tokens=1, blocks_now=2, blocks_final=4, blocks_step=0, context=50, decoding=True)
+VIEW = StepView(
     running=[ONLINE, OFFLINE],
     online_waiting=0,
     online_waiting_blocks=0,
@@ -69,7 +71,7 @@ def test_a_plan_gives_late_jobs_their_share_of_a_step_that_chat_fills() -> None:
     view = replace(VIEW, running=[*online, *[OFFLINE] * 20], max_seqs=64, free_blocks=5000, total_blocks=10_000, max_tokens=512)
 
     def offline_tokens(guarantee: Guarantee | None) -> int:
-        return plan_step(replace(view, guarantee=guarantee), LIMITS, model).offline_tokens or 0
+        return plan_step(replace(view, guarantee=guarantee), LIMITS, slo(model)).offline_tokens or 0
 
     assert offline_tokens(None) == offline_tokens(Guarantee(0.3)) == 0
     assert 0 < offline_tokens(Guarantee(0.1, above_slo=True)) < offline_tokens(Guarantee(0.3, above_slo=True))

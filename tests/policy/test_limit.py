@@ -9,9 +9,11 @@ import pytest
 
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.step.batch import batch_of
-from harvester.policy.step.plan import Running, View, plan_step
+from harvester.policy.step.plan import plan_step
 from harvester.policy.step.slo import MIN_PROMPT_CHUNK, limit_s, online_load, online_work
-from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, view
+from harvester.policy.step.view import StepView
+from harvester.policy.view import Running
+from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, slo, view
 
 SHARED = replace(LIMITS, max_ttft_delay_fraction=0.1, ttft_s=1.0)
 
@@ -29,11 +31,11 @@ SHARED = replace(LIMITS, max_ttft_delay_fraction=0.1, ttft_s=1.0)
         (view(chat(0.1), online_waiting=1, waiting_tokens=50, waiting_due_s=7.0, now_s=6.98), 0.02),
         (view(chat(0.1), waiting_due_s=7.0, now_s=6.98), 0.1),
         (view(prompt(100, due_s=7.0), now_s=7.5), -0.5),
-        (view(Running(False, 1, 2, 0, 0, decoding=True)), math.inf),
+        (view(Running("chat", False, 1, 2, 0, 0, decoding=True)), math.inf),
     ],
     ids=["least TPOT", "time left", "shared by two steps", "less left than TPOT", "waiting", "nobody waits", "late", "no objective"],
 )
-def test_a_step_may_take_what_is_promised(seen: View, seconds: float) -> None:
+def test_a_step_may_take_what_is_promised(seen: StepView, seconds: float) -> None:
     assert limit_s(seen, batch_of(seen.running)) == pytest.approx(seconds)
 
 
@@ -49,7 +51,7 @@ def test_the_online_load_is_all_that_runs_and_waits_within_what_a_step_holds() -
 def beside(*running: Running, max_ttft_delay_fraction: float = 0.1, ttft_s: float = 1.0, **fields: object) -> tuple[StepLoad, float]:
     """What the plan of such a step computes, and the seconds of its online work alone."""
     seen = view(*running, *[row()] * 30, row(2000), **fields)
-    plan = plan_step(seen, replace(SHARED, max_ttft_delay_fraction=max_ttft_delay_fraction, ttft_s=ttft_s), MODEL)
+    plan = plan_step(seen, replace(SHARED, max_ttft_delay_fraction=max_ttft_delay_fraction, ttft_s=ttft_s), slo(MODEL))
     return planned_load(seen, plan), MODEL.predict(online_work(seen, batch_of(seen.running), LIMITS, MODEL).load)
 
 
@@ -74,15 +76,15 @@ def test_no_share_of_a_first_tokens_time_is_no_offline_work_beside_chat() -> Non
 
 def test_a_prompt_is_cut_where_it_would_break_the_tpot_of_those_that_decode() -> None:
     seen = view(*[chat(0.1)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
-    plan = plan_step(seen, LIMITS, MODEL)
+    plan = plan_step(seen, LIMITS, slo(MODEL))
     assert plan.budget_tokens is not None
     load = StepLoad.prefill(plan.budget_tokens - 4) + StepLoad(0, 0.0, 4, 400, 4)
     assert 0.08 < MODEL.margin_at(0.1) * MODEL.predict(load) <= 0.101
 
 
 def test_a_prompt_that_runs_is_cut_behind_the_tokens_of_those_that_decode() -> None:
-    seen = view(prompt(2000, due_s=60.0), *[chat(0.1, rank=5)] * 4)
-    plan = plan_step(seen, LIMITS, MODEL)
+    seen = view(prompt(2000, due_s=60.0), *[chat(0.1)] * 4)
+    plan = plan_step(seen, LIMITS, slo(MODEL))
     assert plan.run == (1, 2, 3, 4, 0)
     assert plan.budget_tokens is not None
     assert plan.budget_tokens < 2000
@@ -92,13 +94,13 @@ def test_a_prompt_that_runs_is_cut_behind_the_tokens_of_those_that_decode() -> N
 def test_a_prompt_whose_first_token_would_come_late_is_cut_only_where_further_steps_add_little_to_it(due_s: float) -> None:
     few, many = ([chat(0.1)] * count for count in (4, 200))
     arrives = {"online_waiting": 1, "waiting_tokens": 1500, "waiting_due_s": due_s}
-    cut = [plan_step(view(*decoding, **arrives), SHARED, MODEL).budget_tokens is not None for decoding in (few, many)]
+    cut = [plan_step(view(*decoding, **arrives), SHARED, slo(MODEL)).budget_tokens is not None for decoding in (few, many)]
     assert cut == [True, False]
 
 
 def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:
     seen = view(*[chat(1e-6)] * 4, online_waiting=1, waiting_tokens=2000, waiting_due_s=60.0)
-    assert plan_step(seen, LIMITS, MODEL).budget_tokens == 4 + MIN_PROMPT_CHUNK
+    assert plan_step(seen, LIMITS, slo(MODEL)).budget_tokens == 4 + MIN_PROMPT_CHUNK
 
 
 # -- chat whose KV is back ------------------------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ def test_the_smallest_piece_of_a_prompt_goes_on_beside_any_tpot() -> None:
 @pytest.mark.parametrize("model", [MODEL, None], ids=["budget", "fixed"])
 def test_chat_whose_kv_is_back_has_its_token_in_the_step_whatever_offline_work_has(tpot_s: float, model: LatencyModel | None) -> None:
     running = (*[chat(tpot_s)] * 3, *[row()] * 30)
-    without, plan = (plan_step(view(*running, returning=tokens, returning_context=500), SHARED, model) for tokens in (0, 2))
+    without, plan = (plan_step(view(*running, returning=tokens, returning_context=500), SHARED, slo(model)) for tokens in (0, 2))
     assert plan.budget_tokens is not None
     assert plan.budget_tokens == 3 + 2 + (plan.offline_tokens or 0)
     assert (plan.offline_tokens or 0) <= (without.offline_tokens or 0)
@@ -120,6 +122,6 @@ def test_prompts_get_no_tokens_where_those_that_decode_and_return_take_all_of_th
 
 
 def test_a_step_to_which_chat_comes_back_is_not_one_of_offline_work_alone() -> None:
-    plan = plan_step(view(row(), row(300), returning=1, returning_context=500), SHARED, MODEL)
+    plan = plan_step(view(row(), row(300), returning=1, returning_context=500), SHARED, slo(MODEL))
     assert not plan.preemptible
     assert plan.budget_tokens == 1 + (plan.offline_tokens or 0)

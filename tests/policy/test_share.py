@@ -8,30 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.step.plan import Plan, PolicyConfig, Running, View, plan_step
+from harvester.policy.step.plan import plan_step
+from harvester.policy.step.view import StepPlan, StepView
+from harvester.policy.view import PolicyConfig, Running
 
 LIMITS = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
 
 
 def online(step_tokens: int = 1, blocks: int = 2, blocks_step: int = 0) -> Running:
-    return Running(offline=False, step_tokens=step_tokens, blocks_now=blocks, blocks_final=0, blocks_step=blocks_step)
+    return Running("chat", offline=False, step_tokens=step_tokens, blocks_now=blocks, blocks_final=0, blocks_step=blocks_step)
 
 
 def offline(step_tokens: int = 1, blocks: int = 10, final: int = 10, blocks_step: int = 0) -> Running:
-    return Running(offline=True, step_tokens=step_tokens, blocks_now=blocks, blocks_final=final, blocks_step=blocks_step)
+    return Running("row", offline=True, step_tokens=step_tokens, blocks_now=blocks, blocks_final=final, blocks_step=blocks_step)
 
 
 def view(
     *running: Running, waiting: int = 0, waiting_blocks: int = 0, next_blocks: int = 0, free: int = 50, total: int = 100, max_seqs: int = 8
-) -> View:
-    return View(tuple(running), waiting, waiting_blocks, next_blocks, free, total, max_seqs)
+) -> StepView:
+    return StepView(tuple(running), waiting, waiting_blocks, next_blocks, free, total, max_seqs)
 
 
 # -- by example ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_idle_engine_opens_all_but_the_reserve() -> None:
-    assert plan_step(view(free=99), LIMITS) == Plan((), (), (), None, 6, 89, preemptible=True)
+    assert plan_step(view(free=99), LIMITS) == StepPlan((), (), (), None, 6, 89, preemptible=True)
 
 
 def test_an_idle_engine_admits_one_request_even_where_everything_is_reserved() -> None:
@@ -123,55 +125,55 @@ a_limit = st.builds(PolicyConfig, st.integers(0, 8), st.floats(0.0, 0.5), st.int
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> StepView:
     running = tuple(draw(st.lists(a_running, max_size=10)))
     waiting = draw(st.integers(0, 4))
     waiting_blocks = draw(st.integers(waiting, 40)) if waiting else 0
     free = draw(st.integers(0, 60))
     total = sum(r.blocks_now for r in running) + free + 1
-    return View(running, waiting, waiting_blocks, draw(st.integers(0, 40)), free, total, len(running) + draw(st.integers(0, 6)))
+    return StepView(running, waiting, waiting_blocks, draw(st.integers(0, 40)), free, total, len(running) + draw(st.integers(0, 6)))
 
 
-def offline_among(view: View, places: tuple[int, ...]) -> list[int]:
+def offline_among(view: StepView, places: tuple[int, ...]) -> list[int]:
     return [i for i in places if view.running[i].offline]
 
 
 @given(views(), a_limit)
-def test_every_running_request_is_run_paused_or_preempted_and_only_one_of_them(view: View, limits: PolicyConfig) -> None:
+def test_every_running_request_is_run_paused_or_preempted_and_only_one_of_them(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     assert sorted((*plan.run, *plan.pause, *plan.preempt)) == list(range(len(view.running)))
 
 
 @given(views(), a_limit)
-def test_an_online_request_always_runs_before_any_offline_one_in_a_step_that_it_shares(view: View, limits: PolicyConfig) -> None:
+def test_an_online_request_always_runs_before_any_offline_one_in_a_step_that_it_shares(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     places = [i for i, request in enumerate(view.running) if not request.offline]
     assert sorted(plan.run[: len(places)]) == places
 
 
 @given(views(), a_limit)
-def test_nothing_is_preempted_or_paused_unless_an_online_request_waits(view: View, limits: PolicyConfig) -> None:
+def test_nothing_is_preempted_or_paused_unless_an_online_request_waits(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.online_waiting == 0:
         assert (plan.preempt, plan.pause) == ((), ())
 
 
 @given(views(), a_limit)
-def test_a_step_has_room_for_every_online_token(view: View, limits: PolicyConfig) -> None:
+def test_a_step_has_room_for_every_online_token(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     tokens = sum(request.step_tokens for request in view.running if not request.offline)
     assert plan.budget_tokens is None or plan.budget_tokens == tokens + limits.offline_step_tokens
 
 
 @given(views(), a_limit)
-def test_offline_tokens_beside_waiting_online_work_stay_within_the_share(view: View, limits: PolicyConfig) -> None:
+def test_offline_tokens_beside_waiting_online_work_stay_within_the_share(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.online_waiting:
         assert sum(view.running[i].step_tokens for i in offline_among(view, plan.run)) <= limits.offline_step_tokens
 
 
 @given(views(), a_limit)
-def test_admitted_offline_requests_leave_the_reserved_slots_free(view: View, limits: PolicyConfig) -> None:
+def test_admitted_offline_requests_leave_the_reserved_slots_free(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.running and plan.offline_slots:
         assert view.max_seqs - len(view.running) - plan.offline_slots >= limits.reserved_slots
@@ -180,7 +182,7 @@ def test_admitted_offline_requests_leave_the_reserved_slots_free(view: View, lim
 
 
 @given(views(), a_limit)
-def test_admitted_offline_requests_leave_the_reserved_kv_free_when_all_have_grown(view: View, limits: PolicyConfig) -> None:
+def test_admitted_offline_requests_leave_the_reserved_kv_free_when_all_have_grown(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if plan.offline_blocks and (view.running or plan.offline_blocks > view.offline_next_blocks):
         growth = sum(request.blocks_final - request.blocks_now for request in view.running if request.offline)
@@ -188,27 +190,27 @@ def test_admitted_offline_requests_leave_the_reserved_kv_free_when_all_have_grow
 
 
 @given(views(), a_limit)
-def test_an_idle_engine_with_nobody_waiting_always_admits_one_however_large(view: View, limits: PolicyConfig) -> None:
+def test_an_idle_engine_with_nobody_waiting_always_admits_one_however_large(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(replace(view, running=(), online_waiting=0, online_waiting_blocks=0), limits)
     assert plan.offline_slots >= 1
     assert plan.offline_blocks >= view.offline_next_blocks
 
 
 @given(views(), a_limit)
-def test_nothing_offline_is_admitted_while_an_online_request_waits(view: View, limits: PolicyConfig) -> None:
+def test_nothing_offline_is_admitted_while_an_online_request_waits(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.online_waiting:
         assert (plan.offline_slots, plan.offline_blocks) == (0, 0)
 
 
 @given(views(), a_limit)
-def test_the_newest_offline_requests_are_preempted_first(view: View, limits: PolicyConfig) -> None:
+def test_the_newest_offline_requests_are_preempted_first(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     kept = offline_among(view, (*plan.run, *plan.pause))
     assert not plan.preempt or max(kept, default=-1) < min(plan.preempt)
 
 
-def lacks(view: View, preempted: tuple[int, ...]) -> bool:
+def lacks(view: StepView, preempted: tuple[int, ...]) -> bool:
     """Whether the waiting online requests would miss a slot or a block. Paused prompts count as nothing, decodes as if all ran."""
     stay = [request for i, request in enumerate(view.running) if i not in preempted]
     slots = view.max_seqs - len(stay)
@@ -218,14 +220,14 @@ def lacks(view: View, preempted: tuple[int, ...]) -> bool:
 
 
 @given(views(), a_limit)
-def test_waiting_online_requests_find_room_or_nothing_offline_is_left(view: View, limits: PolicyConfig) -> None:
+def test_waiting_online_requests_find_room_or_nothing_offline_is_left(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if view.online_waiting and lacks(view, plan.preempt):
         assert offline_among(view, (*plan.run, *plan.pause)) == []
 
 
 @given(views(), a_limit)
-def test_no_more_is_preempted_than_is_needed(view: View, limits: PolicyConfig) -> None:
+def test_no_more_is_preempted_than_is_needed(view: StepView, limits: PolicyConfig) -> None:
     plan = plan_step(view, limits)
     if plan.preempt:
         assert lacks(view, plan.preempt[1:])  # the oldest of them was needed too

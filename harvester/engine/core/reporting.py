@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from harvester.engine.core.learning import OnlineLatencyModel
+from harvester.engine.core.profile import Profile
 from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import RING, Count, Field, SharedState
@@ -19,8 +19,8 @@ MODEL_EVERY = 16  # steps
 class Reporting:
     """Without a board nothing is written, and no step can be ended."""
 
-    def __init__(self, settings: Settings, vllm_config: Any) -> None:
-        self._shared = SharedState(settings.shared) if settings.shared is not None else None
+    def __init__(self, settings: Settings, vllm_config: Any, shared: SharedState | None) -> None:
+        self._shared = shared
         parallel = vllm_config.parallel_config
         plain = parallel.pipeline_parallel_size == 1 and vllm_config.speculative_config is None
         self._may_end_steps = settings.schedule.safepoints == "auto" and plain
@@ -38,53 +38,54 @@ class Reporting:
         assert self._shared is not None
         return layers_between(int(self._shared[Field.PLACES]), step_s, self._shared[Field.SAFEPOINT_S], self._detect_s, self._segments)
 
-    def planned(self, plan: Plan, reserve: tuple[int, int] | None) -> None:
+    def planned(self, plan: Plan) -> None:
         if self._shared is None:
             return
         self._shared.add(Count.PREEMPTED, len(plan.preempt))
+        self._shared.add(Count.SWAPPED, len(plan.swap_out))
         self._shared.add(Count.PAUSED_STEPS, len(plan.pause))
         if plan.offline_tokens is not None:
             self._shared.set(Count.BUDGET_TOKENS, plan.offline_tokens)
-        for count, value in zip((Count.RESERVED_SLOTS, Count.RESERVED_BLOCKS), reserve or (0, 0), strict=True):
+        for count, value in zip((Count.RESERVED_SLOTS, Count.RESERVED_BLOCKS), plan.reserve, strict=True):
             self._shared.set(count, value)
 
     def sends(self, step: Step, *, endable: bool) -> None:
         """It is about to be sent to the workers."""
-        if self._shared is not None:
+        if self._shared is not None and step.number is not None:
             self._shared.planned(step.number, endable, step.estimate_s)
 
     def told_better(self, step: Step) -> None:
         """Its length is known better now."""
-        if self._shared is not None:
+        if self._shared is not None and step.number is not None:
             self._shared.told_better(step.number, step.estimate_s)
 
     def ends(self, step: Step, seconds: float, kv_used: float) -> None:
         """It is answered. ``kv_used``: the share of the KV blocks in use."""
         shared = self._shared
-        if shared is None or not step.number:
+        if shared is None or step.number is None:
             return
         shared[Field.ANSWERED] = step.number
-        if step.void:
+        if step.rolled_back:
             return
         harvested = sum(step.served.values())
-        whole = step.output.total_num_scheduled_tokens
+        whole = step.tokens
         shared.add(Count.STEPS, 1)
         shared.set(Count.ONLINE_RUNNING, len(step.online))
         shared.set(Count.OFFLINE_RUNNING, len(step.output.num_scheduled_tokens) - len(step.online))
         shared.set(Count.KV_USED, kv_used)
-        if step.offline_only:
+        if step.alone:
             shared[Field.STEPS_S + int(shared.count(Count.OFFLINE_STEPS)) % RING] = seconds
-        shared.add(Count.OFFLINE_STEPS, step.offline_only)
+        shared.add(Count.OFFLINE_STEPS, step.alone)
         shared.add(Count.MIXED_STEPS, 0 < harvested < whole)
         shared.add(Count.OFFLINE_TOKENS, harvested)
         shared.add(Count.ONLINE_TOKENS, whole - harvested)
         shared.add(Count.BUSY_S, seconds)
-        shared.add(Count.HARVESTED_S, seconds if step.offline_only else 0.0)
+        shared.add(Count.HARVESTED_S, seconds if step.alone else 0.0)
 
     def took_back(self, step: Step, tokens: int) -> None:
         """``step`` ended early; with those planned after it ``tokens`` count for nothing."""
         shared = self._shared
-        if shared is None:
+        if shared is None or step.number is None:
             return
         shared.add(Count.ENDED_STEPS, 1)
         shared.add(Count.TAKEN_BACK_TOKENS, tokens)
@@ -93,20 +94,20 @@ class Reporting:
             shared.add(Count.DETECT_S, max(0.0, shared[Field.ENDED_AT_S] - from_s))
             shared.add(Count.DETECTED, 1)
 
-    def learnt(self, learning: OnlineLatencyModel, steps: int) -> None:
+    def learnt(self, profile: Profile, step: Step) -> None:
         """Show the latency model, now and then, and write its profile when asked."""
         shared = self._shared
         if shared is None:
             return
         wish = shared[Field.SAVE_PROFILE]
         if wish > shared[Field.SAVED_PROFILE]:
-            learning.save()
+            profile.save()
             shared[Field.SAVED_PROFILE] = wish
-        if steps - self._told < MODEL_EVERY:
+        if step.number is None or step.number - self._told < MODEL_EVERY:
             return
-        self._told = steps
-        learning.save_if_due(time.monotonic())
-        model = learning.model
+        self._told = step.number
+        profile.save_if_due(time.monotonic())
+        model = profile.model
         for place, value in enumerate(model.coefficients):
             shared[Field.MODEL + place] = value
         shared[Field.MARGIN], shared[Field.READY] = model.margin, float(model.ready)

@@ -1,43 +1,95 @@
-"""The steps that are planned and not yet answered, and how they are taken back.
+"""The steps that are planned and not yet answered, each with its state.
 
-vLLM counts a step's tokens, and registers the KV blocks it will fill for prefix caching, when it plans the step. Where the step ends at a
-safepoint, and every step planned after it, none of that came true: the state of the scheduler must be as if they had never been planned.
+PLANNED ──▶ SENT ──▶ ANSWERED        computed
+   └──────────┴────▶ ROLLED_BACK     it, or one before it, ended early: it counts for nothing, and is answered as such later
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreEventType
-from vllm.v1.request import Request, RequestStatus
-
-from harvester.engine.checkpoints.saving import fail_load
-from harvester.policy.model.latency import StepLoad
+from harvester.policy.model.load import StepLoad
 
 SAME_ROW_S = 0.003
 
 
+class StepState(Enum):
+    PLANNED = auto()  # vLLM has scheduled it
+    SENT = auto()  # the workers have it, and what stands below ``estimate_s`` is filled in
+    ANSWERED = auto()
+    ROLLED_BACK = auto()
+
+
 @dataclass(slots=True)
 class Step:
-    """One planned step. What stands below ``estimate_s`` is filled in while the model computes it."""
+    """One planned step. ``number``: None where it has no tokens. What stands below ``estimate_s`` is filled in when it has been sent."""
 
-    number: int
-    output: SchedulerOutput
-    offline_only: bool
+    number: int | None
+    output: Any  # vLLM's `SchedulerOutput`
+    tokens: int
+    alone: bool  # offline work alone
     began_s: float
-    estimate_s: float
+    estimate_s: float  # how long it takes; 0 where nobody can tell
+    state: StepState = StepState.PLANNED
     load: StepLoad = field(default_factory=StepLoad)
     computed: dict[str, int] = field(default_factory=dict)  # tokens of each of its requests that were computed before it
     admitted: frozenset[str] = frozenset()  # came from the waiting queue in this step
     registered: list[tuple[Any, Any]] = field(default_factory=list)  # blocks with the hash that the step gave them
     online: list[str] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)  # offline tokens by job
-    void: bool = False
+
+    @property
+    def rolled_back(self) -> bool:
+        return self.state is StepState.ROLLED_BACK
+
+
+class StepsInFlight:
+    """Oldest first. The engine answers steps in the order in which they were planned."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque()
+        self._planned = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._steps)
+
+    @property
+    def next_number(self) -> int:
+        """Of the next step with tokens."""
+        return self._planned + 1
+
+    def plan(self, step: Step) -> None:
+        """It was scheduled."""
+        assert self.unsent() is None, "a step is planned before the one before it was sent"
+        self._planned = self._planned if step.number is None else step.number
+        self._steps.append(step)
+
+    def unsent(self) -> Step | None:
+        """The step that was planned and not sent; None where all are."""
+        return self._steps[-1] if self._steps and self._steps[-1].state is StepState.PLANNED else None
+
+    def answer(self, now_s: float) -> Step:
+        """The oldest step is answered; the next one has begun by now. The step says whether it was rolled back."""
+        step = self._steps.popleft()
+        if not step.rolled_back:
+            step.state = StepState.ANSWERED
+        if self._steps:
+            self._steps[0].began_s = max(now_s, self._steps[0].began_s)
+        return step
+
+    def roll_back(self, ended: Step) -> tuple[Step, ...]:
+        """``ended`` and all that are in flight behind it count for nothing."""
+        steps = (ended, *self._steps)
+        for step in steps:
+            step.state = StepState.ROLLED_BACK
+        return steps
 
 
 def seconds_of(step: Step, updated_s: float, now_s: float) -> float:
@@ -49,91 +101,13 @@ def seconds_of(step: Step, updated_s: float, now_s: float) -> float:
 
 
 def first_computed(steps: Iterable[Step], computed: dict[str, int]) -> dict[str, int]:
-    """Of each request in ``computed``, its fewest computed tokens before any of ``steps`` that is not void.
+    """Of each request in ``computed``, its fewest computed tokens before any of ``steps`` that was not rolled back.
 
     vLLM hashes a block when its last token is known, which may be as the step after the one that fills it is planned.
     """
     first = dict(computed)
     for step in steps:
-        for name, tokens in step.computed.items() if not step.void else ():
+        for name, tokens in step.computed.items() if not step.rolled_back else ():
             if name in first:
                 first[name] = min(first[name], tokens)
     return first
-
-
-def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
-    """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
-    found = []
-    for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
-        for request_id, tokens in computed.items():
-            blocks = manager.req_to_blocks.get(request_id, [])
-            until = manager.num_cached_block.get(request_id, 0)
-            found += [(block, block.block_hash) for block in blocks[tokens // manager.block_size : until] if block.block_hash is not None]
-    return found
-
-
-def rollback(scheduler: Scheduler, steps: deque[Step], now_s: float) -> int:
-    """Undo ``steps``, oldest first, none of which was computed. Returns how many tokens they had planned.
-
-    Requests that ran before go on where they were. Those that were admitted go back to the waiting queue, since the prefix blocks they
-    were given may be among the ones never written. What vLLM still sees of these steps is marked as stale, so that it only keeps count.
-    """
-    _unregister(scheduler, steps)
-    _distrust_loads(scheduler, steps)
-    admitted = {name for step in steps for name in step.admitted}  # in any: it may have lost its KV between two of them
-    seen: set[str] = set()
-    for step in steps:
-        step.void = True
-        for request_id, computed in step.computed.items():
-            request = scheduler.requests.get(request_id)
-            if request_id in seen or request is None or request.status != RequestStatus.RUNNING:
-                continue
-            seen.add(request_id)
-            if request_id in admitted:
-                _put_back(scheduler, request, now_s)
-            else:
-                _rewind(scheduler, request, computed)
-                if scheduler.log_stats:  # to who asked for it, it was preempted
-                    request.record_event(EngineCoreEventType.PREEMPTED, now_s)
-    scheduler.prev_step_scheduled_req_ids.clear()  # the worker is sent all tokens of the next step's requests
-    return sum(step.output.total_num_scheduled_tokens for step in steps)
-
-
-def _unregister(scheduler: Scheduler, steps: deque[Step]) -> None:
-    pool = scheduler.kv_cache_manager.block_pool
-    for step in steps:
-        for block, given in step.registered:
-            if block.block_hash == given:  # else it has been given away since
-                pool.evict_blocks({block.block_id})
-
-
-def _distrust_loads(scheduler: Scheduler, steps: deque[Step]) -> None:
-    """A request that is read back from the host may have been given a prefix that was to be written in these steps: it begins anew."""
-    unwritten = {block.block_id for step in steps for block, _ in step.registered}
-    for request in scheduler.kv_holding_waiting:
-        if any(not unwritten.isdisjoint(ids) for ids in scheduler.kv_cache_manager.get_block_ids(request.request_id)):
-            fail_load(scheduler, request)
-
-
-def _rewind(scheduler: Scheduler, request: Request, computed: int) -> None:
-    request.num_computed_tokens = computed
-    request.num_output_placeholders = 0
-    _make_stale(request)
-    request.is_prefill_chunk = computed < request.num_tokens
-    if request.is_prefill_chunk:
-        scheduler._inflight_prefills.add(request)
-    for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
-        cached = manager.num_cached_block
-        if request.request_id in cached:
-            cached[request.request_id] = min(cached[request.request_id], computed // manager.block_size)
-
-
-def _put_back(scheduler: Scheduler, request: Request, now_s: float) -> None:
-    scheduler.running.remove(request)
-    scheduler._preempt_request(request, now_s, drop_stale_output=True)
-    request.num_preemptions -= 1  # it had not begun
-
-
-def _make_stale(request: Request) -> None:
-    request.num_stale_output_tokens = request.num_in_flight_tokens
-    request.drop_stale_output = True

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harvester.config import CheckpointConfig, ScheduleConfig, ServeConfig, ShareConfig, SloConfig
+from harvester.policy.kv.checkpoint import CPU_COST, CUDA_COST, Thresholds
+from harvester.policy.kv.policy import Checkpoints
+from harvester.policy.parts import PartsConfig
 from harvester.policy.view import PolicyConfig
 
 KEY = "harvester"
@@ -22,7 +25,7 @@ class Slo:
     tpot_s: float
 
 
-NOTHING = Slo(math.inf, math.inf)
+NO_SLO = Slo(math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,37 @@ class Settings:
         return cls(share, slo, schedule, shared, profile, CheckpointConfig(**given.get("checkpoint", {})))
 
     @property
-    def limits(self) -> PolicyConfig:
+    def policy(self) -> PolicyConfig:
         share = self.share
         max_ttft_delay_fraction, ttft_s = self.schedule.max_ttft_delay_fraction, self.slo.ttft_slo_ms / 1000
         return PolicyConfig(
             share.reserved_slots, share.reserved_kv, share.offline_step_tokens, share.reserve_s, max_ttft_delay_fraction, ttft_s
         )
 
-    def promise(self, extra: Mapping[str, Any] | None) -> Slo:
-        """Of a request with these `vllm_xargs`. An unknown class gets the deployment's promise."""
+    def parts(self, total_blocks: int) -> PartsConfig:
+        """The parts of a brain for an engine with so many KV blocks. Until the first burst is seen, the fixed reserve is kept."""
+        schedule, share = self.schedule, self.share
+        return PartsConfig(
+            online_order=schedule.online_order,
+            offline_order=schedule.offline_order,
+            admission=schedule.admission,
+            budget=schedule.budget,
+            reserve=schedule.reserve,
+            mlfq_levels=schedule.mlfq_levels,
+            starvation_s=schedule.starvation_ms / 1000,
+            first_slots=share.reserved_slots,
+            first_blocks=int(share.reserved_kv * total_blocks),
+        )
+
+    def kv_policy(self, cpu: bool) -> Checkpoints:
+        """``cpu``: the engine computes on a CPU, where a copy takes the cores that a step needs."""
+        given = self.checkpoint
+        cost = given.copy_cost or (CPU_COST if cpu else CUDA_COST)
+        thresholds = Thresholds(given.start_free, given.full_free, given.online)
+        return Checkpoints(thresholds, cost, self.slo.ttft_slo_ms / 1000, given.wait_blocks)
+
+    def slo_of(self, extra: Mapping[str, Any] | None) -> Slo:
+        """Of a request with these `vllm_xargs`. An unknown class gets the deployment's."""
         own = self.slo.classes.get(str(extra.get("slo_class"))) if extra and self.slo.classes else None
         ttft_ms = own.ttft_slo_ms if own and own.ttft_slo_ms else self.slo.ttft_slo_ms
         tpot_ms = own.tpot_slo_ms if own and own.tpot_slo_ms else self.slo.tpot_slo_ms

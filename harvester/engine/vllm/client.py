@@ -36,13 +36,13 @@ class HarvestLLM(AsyncLLM):
 
     _signal: ArrivalSignal | None = None
     _metrics: ClassMetrics | None = None
-    _promises: Settings | None = None
+    _settings: Settings | None = None
     _in_flight: Counter[WorkClass] | None = None
 
     def attend(self, shared: SharedState) -> None:
         """Signal arrivals and count what becomes of them."""
-        self._promises = self.settings
-        self._signal = ArrivalSignal(shared, self._promises.schedule.max_ttft_delay_fraction, graph_sizes(self.vllm_config))
+        self._settings = self.settings
+        self._signal = ArrivalSignal(shared, self._settings.schedule.max_ttft_delay_fraction, graph_sizes(self.vllm_config))
         self._metrics = ClassMetrics()
         self._in_flight = Counter()
 
@@ -100,9 +100,9 @@ class HarvestLLM(AsyncLLM):
         return {work: counts[work] for work in WorkClass}
 
     def latencies(self, now_s: float) -> dict[str, Any]:
-        if self._metrics is None or self._promises is None:
+        if self._metrics is None or self._settings is None:
             return {"ttft": None, "tpot": None, "ttft_slo_s": None, "tpot_slo_s": None}
-        promise = self._promises.promise(None)
+        promise = self._settings.slo_of(None)
         return {**self._metrics.recent(now_s), "ttft_slo_s": promise.ttft_s, "tpot_slo_s": promise.tpot_s}
 
     async def add_request(
@@ -147,8 +147,8 @@ class HarvestLLM(AsyncLLM):
             counts[work] -= 1
 
     def _promise(self, params: Any) -> Slo:
-        assert self._promises is not None, "asked of an engine that nobody attends"
-        return self._promises.promise(params.extra_args if isinstance(params, SamplingParams) else None)
+        assert self._settings is not None, "asked of an engine that nobody attends"
+        return self._settings.slo_of(params.extra_args if isinstance(params, SamplingParams) else None)
 
     async def complete(
         self,

@@ -23,7 +23,7 @@ MIN_WAITED = 4  # blocks, whatever they take
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Holder:
     """A running request. ``blocks``: full KV blocks that are computed; ``saved``: the first of them, which are on the host."""
 
     name: str
@@ -36,7 +36,7 @@ class Kept:
 class CopyView:
     """``requests`` in the order in which they would lose their KV, the first first."""
 
-    requests: Sequence[Kept]
+    requests: Sequence[Holder]
     free_blocks: int
     total_blocks: int
     limit_blocks: int  # most copies in this step
@@ -121,7 +121,7 @@ class Coverage:
         self._filled += FILL * (filled - self._filled)
         self._blocks = {kept.name: kept.blocks for kept in view.requests}
 
-    def _chosen(self, view: CopyView) -> list[Kept]:
+    def _chosen(self, view: CopyView) -> list[Holder]:
         """The first of each class by the ramp, and those that are begun while there is any pressure.
 
         Online work from half way on, where KV that offline work holds counts as free: chat takes it first.
@@ -129,7 +129,7 @@ class Coverage:
         start, full = self._thresholds.start, self._thresholds.full
         offline = [kept for kept in view.requests if kept.offline]
         online = [kept for kept in view.requests if not kept.offline] if self._thresholds.online else []
-        chosen: list[Kept] = []
+        chosen: list[Holder] = []
         for kept, free, begin in ((offline, self.free, start), (online, 1.0 - self._online, (start + full) / 2)):
             share = ramp(free, begin, full)
             if share > 0.0:

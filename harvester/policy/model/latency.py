@@ -102,6 +102,17 @@ class LatencyModel:
         """Seconds, without a margin."""
         return predict_with(self._coefficients, load, self.graphs)
 
+    def high_s(self, load: StepLoad) -> float | None:
+        """Seconds that 99 of 100 such steps stay within, by the errors of steps of about that length; None before the model is ready."""
+        if not self.ready:
+            return None
+        predicted_s = self.predict(load)
+        return predicted_s * self.margin_at(predicted_s)
+
+    def median_s(self, load: StepLoad) -> float | None:
+        """Seconds that the step takes as often more as less; None before the model is ready."""
+        return self.predict(load) * self.error()[0] if self.ready else None
+
     def bound(self, load: StepLoad) -> float:
         """Seconds that 99 of 100 such steps stay within, as far as the last ``ERROR_STEPS`` steps tell."""
         return self.margin * self.predict(load)

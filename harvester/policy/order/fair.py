@@ -1,4 +1,4 @@
-"""The order of offline work: jobs share by tokens served, rows with a common prefix stay together.
+"""The order of jobs: they share by tokens served.
 
 Each job has a virtual token counter: the one served least, for its weight, is next (Sheng et al., "Fairness in Serving Large Language
 Models", OSDI 2024). All jobs move, whenever they came, and none saves up a claim while it has nothing to do.
@@ -6,8 +6,7 @@ Models", OSDI 2024). All jobs move, whenever they came, and none saves up a clai
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -54,36 +53,5 @@ class FairOrder:
         """Of these jobs the one to serve next: least served for its weight, the earliest named among equals; None of none."""
         return min(jobs, key=lambda job: self._accounts[job].served, default=None)
 
-    def interleave(self, jobs: dict[str, Sequence[int]]) -> list[tuple[str, int]]:
-        """Merge queues of rows, each given by the tokens it is expected to take, as if each were charged when chosen.
-
-        Returns (job, place in its queue), the one to serve first in front; the counters stay as they are. Rows of one job keep their order.
-        """
-        heap = [(self._accounts[job].served, i, job, 0) for i, (job, rows) in enumerate(jobs.items()) if rows]
-        heapq.heapify(heap)
-        merged: list[tuple[str, int]] = []
-        while heap:
-            served, i, job, place = heap[0]
-            merged.append((job, place))
-            served += jobs[job][place] / self._accounts[job].weight
-            if place + 1 < len(jobs[job]):
-                heapq.heapreplace(heap, (served, i, job, place + 1))
-            else:
-                heapq.heappop(heap)
-        return merged
-
     def _least(self) -> float:
         return min((account.served for account in self._accounts.values()), default=self._floor)
-
-
-def prefix_key(token_ids: Sequence[int], tokens: int = 64) -> tuple[int, ...]:
-    """What the rows of a slice are sorted by, so that those that share a prompt prefix are adjacent and meet a warm prefix cache."""
-    return tuple(token_ids[:tokens])
-
-
-def prefix_order(prompts: Sequence[Sequence[int]], tokens: int = 64) -> list[int]:
-    """Places of ``prompts`` (token ids of the rows of one slice) in the order to run them: by prefix, equal ones as they came.
-
-    Only inside a slice: slices go in order, so no row waits for another slice's prefix.
-    """
-    return sorted(range(len(prompts)), key=lambda i: prefix_key(prompts[i], tokens))

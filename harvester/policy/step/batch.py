@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harvester.policy.view import Running
@@ -11,10 +11,10 @@ from harvester.policy.view import Running
 
 @dataclass(slots=True)
 class Batch:
-    """Indices are places in ``View.running``; a place that is left out is in none of the lists."""
+    """Indices are places in ``StepView.running``; a place that is left out is in none of the lists."""
 
     kept: list[int] = field(default_factory=list)
-    online: list[int] = field(default_factory=list)  # those that decode first, then by rank
+    online: list[int] = field(default_factory=list)  # those that decode, oldest first, then prompts by rank
     decoding: list[Running] = field(default_factory=list)  # online, one token each
     prompts: list[Running] = field(default_factory=list)  # online, by rank
     decodes: list[int] = field(default_factory=list)  # offline, oldest first, as below
@@ -31,8 +31,11 @@ class Batch:
         return sum(request.step_tokens for request in self.prompts)
 
 
-def batch_of(running: Sequence[Running], left_out: Container[int] = ()) -> Batch:
-    """O(running), and the plan's largest part: each pass is one comprehension."""
+NO_RANKS: Mapping[str, int] = {}
+
+
+def batch_of(running: Sequence[Running], left_out: Container[int] = (), ranks: Mapping[str, int] = NO_RANKS) -> Batch:
+    """O(running), and the plan's largest part: each pass is one comprehension. ``ranks``: order of online prompts, by name."""
     kept = [place for place in range(len(running)) if place not in left_out] if left_out else list(range(len(running)))
     chat = [place for place in kept if not running[place].offline]
     offline = [place for place in kept if running[place].offline] if chat else kept
@@ -47,12 +50,12 @@ def batch_of(running: Sequence[Running], left_out: Container[int] = ()) -> Batch
         growth_blocks=final_blocks - sum([running[place].blocks_now for place in offline]),
     )
     if chat:
-        _with_chat(batch, running, chat)
+        _with_chat(batch, running, chat, ranks)
     return batch
 
 
-def _with_chat(batch: Batch, running: Sequence[Running], chat: list[int]) -> None:
-    chat.sort(key=lambda place: (running[place].step_tokens > 1, running[place].rank))
+def _with_chat(batch: Batch, running: Sequence[Running], chat: list[int], ranks: Mapping[str, int]) -> None:
+    chat.sort(key=lambda place: (1, ranks.get(running[place].name, len(ranks))) if running[place].step_tokens > 1 else (0, 0))
     batch.online = chat
     for place in chat:
         request = running[place]

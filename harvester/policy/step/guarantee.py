@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 
 from harvester.policy.step.batch import Batch
-from harvester.policy.view import View
+from harvester.policy.step.view import StepView
 
 
-def stretched_s(limit_s: float, view: View, online_s: float) -> float:
+def stretched_s(limit_s: float, view: StepView, online_s: float) -> float:
     """Seconds that the step may last, which the chat in it alone would last ``online_s``."""
     given = view.guarantee
     return max(limit_s, online_s / (1.0 - given.share)) if given is not None and given.above_slo else limit_s
 
 
-def opened(space: tuple[int, int], view: View, batch: Batch) -> tuple[int, int]:
+def opened(space: tuple[int, int], view: StepView, batch: Batch) -> tuple[int, int]:
     """``space``, the slots and KV blocks that new offline requests may take, or what the share still lacks where that is more."""
     if view.guarantee is None:
         return space

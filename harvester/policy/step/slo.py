@@ -9,7 +9,8 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.budget import offline_budget
-from harvester.policy.view import PolicyConfig, View
+from harvester.policy.step.view import StepView
+from harvester.policy.view import PolicyConfig
 
 MIN_PROMPT_CHUNK = 64  # tokens
 
@@ -22,7 +23,7 @@ class Online:
     prompt_tokens: int | None
 
 
-def limit_s(view: View, batch: Batch) -> float:
+def limit_s(view: StepView, batch: Batch) -> float:
     """Seconds that the step may take: inf where nothing is promised, 0 or less where a first token is already late.
 
     The least TPOT of those that decode, and the time left until the earliest first token is due. Where the prompts need several steps,
@@ -35,25 +36,25 @@ def limit_s(view: View, batch: Batch) -> float:
     return min(batch.tpot_s, slack_s)
 
 
-def first_token_slack_s(view: View, batch: Batch) -> float:
+def first_token_slack_s(view: StepView, batch: Batch) -> float:
     """Seconds until the earliest first token is due; inf where none is awaited."""
     return min(batch.due_s, view.waiting_due_s if view.online_waiting else math.inf) - view.now_s
 
 
-def added_s(view: View, batch: Batch, limits: PolicyConfig, alone_s: float) -> float:
+def added_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float) -> float:
     """Seconds that offline work may add to a step whose online work takes ``alone_s``.
 
     A step beside chat that decodes keeps an arrival waiting to its end: it grows by at most a share of the time to first token. Steps that
     compute prompts follow each other while chat comes in a burst, and what each adds, the last of the burst waits for: they grow by that
     share of their own length.
     """
-    if limits.ttft_s == math.inf:
+    if config.ttft_s == math.inf:
         return math.inf
     prompts = view.online_waiting > 0 or batch.due_s < math.inf
-    return limits.max_ttft_delay_fraction * (min(alone_s, limits.ttft_s) if prompts else limits.ttft_s)
+    return config.max_ttft_delay_fraction * (min(alone_s, config.ttft_s) if prompts else config.ttft_s)
 
 
-def online_work(view: View, batch: Batch, limits: PolicyConfig, model: LatencyModel) -> Online:
+def online_work(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel) -> Online:
     """What the online requests compute in the step, those that wait among them.
 
     Prompts are cut where the step would break the TPOT of those that decode, as long as no first token comes late by it, or the further
@@ -74,13 +75,13 @@ def online_work(view: View, batch: Batch, limits: PolicyConfig, model: LatencyMo
     steps = math.ceil((view.waiting_tokens + batch.prompt_tokens) / chunk)
     in_time = steps * batch.tpot_s <= first_token_slack_s(view, batch)
     if chunk >= whole.prefill_tokens or not (
-        in_time or (steps - 1) * model.predict(decodes) <= limits.max_ttft_delay_fraction * limits.ttft_s
+        in_time or (steps - 1) * model.predict(decodes) <= config.max_ttft_delay_fraction * config.ttft_s
     ):
         return Online(whole, None)
     return Online(online_load(view, batch, whole.decode_seqs + chunk), chunk)
 
 
-def online_load(view: View, batch: Batch, max_tokens: int | None = None) -> StepLoad:
+def online_load(view: StepView, batch: Batch, max_tokens: int | None = None) -> StepLoad:
     """What the online requests compute: all that run or return, decodes first, then all that wait.
 
     ``max_tokens``: within which prompts are taken; None: the view's.

@@ -1,4 +1,4 @@
-"""The latency model of one engine core: read from a profile, kept right by the steps it sees, written back."""
+"""The file that keeps the latency model of one engine core between its runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import os
 import time
 from pathlib import Path
 
-from harvester.engine.shared.settings import Settings
 from harvester.errors import ConfigError
 from harvester.policy.model.graphs import GraphSizes
-from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.model.latency import LatencyModel
 
 SAVE_S = 60.0
 SAVE_STEPS = 500  # no sooner than after so many new steps
@@ -19,32 +18,21 @@ SAVE_STEPS = 500  # no sooner than after so many new steps
 log = logging.getLogger(__name__)
 
 
-class OnlineLatencyModel:
-    """``settings.profile`` None: learnt anew and not kept. ``graphs``: the CUDA graphs that the steps run as."""
+class Profile:
+    """``path`` None: the model is learnt anew and not kept. ``graphs``: the CUDA graphs that the steps run as."""
 
-    def __init__(self, settings: Settings, graphs: GraphSizes | None = None) -> None:
-        self._path = settings.profile
-        self.model = _load(self._path, graphs) if self._path is not None else LatencyModel(graphs)
+    def __init__(self, path: Path | None, graphs: GraphSizes | None = None) -> None:
+        self._path = path
+        self.model = _load(path, graphs) if path is not None else LatencyModel(graphs)
         self._saved_s = time.monotonic()
         self._new_steps = 0
 
-    def estimate_s(self, load: StepLoad) -> float:
-        """Seconds that the step takes at most, 99 times of 100; 0 where the model cannot tell."""
-        if not self.model.ready:
-            return 0.0
-        predicted_s = self.model.predict(load)
-        return predicted_s * self.model.margin_at(predicted_s)
-
-    def predict_s(self, load: StepLoad) -> float:
-        """Seconds that the step takes as often more as less; 0 where the model cannot tell."""
-        return self.model.predict(load) * self.model.error()[0] if self.model.ready else 0.0
-
-    def observe(self, load: StepLoad, seconds: float) -> None:
-        self.model.observe(load, seconds)
+    def learnt(self) -> None:
+        """The model has learnt from one more step."""
         self._new_steps += 1
 
     def save_if_due(self, now_s: float) -> None:
-        """Write the profile now and then; a disk that refuses costs a warning."""
+        """Write it now and then; a disk that refuses costs a warning."""
         if self._new_steps >= SAVE_STEPS and now_s - self._saved_s >= SAVE_S:
             self.save()
 

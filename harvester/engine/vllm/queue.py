@@ -1,0 +1,114 @@
+"""The waiting queue of vLLM's scheduler: online requests by rank, then the offline ones that the plan of the step admits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+from harvester.engine.vllm.reads import is_offline
+from harvester.policy.order.offline import OfflineOrder, OfflineRow
+
+
+class WaitingQueue(RequestQueue):  # type: ignore[misc]
+    """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan admits.
+
+    ``order`` is told of every offline request that waits, as ``row_of`` describes it, and of every one that waits no longer.
+    """
+
+    def __init__(self, order: OfflineOrder, row_of: Callable[[Request], OfflineRow]) -> None:
+        self._order, self._row_of = order, row_of
+        self._online: dict[str, Request] = {}
+        self._offline: dict[str, Request] = {}
+        self._ranks: Mapping[str, int] = {}
+        self._admitted: deque[str] = deque()
+
+    @property
+    def online(self) -> Iterable[Request]:
+        """In no order."""
+        return self._online.values()
+
+    @property
+    def has_online(self) -> bool:
+        return bool(self._online)
+
+    @property
+    def ranks(self) -> Mapping[str, int]:
+        """As given last."""
+        return self._ranks
+
+    def rank(self, ranks: Mapping[str, int]) -> None:
+        """The order of the online requests from now on. One without a rank comes last, by priority and arrival."""
+        self._ranks = ranks
+
+    def open(self, admitted: Sequence[str]) -> None:
+        """Let these offline requests through, in this order, once no online request waits."""
+        self._admitted = deque(admitted)
+
+    def close(self) -> None:
+        """Let no offline request through."""
+        self._admitted.clear()
+
+    def add_request(self, request: Request) -> None:
+        if is_offline(request):
+            self._offline[request.request_id] = request
+            self._order.add(self._row_of(request))
+        else:
+            self._online[request.request_id] = request
+
+    def prepend_request(self, request: Request) -> None:
+        self.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.add_request(request)
+
+    def peek_request(self) -> Request:
+        if self._online:
+            return min(self._online.values(), key=self._rank_of)
+        self._skip_the_gone()
+        return self._offline[self._admitted[0]]
+
+    def pop_request(self) -> Request:
+        request = self.peek_request()
+        if is_offline(request):
+            self._admitted.popleft()
+        self._remove(request)
+        return request
+
+    def remove_request(self, request: Request) -> None:
+        """Raises ValueError where it is not here."""
+        if not self._remove(request):
+            raise ValueError(f"request {request.request_id} is not waiting")
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._remove(request)
+
+    def __bool__(self) -> bool:
+        self._skip_the_gone()
+        return bool(self._online or self._admitted)
+
+    def __len__(self) -> int:
+        return len(self._online) + len(self._offline)
+
+    def __iter__(self) -> Iterator[Request]:
+        rows = (self._offline[row.name] for row in self._order.rows())
+        return chain(sorted(self._online.values(), key=self._rank_of), rows)
+
+    def _rank_of(self, request: Request) -> tuple[float, int, float]:
+        return self._ranks.get(request.request_id, float("inf")), request.priority, request.arrival_time
+
+    def _remove(self, request: Request) -> bool:
+        name = request.request_id
+        if self._offline.pop(name, None) is not None:
+            self._order.take(name)
+            return True
+        return self._online.pop(name, None) is not None
+
+    def _skip_the_gone(self) -> None:
+        while self._admitted and self._admitted[0] not in self._offline:
+            self._admitted.popleft()

@@ -1,0 +1,168 @@
+"""What vLLM's scheduler holds, as the brain sees it: every read of its requests, queues and KV blocks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from harvester.core import WorkClass, work_class
+from harvester.engine.shared.settings import Slo
+from harvester.policy.model.load import StepLoad
+from harvester.policy.order.offline import PREFIX_TOKENS, OfflineRow
+from harvester.policy.order.online import OnlineRequest
+from harvester.policy.step.batch import Batch
+from harvester.policy.step.view import Guarantee
+from harvester.policy.view import EngineView, Running, Waiting
+
+MIN_WEIGHT = 1e-6
+MAX_SHARE = 0.9
+
+
+def is_offline(request: Request) -> bool:
+    return work_class(request.priority) is WorkClass.OFFLINE
+
+
+def extra_of(request: Request) -> Mapping[str, Any]:
+    """`vllm_xargs` of the request."""
+    params = request.sampling_params
+    return (params.extra_args or {}) if params is not None else {}
+
+
+def final_blocks(request: Request, block_tokens: int) -> int:
+    """KV blocks the request holds when it has made its last allowed token."""
+    return int(-(-(request.num_prompt_tokens + request.max_tokens) // block_tokens))
+
+
+def waiting_blocks(request: Request, block_tokens: int) -> int:
+    """KV blocks it needs to be admitted."""
+    return int(-(-request.num_tokens // block_tokens))
+
+
+def answered(request: Request) -> int:
+    """Tokens whose KV is computed, without those in flight."""
+    return max(0, int(request.num_computed_tokens - request.num_in_flight_tokens))
+
+
+def row_of(request: Request, block_tokens: int) -> OfflineRow:
+    """An offline request that waits. What it says of its job may come from a chat client, and is bounded."""
+    extra = extra_of(request)
+    share = _bounded(extra.get("share"), 0.0, MAX_SHARE, 0.0)
+    return OfflineRow(
+        name=request.request_id,
+        job=str(extra.get("job", "")),
+        begun=request.num_preemptions > 0,
+        weight=_bounded(extra.get("weight"), MIN_WEIGHT, math.inf, 1.0),
+        guarantee=Guarantee(share, extra.get("above_slo") is True) if share > 0.0 else None,
+        priority=request.priority,
+        slice_id=int(extra.get("slice", 0)),
+        prefix=tuple((request.prompt_token_ids or ())[:PREFIX_TOKENS]),
+        arrival_s=request.arrival_time,
+        final_blocks=final_blocks(request, block_tokens),
+    )
+
+
+def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> OnlineRequest:
+    """An online request that has come. ``shift_s``: from wall to monotonic clock."""
+    return OnlineRequest(
+        name=request.request_id,
+        priority=request.priority,
+        prompt_tokens=request.num_prompt_tokens,
+        expected_tokens=request.max_tokens,
+        due_s=request.arrival_time + shift_s + slo.ttft_s,
+        blocks=waiting_blocks(request, block_tokens),
+    )
+
+
+def running(request: Request, block_tokens: int, max_tokens: int, slo: Slo, shift_s: float) -> Running:
+    """What the request is when the steps planned so far are done. ``max_tokens``: of any step; ``shift_s``: from wall to monotonic clock.
+
+    Without speculative decoding: the one token that a step planned but not answered will add is not counted by vLLM yet.
+    """
+    computed, offline = request.num_computed_tokens, is_offline(request)
+    left = request.num_tokens_with_spec + request.num_output_placeholders - computed
+    step_tokens = left if left > 0 else 1
+    blocks_now = -(-computed // block_tokens)
+    return Running(
+        request.request_id,
+        offline,
+        step_tokens,
+        blocks_now,
+        final_blocks(request, block_tokens) if offline else 0,
+        -(-(computed + min(step_tokens, max_tokens)) // block_tokens) - blocks_now,
+        computed,
+        left <= 0 or request.num_output_tokens + request.num_output_placeholders > 0,
+        request.arrival_time + shift_s + slo.ttft_s,
+        slo.tpot_s,
+    )
+
+
+def view(
+    scheduler: Any, rows: list[Running], batch: Batch | None, now_s: float, slo_of: Callable[[Request], Slo], *, stalled: bool
+) -> EngineView:
+    """What the scheduler holds now; ``rows``: of its running requests."""
+    pool, block_tokens = scheduler.kv_cache_manager.block_pool, scheduler.block_size
+    shift_s = now_s - time.time()
+    loading = list(scheduler.kv_holding_waiting)
+    back = [r for r in loading if r.request_id in scheduler.finished_recving_kv_req_ids and not is_offline(r)]
+    return EngineView(
+        running=rows,
+        waiting=[
+            Waiting(r.request_id, r.num_tokens, waiting_blocks(r, block_tokens), r.arrival_time + shift_s + slo_of(r).ttft_s)
+            for r in scheduler.waiting.online
+        ],
+        free_blocks=pool.get_num_free_blocks(),
+        total_blocks=pool.num_gpu_blocks,
+        max_seqs=scheduler.max_num_active_reqs,
+        now_s=now_s,
+        block_tokens=block_tokens,
+        max_tokens=scheduler.max_num_scheduled_tokens,
+        loading=len(loading),
+        loading_online=any(not is_offline(r) for r in loading),
+        loading_growth=sum(final_blocks(r, block_tokens) - waiting_blocks(r, block_tokens) for r in loading if is_offline(r)),
+        returning=sum(max(1, r.num_tokens - r.num_computed_tokens) for r in back),
+        returning_context=sum(r.num_computed_tokens for r in back),
+        stalled=stalled,
+        batch=batch,
+    )
+
+
+def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, int]:
+    """Tokens of each request of the step planned last that were computed before it; not of those that are gone."""
+    found = ((name, scheduler.requests.get(name), tokens) for name, tokens in output.num_scheduled_tokens.items())
+    return {name: request.num_computed_tokens - tokens for name, request, tokens in found if request is not None}
+
+
+def admitted(output: SchedulerOutput) -> frozenset[str]:
+    """Requests that came from the waiting queue in this step."""
+    return frozenset((*(new.req_id for new in output.scheduled_new_reqs), *output.scheduled_cached_reqs.resumed_req_ids))
+
+
+def rough_load(output: SchedulerOutput) -> StepLoad:
+    """About what the step computes, without looking at each request."""
+    seqs, tokens = len(output.num_scheduled_tokens), output.total_num_scheduled_tokens
+    return StepLoad(tokens - seqs, 0.0, seqs, 0, seqs)
+
+
+def load_of(output: SchedulerOutput, computed: Mapping[str, int]) -> StepLoad:
+    """What the step computes. One token behind others counts as a decode, whatever it is."""
+    chunks = decodes = contexts = 0
+    attention = 0.0
+    for name, tokens in output.num_scheduled_tokens.items():
+        before = computed.get(name, 0)
+        if tokens == 1 and before > 0:
+            decodes, contexts = decodes + 1, contexts + before
+        else:
+            chunks += tokens
+            attention += tokens * (before + tokens / 2)
+    return StepLoad(chunks, attention, decodes, contexts, len(output.num_scheduled_tokens))
+
+
+def _bounded(value: object, low: float, high: float, otherwise: float) -> float:
+    """A number of the request, or ``otherwise``."""
+    return min(max(float(value), low), high) if isinstance(value, int | float) and math.isfinite(value) else otherwise

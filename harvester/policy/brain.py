@@ -1,0 +1,182 @@
+"""The brain of one replica: what each step runs. The engine and the simulator hold the same object.
+
+It is told of requests that arrive and finish and of steps that were run, is shown the engine's state before a step, and answers with a
+plan that says everything an adapter does. Nothing is acted on here, and no clock is read. Its parts are chosen by name (`parts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from harvester.policy.kv.policy import CopyState
+from harvester.policy.model.arrivals import ArrivalRate
+from harvester.policy.model.load import StepLoad
+from harvester.policy.order.offline import OfflineOrder, OfflineRow
+from harvester.policy.order.online import OnlineRequest, by_priority, left_out
+from harvester.policy.parts import Parts
+from harvester.policy.step.admission import admitted
+from harvester.policy.step.plan import plan_step
+from harvester.policy.step.preempt import best_step_s
+from harvester.policy.step.view import StepPlan, StepView
+from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class StepRan:
+    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job."""
+
+    load: StepLoad
+    online: Collection[str] = ()
+    served: Mapping[str, int] = field(default_factory=dict)
+
+
+class Brain:
+    """Four verbs: `arrive`, `plan`, `observe`, `finish`; and `cover`, which chooses what is copied while a step runs. Not thread-safe."""
+
+    def __init__(self, parts: Parts, config: PolicyConfig) -> None:
+        self._parts, self._config = parts, config
+        self._rate = ArrivalRate()
+        self._priority: dict[str, int] = {}  # of the online requests that have not ended
+        self._online_at_s = -math.inf  # when an online request was there last
+
+    @property
+    def parts(self) -> Parts:
+        return self._parts
+
+    @property
+    def offline(self) -> OfflineOrder:
+        """The offline rows that have not ended. An adapter takes those it admits."""
+        return self._parts.offline
+
+    @property
+    def online(self) -> int:
+        """How many online requests have not ended."""
+        return len(self._priority)
+
+    def arrive(self, request: OnlineRequest | OfflineRow, now_s: float) -> None:
+        """It waits. An offline row is told of again when it has lost its KV; an online request is known by then."""
+        if isinstance(request, OfflineRow):
+            self._parts.offline.add(request)
+        elif request.name not in self._priority:
+            predict = self._parts.model.predict
+            prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
+            decode_s = predict(StepLoad.decode(request.prompt_tokens))
+            known = replace(request, prefill_s=prefill_s, expected_s=prefill_s + request.expected_tokens * decode_s)
+            self._priority[request.name] = request.priority
+            self._parts.online.arrive(known, now_s)
+            self._rate.arrival(now_s)
+            self._parts.reserve.arrival(now_s, request.blocks)
+
+    def finish(self, name: str) -> None:
+        """It ended or was aborted. Nothing happens where it is not known."""
+        if self._priority.pop(name, None) is not None:
+            self._parts.online.finish(name)
+        else:
+            self._parts.offline.end(name)
+
+    def observe(self, ran: StepRan, seconds: float, now_s: float) -> None:
+        """A step took ``seconds`` until ``now_s``."""
+        self._parts.model.observe(ran.load, seconds)
+        self._parts.online.ran([name for name in ran.online if name in self._priority], seconds, now_s)
+        for job, tokens in ran.served.items():
+            self._parts.offline.charge(job, tokens)
+
+    def cover(self, state: CopyState) -> None:
+        """Choose what the next step copies to the host; called once a step, while it runs."""
+        self._parts.kv.cover(state)
+
+    def plan(self, view: EngineView) -> Plan:
+        """The next step, as far as ``view`` holds; O(requests in it). May be asked again, and changes nothing that an order depends on."""
+        parts, now_s = self._parts, view.now_s
+        ranks = by_priority(parts.online.order(now_s), self._priority)
+        swapped = parts.kv.swap_out(view, ranks, lambda: parts.online.next_turn_s(now_s, view.max_seqs))
+        stalled = _newest_offline(view) if view.stalled else ()
+        rest, places = _without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
+        if self._priority:
+            self._online_at_s = now_s
+        step = plan_step(self._step_view(rest, ranks), self._config, parts.budget, rest.batch, parts.admission)
+        out = self._without_turn(rest, step, ranks)
+        return Plan(
+            run=_at(places, [i for i in step.run if i not in out] if out else step.run),
+            pause=_at(places, step.pause),
+            sit_out=_at(places, [i for i in step.run if i in out] if out else ()),
+            preempt=(*stalled, *_at(places, step.preempt)),
+            swap_out=swapped,
+            admit=admitted(parts.offline.rows(), step.offline_slots, step.offline_blocks, parts.admission),
+            ranks=ranks,
+            budget_tokens=step.budget_tokens,
+            offline_tokens=step.offline_tokens,
+            limit_s=step.limit_s,
+            may_end=step.preemptible,
+            reserve=parts.reserve.reserve(now_s) or (0, 0),
+            copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
+        )
+
+    def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
+        parts, now_s = self._parts, view.now_s
+        first = next(parts.offline.rows(), None)
+        return StepView(
+            running=view.running,
+            online_waiting=len(view.waiting),
+            online_waiting_blocks=sum([one.blocks for one in view.waiting]),
+            offline_next_blocks=parts.admission.blocks(first) if first is not None else 0,
+            free_blocks=view.free_blocks,
+            total_blocks=view.total_blocks,
+            max_seqs=view.max_seqs - view.loading,  # those whose KV is read back join when it is there
+            online_idle_s=now_s - self._online_at_s,
+            now_s=now_s,
+            waiting_due_s=min((one.due_s for one in view.waiting), default=math.inf),
+            waiting_tokens=sum([one.tokens for one in view.waiting]),
+            returning=view.returning,
+            returning_context=view.returning_context,
+            max_tokens=view.max_tokens,
+            offline_step_s=best_step_s(parts.model.predict(StepLoad(seqs=1)), self._rate.gap_s(now_s)),
+            loading_growth=view.loading_growth,
+            reserve=parts.reserve.reserve(now_s),
+            guarantee=parts.offline.guarantee(),
+            ranks=ranks,
+            max_waited=parts.kv.max_waited,
+        )
+
+    def _without_turn(self, view: EngineView, step: StepPlan, ranks: Mapping[str, int]) -> frozenset[int]:
+        """Places of the online requests in the step whose turn it is not, where there are more than slots."""
+        if len(self._priority) <= view.max_seqs and len(ranks) == len(self._priority):
+            return frozenset()
+        online = {view.running[i].name: i for i in step.run if not view.running[i].offline}
+        waiting = {one.name: one.blocks for one in view.waiting}
+        out = left_out(list(online), waiting, ranks, view.max_seqs, view.free_blocks)
+        return frozenset(online[name] for name in out)
+
+
+def _at(places: Sequence[int] | None, found: Sequence[int]) -> tuple[int, ...]:
+    """Where those ``found`` in a shorter view are in the whole one; ``places`` None: it is the whole one."""
+    return tuple(found) if places is None else tuple([places[i] for i in found])
+
+
+def _newest_offline(view: EngineView) -> tuple[int, ...]:
+    """Nothing could run though chat waits: whatever the engine lacks, the newest offline request gives up its KV for it."""
+    newest = next((place for place in range(len(view.running) - 1, -1, -1) if view.running[place].offline), None)
+    return () if newest is None else (newest,)
+
+
+def _without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[int]]:
+    """The view when the requests at ``lost`` have given up their KV, and where each of its running requests was."""
+    gone = set(lost)
+    places = [place for place in range(len(view.running)) if place not in gone]
+    freed = [view.running[place] for place in lost]
+    again = [_again(one, view.block_tokens) for one in freed if not one.offline]
+    rest = replace(
+        view,
+        running=[view.running[place] for place in places],
+        waiting=[*view.waiting, *again],
+        free_blocks=view.free_blocks + sum(one.blocks_now for one in freed),
+        batch=None,
+    )
+    return rest, places
+
+
+def _again(one: Running, block_tokens: int) -> Waiting:
+    tokens = one.context + one.step_tokens
+    return Waiting(one.name, tokens, -(-tokens // block_tokens), one.due_s)

@@ -1,0 +1,46 @@
+"""Whose KV goes first.
+
+Offline work gives way to online work. Among offline requests the one that loses least gives way first, the newest of equals; among online
+requests the one whose turn comes last. Checkpoints cover requests in the same order (FastServe 4.2, ConServe 4.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from harvester.policy.step.view import StepView
+
+
+def in_order_of_loss(names: Sequence[str], offline: Container[str], ranks: Mapping[str, int]) -> list[int]:
+    """Places in ``names``, running requests, oldest first, in the order in which they would lose their KV.
+
+    Those in ``offline`` come first, newest first; then the online ones, the last in their order first.
+    """
+    rows = [place for place in range(len(names) - 1, -1, -1) if names[place] in offline]
+    online = [place for place in range(len(names)) if names[place] not in offline]
+    return rows + sorted(online, key=lambda place: -ranks.get(names[place], 0))
+
+
+def victims(view: StepView) -> frozenset[int]:
+    """Offline requests to preempt, as many as the waiting online ones lack slots or blocks: who loses least first, then the newest.
+
+    A request loses the blocks that are not saved, but for the few that the step waits for.
+    """
+    if view.online_waiting == 0:
+        return frozenset()
+    running = view.running
+    slots = view.online_waiting - (view.max_seqs - len(running))
+    # Those that run take their blocks first: an engine that lacks one of them for a running request admits nobody in that step.
+    growth = [r.blocks_step if not r.offline or r.step_tokens <= 1 else 0 for r in running]
+    blocks = view.online_waiting_blocks + sum(growth) - view.free_blocks
+    if slots <= 0 and blocks <= 0:
+        return frozenset()
+    chosen: set[int] = set()
+    for place in sorted(range(len(running) - 1, -1, -1), key=lambda place: max(0, running[place].unsaved - view.max_waited)):
+        if slots <= 0 and blocks <= 0:
+            break
+        if running[place].offline:
+            chosen.add(place)
+            slots -= 1
+            blocks -= running[place].blocks_now + growth[place]
+    return frozenset(chosen)

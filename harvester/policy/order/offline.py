@@ -1,0 +1,192 @@
+"""The order of offline work: which waiting row is admitted next.
+
+An order holds every offline row that the engine has, and is told when one waits, is admitted and ends.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+from harvester.policy.order.fair import FairOrder
+from harvester.policy.step.view import Guarantee
+
+PREFIX_TOKENS = 64  # rows that share so many tokens of their prompts stay together, and meet a warm prefix cache
+
+
+class OfflineRow(NamedTuple):
+    """One offline request that waits.
+
+    ``begun``: it lost its KV. ``weight``: of its job among jobs. ``slice_id``: rows of a slice stay together. ``prefix``: the first tokens
+    of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token.
+    """
+
+    name: str
+    job: str = ""
+    begun: bool = False
+    weight: float = 1.0
+    guarantee: Guarantee | None = None
+    priority: int = 0
+    slice_id: int = 0
+    prefix: tuple[int, ...] = ()
+    arrival_s: float = 0.0
+    final_blocks: int = 1
+
+
+class OfflineOrder(Protocol):
+    """Whose turn it is among offline rows. Names are unique. Calls are O(log rows) but for `rows`, which is lazy."""
+
+    def add(self, row: OfflineRow) -> None:
+        """It waits, for the first time or again."""
+
+    def take(self, name: str) -> None:
+        """It waits no longer: it was admitted, or it has ended. Nothing happens where it does not wait."""
+
+    def end(self, name: str) -> None:
+        """It has ended, waiting or not. Nothing happens where it is not known."""
+
+    def charge(self, job: str, tokens: float) -> None:
+        """The job was served ``tokens``. Nothing happens where it has no rows any more."""
+
+    def job(self, name: str) -> str | None:
+        """The job of an offline row that has not ended; None for any other request."""
+
+    def rows(self) -> Iterator[OfflineRow]:
+        """Those that wait, the one to admit first in front."""
+
+    def guarantee(self) -> Guarantee | None:
+        """The largest that a job with rows has; None where none has one."""
+
+    def __len__(self) -> int:
+        """How many wait."""
+
+
+class _Rows:
+    """The rows that have not ended, by job, and what jobs are guaranteed."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._guarantees: dict[str, Guarantee] = {}  # as the newest row of the job says
+        self._waiting: dict[str, OfflineRow] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def job(self, name: str) -> str | None:
+        return self._jobs.get(name)
+
+    def guarantee(self) -> Guarantee | None:
+        return max(self._guarantees.values(), key=lambda given: given.share, default=None) if self._guarantees else None
+
+    def _enter(self, row: OfflineRow) -> None:
+        assert row.name not in self._waiting, f"{row.name} waits already"
+        if row.name not in self._jobs:
+            self._jobs[row.name] = row.job
+            self._counts[row.job] += 1
+        if row.guarantee is not None:
+            self._guarantees[row.job] = row.guarantee
+        else:
+            self._guarantees.pop(row.job, None)
+        self._waiting[row.name] = row
+
+    def _leave(self, name: str) -> str | None:
+        """Forget a row that has ended. Returns its job if that has no other row."""
+        job = self._jobs.pop(name, None)
+        if job is None:
+            return None
+        self._counts[job] -= 1
+        if self._counts[job]:
+            return None
+        del self._counts[job]
+        self._guarantees.pop(job, None)
+        return job
+
+    def check(self) -> None:
+        """Raise AssertionError where a row waits that has ended, or a job is counted wrong."""
+        assert set(self._waiting) <= set(self._jobs)
+        assert self._counts == Counter(self._jobs.values())
+        assert set(self._guarantees) <= set(self._counts)
+
+
+class Fair(_Rows):
+    """Jobs by tokens served for their weight; inside a job those that lost their KV, then slice by slice, inside a slice by prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fair = FairOrder()
+        self._queues: dict[str, list[OfflineRow]] = {}
+
+    def add(self, row: OfflineRow) -> None:
+        self._fair.join(row.job, row.weight)
+        self._enter(row)
+        insort(self._queues.setdefault(row.job, []), row, key=_place)
+
+    def take(self, name: str) -> None:
+        row = self._waiting.pop(name, None)
+        if row is None:
+            return
+        rows = self._queues[row.job]
+        rows.pop(next(place for place, other in enumerate(rows) if other.name == name))
+        if not rows:
+            del self._queues[row.job]
+
+    def end(self, name: str) -> None:
+        self.take(name)
+        job = self._leave(name)
+        if job is not None:
+            self._fair.leave(job)
+
+    def charge(self, job: str, tokens: float) -> None:
+        if job in self._fair:
+            self._fair.charge(job, tokens)
+
+    def rows(self) -> Iterator[OfflineRow]:
+        jobs = dict.fromkeys(self._queues)
+        while jobs:
+            job = self._fair.next(jobs)
+            assert job is not None
+            del jobs[job]
+            yield from self._queues[job]
+
+    def check(self) -> None:
+        super().check()
+        assert sorted(row.name for row in chain(*self._queues.values())) == sorted(self._waiting)
+        assert all(rows and rows == sorted(rows, key=_place) for rows in self._queues.values())
+
+
+class Fcfs(_Rows):
+    """First come, first served, whatever its job; those that lost their KV first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue: list[OfflineRow] = []
+
+    def add(self, row: OfflineRow) -> None:
+        self._enter(row)
+        insort(self._queue, row, key=_came)
+
+    def take(self, name: str) -> None:
+        if self._waiting.pop(name, None) is not None:
+            self._queue.pop(next(place for place, row in enumerate(self._queue) if row.name == name))
+
+    def end(self, name: str) -> None:
+        self.take(name)
+        self._leave(name)
+
+    def charge(self, job: str, tokens: float) -> None:
+        """What was served changes nothing."""
+
+    def rows(self) -> Iterator[OfflineRow]:
+        return iter(self._queue)
+
+
+def _place(row: OfflineRow) -> tuple[bool, int, int, tuple[int, ...], float]:
+    return not row.begun, row.priority, row.slice_id, row.prefix, row.arrival_s
+
+
+def _came(row: OfflineRow) -> tuple[bool, float]:
+    return not row.begun, row.arrival_s

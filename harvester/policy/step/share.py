@@ -1,0 +1,122 @@
+"""How many offline tokens a step takes: the two rules that a deployment may choose from."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.load import StepLoad
+from harvester.policy.step.batch import Batch
+from harvester.policy.step.budget import longest_decode, offline_budget
+from harvester.policy.step.guarantee import stretched_s
+from harvester.policy.step.slo import Online, added_s, online_work
+from harvester.policy.step.view import StepPlan, StepView
+from harvester.policy.view import PolicyConfig
+
+MIN_CHUNK = 64  # tokens
+PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work: each is counted in the budget, whether its turn comes or not
+
+Space = tuple[int, int]
+"""Slots and KV blocks that new offline requests may take."""
+
+
+class Budget(Protocol):
+    """A rule for the offline tokens of a step. Called once a step: O(running)."""
+
+    def alone_tokens(self, view: StepView, batch: Batch) -> int | None:
+        """Most tokens of a step of offline work alone; None: no bound."""
+
+    def beside_chat(self, view: StepView, batch: Batch, config: PolicyConfig, limit_s: float, space: Space) -> StepPlan:
+        """The plan of a step that holds online work and may last ``limit_s`` by its SLO; victims are left out of ``batch``."""
+
+
+class FixedShare:
+    """`PolicyConfig.offline_step_tokens` beside online work, whatever the step takes."""
+
+    def alone_tokens(self, view: StepView, batch: Batch) -> int | None:
+        return None
+
+    def beside_chat(self, view: StepView, batch: Batch, config: PolicyConfig, limit_s: float, space: Space) -> StepPlan:
+        share = config.offline_step_tokens
+        if view.online_waiting:  # its prompt takes what the step can hold; offline prompts wait a step
+            fit, rest = batch.decodes[:share], batch.decodes[share:]
+            return StepPlan((*batch.online, *fit), (*rest, *batch.prefills), (), None, 0, 0, offline_tokens=share)
+        tokens = sum(view.running[i].step_tokens for i in batch.online) + view.returning + share
+        return StepPlan((*batch.online, *batch.decodes, *batch.prefills), (), (), tokens, *space, offline_tokens=share)
+
+
+class SloBudget:
+    """The largest offline token budget whose predicted P99 step time meets the SLO (ConServe Alg. 1 ``calc_budget``, 4.5).
+
+    The fixed share, until ``model`` is ready or where no SLO is set.
+    """
+
+    def __init__(self, model: LatencyModel) -> None:
+        self._model, self._fixed = model, FixedShare()
+
+    def alone_tokens(self, view: StepView, batch: Batch) -> int | None:
+        """What fits `StepView.offline_step_s`, but never less than a small prompt chunk.
+
+        An arrival may end such a step, and what it computed is lost: where arrivals are frequent, steps are kept short beside the time
+        between two of them.
+        """
+        model = self._model
+        if not model.ready or view.offline_step_s == math.inf or view.max_tokens is None:
+            return None
+        contexts = batch.contexts
+        behind = max((view.running[i].context for i in batch.prefills), default=0)
+        step_s = model.margin * view.offline_step_s  # the best length on average, no promise
+        fit = offline_budget(model, StepLoad(), step_s, contexts, behind, view.max_tokens, max(1, len(batch.prefills)))
+        return min(view.max_tokens, max(fit.tokens, len(contexts) + MIN_CHUNK))
+
+    def beside_chat(self, view: StepView, batch: Batch, config: PolicyConfig, limit_s: float, space: Space) -> StepPlan:
+        if not self._model.ready or (limit_s == math.inf and config.ttft_s == math.inf):
+            return self._fixed.beside_chat(view, batch, config, limit_s, space)
+        slots = min(space[0], max(0, PROMPTS_PER_STEP - len(batch.prefills)))
+        return _budgeted(view, batch, config, self._model, limit_s, (slots, space[1]))
+
+
+def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel, step_s: float, space: Space) -> StepPlan:
+    running, online = view.running, online_work(view, batch, config, model)
+    load, alone_s = online.load, model.predict(online.load)
+    # The budget counts with the margin of all steps, short ones among them.
+    step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
+    step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s)))
+    step_s = stretched_s(step_s, view, model.margin * alone_s)
+    longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
+    decodes, contexts = batch.decodes, batch.contexts
+    if contexts and max(contexts) > longest:
+        decodes = [i for i, context in zip(decodes, contexts, strict=True) if context <= longest]
+        contexts = [running[i].context for i in decodes]
+    prefills = batch.prefills[:PROMPTS_PER_STEP]
+    behind = max((running[i].context for i in prefills), default=0)
+    most = _max_tokens(view, config, model, load) - load.tokens
+    budget = offline_budget(model, load, step_s, contexts, behind, most, len(prefills) + space[0])
+    run, tokens = decodes[: budget.decodes], budget.tokens
+    if view.online_waiting or online.prompt_tokens is not None:
+        tokens, space = budget.decodes, (0, 0)  # offline prompts that run would take the tokens of prompts that wait
+    elif budget.prefill_tokens == 0:
+        space = (0, 0)
+    else:
+        run += prefills
+    pause: tuple[int, ...] = ()
+    if len(run) < len(batch.decodes) + len(batch.prefills):
+        chosen = frozenset(run)
+        pause = tuple([i for i in (*batch.decodes, *batch.prefills) if i not in chosen])
+    return StepPlan((*batch.online, *run), pause, (), _whole(view, batch, online, tokens), *space, offline_tokens=tokens)
+
+
+def _whole(view: StepView, batch: Batch, online: Online, offline_tokens: int) -> int | None:
+    """Tokens of the whole step; None where waiting prompts may take all that it can hold."""
+    if online.prompt_tokens is not None:
+        return online.load.decode_seqs + online.prompt_tokens + offline_tokens
+    if view.online_waiting:
+        return None
+    return len(batch.decoding) + batch.prompt_tokens + view.returning + offline_tokens
+
+
+def _max_tokens(view: StepView, config: PolicyConfig, model: LatencyModel, load: StepLoad) -> int:
+    """No step grows past twice what the model has seen: one that saw only small steps knows nothing of large ones."""
+    reach = max(model.reach_tokens, load.tokens + config.offline_step_tokens)
+    return reach if view.max_tokens is None else min(reach, view.max_tokens)

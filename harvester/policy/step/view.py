@@ -1,0 +1,58 @@
+"""One step as it is planned: the engine's state with what the brain knows of queues and arrivals, and the outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harvester.policy.view import Running
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """To offline work: ``share`` of slots and KV, and with ``above_slo`` of a step's time even where chat's SLO does not hold then."""
+
+    share: float
+    above_slo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What a step is planned from. Requests are named by their place in ``running``, oldest first."""
+
+    running: Sequence[Running]
+    online_waiting: int
+    online_waiting_blocks: int  # KV blocks that the waiting online prompts need
+    offline_next_blocks: int  # KV blocks that are counted for the first waiting offline request; 0 where none waits
+    free_blocks: int
+    total_blocks: int
+    max_seqs: int
+    online_idle_s: float = 0.0  # since the last online request ended; 0 while one is there
+    now_s: float = 0.0
+    waiting_due_s: float = math.inf  # when the first of the waiting online requests' first tokens is due
+    waiting_tokens: int = 0  # tokens of the waiting online prompts
+    returning: int = 0  # tokens of online requests whose KV is back from the host and that join this step
+    returning_context: int = 0  # tokens computed of them
+    max_tokens: int | None = None  # most tokens of any step; None: not known
+    offline_step_s: float = math.inf  # most seconds of a step of offline work alone
+    loading_growth: int = 0  # KV blocks that offline requests whose KV is read back will still need
+    reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals; None: the fixed share of `PolicyConfig`
+    guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
+    ranks: Mapping[str, int] = field(default_factory=dict)  # of online requests: who goes first
+    max_waited: int = 0  # KV blocks that the step may wait for while victims save them
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What runs in the step. The indices are places in `StepView.running`; ``run``, ``pause`` and ``preempt`` part them."""
+
+    run: tuple[int, ...]  # in this order
+    pause: tuple[int, ...]  # left out of this step, KV kept
+    preempt: tuple[int, ...]  # KV freed
+    budget_tokens: int | None  # of the whole step; None: the engine's own bound
+    offline_slots: int  # offline requests that may be admitted
+    offline_blocks: int  # KV blocks, as admission counts them, that those may take together
+    preemptible: bool = False  # the step holds offline work only: an arrival may cut it short
+    offline_tokens: int | None = None  # of the step; None: no bound, offline work is alone
+    limit_s: float = math.inf  # that the step may last by what the online requests in it are promised
