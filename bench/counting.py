@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -12,22 +12,26 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.tally import Tally
-from harvester.engine.vllm.platform import sleep_between_looks
+from harvester.engine.vllm.platform import additional, sleep_between_looks
 
 KEY = "bench_counts"  # in vLLM's additional_config: the file
 
 
-class Counting:
-    """Mixed into a scheduler."""
+if TYPE_CHECKING:
+    Stock = Scheduler
+else:
+    Stock = object  # one of vLLM's schedulers comes behind the mixin
 
-    requests: dict[str, Any]
+
+class Counting(Stock):
+    """Mixed into a scheduler."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._tally = Tally(Path(self.vllm_config.additional_config[KEY]))  # type: ignore[attr-defined]
+        self._tally = Tally(Path(additional(self.vllm_config)[KEY]))
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         again = self._tally.count(output.num_scheduled_tokens, self.requests, time.monotonic())
         if again:
             self._tally.cost(self.cost_s(output, again))
@@ -38,7 +42,7 @@ class Counting:
         return 0.0
 
 
-class CountedStock(Counting, Scheduler):  # type: ignore[misc]
+class CountedStock(Counting, Scheduler):
     """vLLM's own, synchronous, as it is on a CPU, where it waits between its processes as harvester does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -47,5 +51,5 @@ class CountedStock(Counting, Scheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
-class CountedAsyncStock(Counting, AsyncScheduler):  # type: ignore[misc]
+class CountedAsyncStock(Counting, AsyncScheduler):
     """vLLM's own on a GPU."""

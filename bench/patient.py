@@ -13,13 +13,13 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from harvester.engine.vllm.platform import sleep_between_looks
 
 
-class PatientScheduler(Scheduler):  # type: ignore[misc]
+class PatientScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         sleep_between_looks()
 
 
-class PatientWorker(CPUWorker):  # type: ignore[misc]
+class PatientWorker(CPUWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         sleep_between_looks()
         super().__init__(*args, **kwargs)

@@ -27,7 +27,7 @@ H200 = "NVIDIA H200"
 def _vllm() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.launch.arguments")
+        importlib.import_module("harvester.engine.vllm.launch")
         importlib.import_module("harvester.engine.launch.profiles")
 
 

@@ -6,14 +6,11 @@ of ours.
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -445,53 +442,3 @@ def test_a_request_put_back_takes_its_old_place(lanes: tuple[Any, dict[str, Any]
     queue.prepend_requests([first])
     queue.prepend_request(queue.pop_request())
     assert [request.request_id for request in queue] == ["on-1", "on-2", "off-1", "off-2"]
-
-
-# -- what we take of vLLM -----------------------------------------------------------------------------------------------------------
-
-
-def chains(module: ModuleType, roots: set[str]) -> set[tuple[str, ...]]:
-    """Every ``root.a.b`` that the module's source reads, as ("root", "a", "b")."""
-    found = set()
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        names = []
-        while isinstance(node, ast.Attribute):
-            names.append(node.attr)
-            node = node.value
-        if names and isinstance(node, ast.Name) and node.id in roots:
-            found.add((node.id, *reversed(names)))
-    return found
-
-
-def own(module: ModuleType) -> set[str]:
-    """Names with an underscore that the module itself gives to ``self``."""
-    found = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Attribute)]
-    return {node.attr for node in found if isinstance(node.ctx, ast.Store) and node.attr.startswith("_")}
-
-
-@pytest.mark.parametrize("module", ["reads", "scheduler", "rollback"])
-def test_every_attribute_that_we_read_of_vllm_is_there(harvest: Callable[..., Drive], module: str) -> None:
-    source = importlib.import_module(f"harvester.engine.vllm.{module}")
-    drive = harvest()
-    drive.add("on", 10, 10, offline=False)
-    pool = drive.scheduler.kv_cache_manager.block_pool
-    roots = {"self": drive.scheduler, "scheduler": drive.scheduler, "request": drive.requests["on"], "pool": pool}
-    read = chains(source, set(roots))
-    assert len(read) >= 5
-    ours = own(source)
-    for root, *names in read:
-        if root == "self" and names[0] in ours:
-            continue
-        value = roots[root]
-        for name in names:
-            assert hasattr(value, name), f"{'.'.join((root, *names))}: vLLM has no {name}"
-            value = getattr(value, name)
-
-
-def test_the_methods_that_we_override_or_call_take_what_we_give_them() -> None:
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    for kind in (Scheduler, AsyncScheduler):
-        assert list(inspect.signature(kind.schedule).parameters) == ["self", "throttle_prefills"]
-        inspect.signature(kind._preempt_request).bind(None, "request", 0.0)

@@ -8,6 +8,7 @@ import pytest
 from vllm.distributed.device_communicators import shm_broadcast
 
 from harvester.engine.shared import backoff as waiting
+from harvester.engine.vllm import platform
 
 
 class Clock:
@@ -50,7 +51,7 @@ def test_a_new_wait_begins_with_the_shortest_sleep(clock: Clock) -> None:
 
 def test_vllms_queue_asks_the_function_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shm_broadcast, "sched_yield", shm_broadcast.sched_yield)
-    waiting.sleep_between_looks()
+    platform.sleep_between_looks()
     assert isinstance(shm_broadcast.sched_yield, waiting.PollBackoff)
     assert "sched_yield()" in inspect.getsource(shm_broadcast.SpinCondition.wait)
 

@@ -117,10 +117,11 @@ class EngineHost:
         """Token ids of the rendered chat prompt."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages))
 
-    def _render(self, messages: list[dict[str, str]]) -> list[int]:
+    def _render(self, messages: list[Any]) -> list[int]:
         ids = self._tokenizer.apply_chat_template(
             messages, tokenize=True, add_generation_prompt=True, return_dict=False, chat_template=self._chat_template
         )
+        assert not isinstance(ids, str), "asked for tokens"
         return list(ids)
 
     async def answer(

@@ -24,7 +24,7 @@ from harvester.engine.frontend.signal import ArrivalSignal
 from harvester.engine.launch.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
-from harvester.engine.vllm.platform import graph_sizes
+from harvester.engine.vllm.platform import additional, graph_sizes
 from harvester.errors import EngineError, UsageError
 
 
@@ -52,8 +52,7 @@ class HarvestLLM(AsyncLLM):
     @property
     def additional(self) -> Mapping[str, Any]:
         """vLLM's `additional_config`, where harvester's engine finds its own."""
-        found: Mapping[str, Any] = self.vllm_config.additional_config
-        return found
+        return additional(self.vllm_config)
 
     @property
     def settings(self) -> Settings:

@@ -23,8 +23,9 @@ from harvester.engine.launch.abilities import Asked, Parallel
 from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS
 from harvester.engine.shared.settings import KEY
 from harvester.engine.shared.state import SharedState
+from harvester.engine.vllm import surface
 from harvester.engine.vllm.client import HarvestLLM
-from harvester.engine.vllm.platform import on_cpu
+from harvester.engine.vllm.platform import additional, on_cpu
 from harvester.errors import ConfigError, EngineError
 
 # Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
@@ -73,14 +74,14 @@ def configure(values: Mapping[str, Any]) -> tuple[Namespace, VllmConfig]:
     """vLLM's parsed command line and its finished configuration. Says in the log what is off, and why. Raises `ConfigError`."""
     args, engine_args = namespace(values)
     vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    if KEY not in vllm_config.additional_config:
+    if KEY not in additional(vllm_config):
         return args, vllm_config
     lines = []
     if why := abilities.without_checkpoints(asked_of(vllm_config)):
         args, engine_args = namespace({**values, "kv_transfer_config": None})  # anew: vLLM has fitted other values to the connector
         vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         lines.append(f"KV checkpoints are off: {'; '.join(why)}")
-    settled = abilities.settle(asked_of(vllm_config), vllm_config.additional_config)
+    settled = abilities.settle(asked_of(vllm_config), additional(vllm_config))
     lines += settled.lines
     for line in lines:
         log.warning(line)
@@ -118,9 +119,11 @@ def asked_of(vllm_config: VllmConfig) -> Asked:
 def start_llm(values: Mapping[str, Any]) -> tuple[Namespace, HarvestLLM]:
     """vLLM's parsed command line, and the front end of an engine that answers.
 
-    Raises `EngineError` with vLLM's own reason, and `ConfigError` for what `harvester.engine.launch.abilities` refuses.
+    Raises `EngineError` with vLLM's own reason or for a vLLM that lacks something, and `ConfigError` for what
+    `harvester.engine.launch.abilities` refuses.
     """
     os.environ.pop(SET_BY_VLLM, None)
+    surface.require()
     try:
         args, vllm_config = configure(values)
         _keep_cores(vllm_config)

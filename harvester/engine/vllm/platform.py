@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
-from vllm import _custom_ops
+from vllm import _custom_ops, platforms
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.device_communicators import shm_broadcast
-from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
 
 from harvester.engine.shared.backoff import PollBackoff
@@ -15,17 +17,24 @@ from harvester.policy.model.graphs import GraphSizes
 
 
 def on_cpu() -> bool:
-    return bool(current_platform.is_cpu())
+    return bool(platforms.current_platform.is_cpu())
 
 
 def accelerator_name() -> str:
     """Asked of the driver through NVML: the front end must not open a CUDA context, which takes GPU memory of the engine's."""
-    if current_platform.is_cuda():
+    platform = platforms.current_platform
+    if platform.is_cuda():
         from vllm.platforms.cuda import NvmlCudaPlatform
 
-        if not isinstance(current_platform, NvmlCudaPlatform):
+        if not isinstance(platform, NvmlCudaPlatform):
             return "CUDA without NVML"  # a Jetson: there vLLM itself would ask through a context
-    return str(current_platform.get_device_name())
+    return str(platform.get_device_name())
+
+
+def additional(vllm_config: VllmConfig) -> Mapping[str, Any]:
+    """vLLM's `additional_config`, where harvester's engine finds its own; vLLM hands on any object that can be hashed."""
+    found = vllm_config.additional_config
+    return found if isinstance(found, dict) else {}
 
 
 def graph_sizes(vllm_config: VllmConfig) -> GraphSizes | None:
@@ -49,9 +58,11 @@ def graph_sizes(vllm_config: VllmConfig) -> GraphSizes | None:
 
 def sleep_between_looks(spin_s: float = 0.0) -> PollBackoff:
     """From now on the message queues of this process sleep between two looks, after ``spin_s`` of a wait. May be called again."""
-    if not isinstance(shm_broadcast.sched_yield, PollBackoff):
-        shm_broadcast.sched_yield = PollBackoff(spin_s)
-    return shm_broadcast.sched_yield
+    queues: Any = shm_broadcast  # which looks for the function in its own names, and exports it to nobody
+    if not isinstance(queues.sched_yield, PollBackoff):
+        queues.sched_yield = PollBackoff(spin_s)
+    backoff: PollBackoff = queues.sched_yield
+    return backoff
 
 
 def _copy_batch(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, any_order: bool) -> None:

@@ -6,9 +6,9 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config import get_layers_from_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -16,7 +16,9 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunn
 
 from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.shared.steporder import ENDED_EARLY, ORDER, SAFEPOINTS_KEY, STEP_SECONDS, Order
+from harvester.engine.vllm import surface
 from harvester.engine.vllm.connector import CheckpointConnector
+from harvester.engine.vllm.platform import additional
 from harvester.engine.worker.clock import StepClock
 from harvester.engine.worker.device import Device, Span, device_of
 from harvester.engine.worker.kvcopy import kv_comes_back, measure_kv_copy
@@ -26,14 +28,19 @@ from harvester.engine.worker.safepoint import Safepoints, StepAborted
 log = logging.getLogger(__name__)
 
 
-class PreemptibleWorker:
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as Stock
+else:
+    Stock = object  # vLLM's worker for CPUs or for GPUs comes behind the mixin
+
+
+class PreemptibleWorker(Stock):
     """Mixed into a vLLM worker, which owns every attribute used here."""
 
-    vllm_config: VllmConfig
-    model_runner: Any  # of one of vLLM's two model runners, which share no base class
-    rank: int
+    model_runner: Any  # one of vLLM's two model runners, which share no base class
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        surface.require()
         super().__init__(*args, **kwargs)
         self._safepoints: Safepoints | None = None
         self._shared: SharedState | None = None
@@ -43,8 +50,8 @@ class PreemptibleWorker:
         self._void_epoch: int | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)  # type: ignore[misc]
-        settings = self.vllm_config.additional_config.get(SAFEPOINTS_KEY)
+        super().load_model(*args, **kwargs)
+        settings = additional(self.vllm_config).get(SAFEPOINTS_KEY)
         device = device_of(self.vllm_config.device_config.device_type)
         parallel = self.vllm_config.parallel_config
         if device.lags and parallel.pipeline_parallel_size == 1 and self.vllm_config.speculative_config is None:
@@ -76,12 +83,12 @@ class PreemptibleWorker:
         """vLLM's; where the step ends early, `sample_tokens` answers for it."""
         order: Order | None = getattr(scheduler_output, ORDER, None)
         if order is None:
-            return super().execute_model(scheduler_output)  # type: ignore[misc]
+            return super().execute_model(scheduler_output)
         if order.epoch == self._void_epoch:
             return self._skip(scheduler_output)
         self._begin(order)
         try:
-            return super().execute_model(scheduler_output)  # type: ignore[misc]
+            return super().execute_model(scheduler_output)
         except StepAborted:
             self._void_epoch = order.epoch
             return self._end(scheduler_output, order.number)
@@ -106,7 +113,7 @@ class PreemptibleWorker:
         requests and blocks counts, and what it says of KV transfers.
         """
         empty = dataclasses.replace(scheduler_output, total_num_scheduled_tokens=0)
-        output = super().execute_model(empty)  # type: ignore[misc]
+        output = super().execute_model(empty)
         self._ended = _nothing(scheduler_output, output.kv_connector_output)
 
     def _end(self, scheduler_output: SchedulerOutput, number: int) -> None:
@@ -155,7 +162,7 @@ class PreemptibleWorker:
         ended, self._ended = self._ended, None
         if ended is not None:
             return ended
-        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        output = super().sample_tokens(grammar_output)
         span = None if self._clock is None else self._clock.end()
         if span is None or not isinstance(output, ModelRunnerOutput | AsyncModelRunnerOutput):
             return output

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ class Mark(Protocol):
     def synchronize(self) -> None:
         """Return when it has."""
 
-    def elapsed_time(self, end: Self) -> float:
+    def elapsed_time(self, end: Any, /) -> float:
         """Milliseconds from here to ``end``. Both are timed and reached."""
 
 
@@ -138,10 +138,12 @@ class CudaCopyDevice(CudaDevice):
     def unpin(self, address: int) -> None:
         self._calls.unpin(address)
 
-    def hold(self, mark: torch.cuda.Event) -> None:
+    def hold(self, mark: Mark) -> None:
+        assert isinstance(mark, torch.cuda.Event)
         torch.cuda.current_stream(self._device).wait_event(mark)
 
-    def copy(self, out: bool, after: torch.cuda.Event, batches: Sequence[Batch]) -> Span:
+    def copy(self, out: bool, after: Mark, batches: Sequence[Batch]) -> Span:
+        assert isinstance(after, torch.cuda.Event)
         stream = self._out if out else self._back
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream.wait_event(after)

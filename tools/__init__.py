@@ -1,0 +1,1 @@
+"""What builds and checks the project itself, and is no part of it."""
