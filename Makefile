@@ -2,17 +2,20 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench lock clean
+.PHONY: help setup demo pure test test-long check bench mutants lock clean
 
 # The first Python that is new enough. A shim that answers for no installed version is passed over.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do $$name $(NEW_ENOUGH) 2>/dev/null && { echo $$name; break; }; done)
 PY := .venv/bin/python
 PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py)
+SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
+# One engine a core; a file's tests stay together, since they share its engines.
+ENGINES := $(PY) -m pytest -q -n 2 --dist loadfile
 LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api)
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv with the engine for this machine (HARVESTER_DEVICE=cpu|cuda overrides)
 	@if [ -z "$(PYTHON)" ]; then echo "setup: no Python 3.11 or newer found; install one or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 2; fi
@@ -21,14 +24,23 @@ setup: ## make .venv with the engine for this machine (HARVESTER_DEVICE=cpu|cuda
 demo: setup ## harvest a table beside chat traffic, on the embedded model
 	@$(PY) examples/demo.py
 
+pure: setup ## the tests that take seconds: no files, no processes, no engine
+	$(SPREAD) $(PURE)
+
 test: setup ## run every test, the fast ones first
-	$(PY) -m pytest -q -n 2 --dist worksteal $(PURE)
-	$(PY) -m pytest -q -n 2 --dist worksteal $(LOCAL)
-	$(PY) -m pytest -q tests/wheel tests/bench
-	$(PY) -m pytest -q -m engine
+	$(SPREAD) $(PURE) --cov --cov-report=
+	$(SPREAD) $(LOCAL) --cov --cov-append --cov-report=
+	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=93
+	$(PY) -m coverage report --include='jobs/*' --fail-under=96
+	$(SPREAD) -m 'not long' tests/wheel tests/bench tests/embedded_model
+	$(ENGINES) -m 'not long' tests/engine
 	@$(PY) tools/browser.py
-	$(PY) -m pytest -q -m serve
-	$(PY) -m pytest -q -m acceptance
+	$(PY) -m pytest -q tests/serve
+	$(PY) -m pytest -q -m 'not long' tests/acceptance
+
+test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, the whole GPU bench on a CPU
+	$(ENGINES) -m long tests/engine
+	$(PY) -m pytest -q -m long tests/bench tests/acceptance
 
 check: setup ## lint, format, types, and the walls between layers
 	.venv/bin/ruff check
@@ -39,9 +51,13 @@ check: setup ## lint, format, types, and the walls between layers
 bench: setup ## the short form of the job benchmark; others: .venv/bin/python -m bench --help
 	@$(PY) -m bench jobs --quick
 
+mutants: setup ## change policy and jobs line by line and see which changes no test notices (MUTANTS='jobs.states*': only those; hours for all)
+	.venv/bin/mutmut run --max-children 2 $(if $(MUTANTS),'$(MUTANTS)')
+	.venv/bin/mutmut results
+
 lock: ## resolve requirements/*.in anew into the lock files (torch's CPU wheel comes from PIP_FIND_LINKS)
 	@tools/lock.sh "$(PYTHON)"
 
 clean: ## remove .venv, caches and build output
-	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .cache mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .schemathesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,9 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
-from bench.plot import draw
-from bench.record import Start, outcome
-from bench.scenario import SCENARIOS, Options
+from bench.harness.options import Options
+from bench.harness.plot import draw
+from bench.harness.record import Start, is_clean, outcome
+from bench.scenarios.catalog import SCENARIOS
 from harvester.errors import HarvesterError, UsageError
 
 
@@ -77,9 +78,10 @@ def main(words: list[str] | None = None) -> int:
         draft = given.json.with_name(f".{given.json.name}.{os.getpid()}")
         draft.write_text(text, encoding="utf-8")
         draft.replace(given.json)
-        for path in draw(result, given.json):
-            print(f"drew {path}", file=sys.stderr)
-        print(f"wrote {given.json} after {result['seconds']:.0f} s", file=sys.stderr)
+        drawn = draw(result, given.json)
+        print(f"wrote {given.json}{f' and {drawn}' if drawn else ''} after {result['seconds']:.0f} s", file=sys.stderr)
+        if not is_clean(start.commit):
+            print("warning: made from uncommitted changes; `make test` refuses such a result in bench/results", file=sys.stderr)
     return 0
 
 

@@ -1,13 +1,17 @@
-"""The contract of a source and a sink: tables in Arrow, by row group, foreign errors mapped at the edge."""
+"""The contract of a source and a sink: tables in Arrow, by row group, foreign errors mapped at the edge; what may be asked of one."""
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 import pyarrow as pa
+
+from connectors.errors import ColumnError, SourceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class RowGroup:
 class Source(Protocol):
     """A table that does not change while it is read. One reader at a time; `close` frees what it holds.
 
-    Every error of the library beneath is raised as `harvester.errors.SourceError` (or `ColumnError`).
+    Every error of the library beneath is raised as `connectors.errors.SourceError` (or `ColumnError`).
     """
 
     @property
@@ -62,7 +66,7 @@ class Sink(Protocol):
     """Where results go, in parts that appear whole or not at all.
 
     A part is a table under a name. `write` returns only when the part is durable; a part written again under the same name replaces
-    the first in one step; a reader never sees a torn part. Errors are raised as `harvester.errors.StorageError`.
+    the first in one step; a reader never sees a torn part. Errors are raised as `connectors.errors.StorageError`.
     """
 
     def write(self, name: str, table: pa.Table, metadata: Mapping[str, str]) -> None: ...
@@ -73,3 +77,55 @@ class Sink(Protocol):
     def read(self, name: str) -> pa.Table: ...
 
     def names(self) -> Iterator[str]: ...
+
+
+class Closing:
+    """`close` may be called twice; by itself it does nothing, for what holds nothing open."""
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+MAX_LISTED = 20
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, at most 20 of them."""
+    rest = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def check_unique(names: Sequence[str], label: str) -> None:
+    """Raise `SourceError` where a column name occurs twice: nobody could say which one a prompt means."""
+    double = [name for name, times in Counter(names).items() if times > 1]
+    if double:
+        raise SourceError(f"{label} has more than one column named {double[0]!r}; give each column a name of its own")
+
+
+def checked_columns(schema: pa.Schema, columns: Sequence[str] | None, label: str) -> tuple[str, ...]:
+    """The columns to read, in the order asked for; all of them for None. Raises `ColumnError` for one that is not there."""
+    if columns is None:
+        return tuple(schema.names)
+    for name in columns:
+        if name not in schema.names:
+            near = difflib.get_close_matches(name, schema.names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"its columns: {listed(schema.names)}"
+            raise ColumnError(f"{label} has no column {name!r}; {hint}")
+    assert len(set(columns)) == len(columns), f"a column is asked for twice: {columns}"
+    return tuple(columns)
+
+
+def check_span(groups: Sequence[RowGroup], group: RowGroup, offset: int, count: int, label: str) -> None:
+    """Raise `SourceError` for rows that the source does not hold (a plan made before the source was replaced)."""
+    assert offset >= 0, f"offset={offset}"
+    assert count >= 0, f"count={count}"
+    if group.index >= len(groups) or groups[group.index] != group or offset + count > group.row_count:
+        raise SourceError(
+            f"{label} does not hold rows {offset} to {offset + count} of row group {group.index}; it changed since it was read first"
+        )

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from harvester.errors import StorageError
+from connectors.errors import StorageError
 
 # A temporary file of another machine, or under a process id that is in use again, is left over once nothing wrote to it for this long.
 LEFTOVER_AFTER_S = 3600.0

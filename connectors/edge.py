@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from harvester.errors import HarvesterError, SourceError
+from connectors.errors import HarvesterError, SourceError
 
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _PASSWORD = re.compile(r"(password|token|secret)=[^\s&;]+", re.IGNORECASE)
@@ -35,7 +35,7 @@ def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
     except (HarvesterError, AssertionError):
         raise
     except FileNotFoundError as error:
-        raise SourceError(f"{shown(what)} is not there any more; give a path that exists") from error
+        raise SourceError(f"{shown(what)} no longer exists; give a path that exists") from error
     except PermissionError as error:
         raise SourceError(f"cannot read {shown(what)}: permission denied; ask for the right to read it") from error
     except pa.ArrowInvalid as error:

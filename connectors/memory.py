@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from connectors.base import RowGroup
-from connectors.closing import Closing
-from connectors.naming import source_name
-from connectors.request import check_span, check_unique, checked_columns
-from harvester.errors import SourceError, StorageError
+from connectors.base import Closing, RowGroup, check_span, check_unique, checked_columns
+from connectors.errors import SourceError, StorageError
+from connectors.paths.names import source_name
 
 GROUP_ROWS = 16_384
 
@@ -24,7 +22,7 @@ class MemorySource(Closing):
         self._name = source_name(name)
         check_unique(table.schema.names, f"the table {self._name}")
         if table.num_rows == 0:
-            raise SourceError(f"the table {self._name} holds no rows; give one with at least one")
+            raise SourceError(f"the table {self._name} holds no rows; submit at least one row")
         self._table = table
         starts = range(0, table.num_rows, group_rows)
         self._groups = tuple(RowGroup(index, start, min(group_rows, table.num_rows - start)) for index, start in enumerate(starts))
@@ -72,7 +70,7 @@ class MemorySink:
 
     def read(self, name: str) -> pa.Table:
         if name not in self._parts:
-            raise StorageError(f"there is no part {name}; it was not written yet")
+            raise StorageError(f"part {name} does not exist; it was not written yet")
         return self._parts[name][0]
 
     def names(self) -> Iterator[str]:

@@ -8,21 +8,19 @@ from pathlib import Path, PurePosixPath
 
 from pyarrow import fs
 
-from connectors.base import Source
-from connectors.copied import CopiedSource, Reading, Rows
-from connectors.database import Database
-from connectors.duckdb import AttachedReading, DuckdbReading
+from connectors.base import Source, listed
+from connectors.copied.snapshot import Origin, snapshot_path
+from connectors.copied.source import CopiedSource, Reading, Rows
+from connectors.databases.database import Database
+from connectors.databases.duckdb import AttachedReading, DuckdbReading
+from connectors.databases.sqlite import SqliteReading, is_sqlite, sqlite_tables
 from connectors.edge import reading, shown
-from connectors.files import find
-from connectors.forward import FilesReading
-from connectors.kinds import DATABASES, Kind
-from connectors.location import Location, locate
-from connectors.naming import source_name
-from connectors.parquet import ParquetSource, name_of
-from connectors.request import listed
-from connectors.snapshot import Origin, snapshot_path
-from connectors.sqlite import SqliteReading, is_sqlite, sqlite_tables
-from harvester.errors import SourceError
+from connectors.errors import SourceError
+from connectors.files.forward import FilesReading
+from connectors.parquet.source import ParquetSource, name_of
+from connectors.paths.files import find
+from connectors.paths.location import Location, locate
+from connectors.paths.names import DATABASES, FileKind, source_name
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
 _ATTACHED = re.compile(r"^(postgres|postgresql|mysql|ducklake|md|odbc|duckdb|sqlite):", re.IGNORECASE)
@@ -58,9 +56,9 @@ def open_source(
         return CopiedSource(_database(location, table, query), snapshot_dir, fingerprint)
     if table is not None or query is not None:
         option = "--table" if table is not None else "--query"
-        raise SourceError(f"{option} goes with a database ({', '.join(DATABASES)}), not with {location.label}; leave it out")
+        raise SourceError(f"{option} applies to databases only ({', '.join(DATABASES)}), not to {location.label}; remove it")
     kind, data_files = find(location)
-    if kind is Kind.PARQUET:
+    if kind is FileKind.PARQUET:
         return ParquetSource(location, data_files=data_files)
     return CopiedSource(FilesReading(location, kind, data_files), snapshot_dir, fingerprint)
 
@@ -77,7 +75,7 @@ class _Kept:
         return self._fingerprint
 
     def rows(self) -> AbstractContextManager[Rows]:
-        raise SourceError(f"the copy of {self.origin.label} went away; submit it again")
+        raise SourceError(f"the copy of {self.origin.label} was removed; submit it again")
 
 
 def _database(location: Location, table: str | None, query: str | None) -> Reading:

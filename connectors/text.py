@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from harvester.errors import ColumnError
+from connectors.errors import ColumnError
 
 
 @dataclass(frozen=True, slots=True)

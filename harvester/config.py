@@ -8,45 +8,42 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from harvester.core import ServiceTier
 from harvester.errors import ConfigError, ParameterError
 from harvester.policy.parts import TABLES, check_name
+from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, PriceConfig, Section
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class ShareConfig(Section):
-    """What offline work may hold of a replica, so that an online arrival finds room without evicting anything."""
+    """Fixed shares of a replica for offline work: used until the latency model is fitted, or as `schedule` says."""
 
-    reserved_slots: int = Field(default=4, ge=0, description="Of vLLM's `max_num_seqs`, kept free of offline requests.")
+    reserved_slots: int = Field(default=4, ge=0, description="Slots (of `max_num_seqs`) kept free of offline requests.")
     reserved_kv: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of KV blocks kept free of offline requests.")
-    reserve_s: float = Field(
-        default=60.0, ge=0.0, description="How long after the last online request the two reserves are kept; idle GPUs then work in full."
-    )
+    reserve_s: float = Field(default=60.0, ge=0.0, description="Seconds after the last online request for which the reserve is kept.")
     offline_step_tokens: int = Field(
-        default=256, ge=1, description="Most offline tokens in a step that also holds online work; no bound without online work."
+        default=256, ge=1, description="Maximum offline tokens in a step with online work, under the fixed budget."
     )
 
 
 class Objective(Section):
-    """What one class of online requests is promised, in ms. None: the deployment's."""
+    """SLO of one class of online requests, in ms. None: the deployment's."""
 
     ttft_slo_ms: float | None = Field(default=None, gt=0.0)
     tpot_slo_ms: float | None = Field(default=None, gt=0.0)
 
 
 class SloConfig(Section):
-    """What online requests are promised. A step's offline work is sized so that these hold (ConServe 4.5)."""
+    """SLO of online requests. The offline work of each step is sized to meet it (ConServe 4.5)."""
 
-    ttft_slo_ms: float = Field(default=500.0, gt=0.0, description="Time to first token.")
-    tpot_slo_ms: float = Field(default=100.0, gt=0.0, description="Time from one output token to the next.")
-    classes: dict[str, Objective] = Field(default_factory=dict, description="Others, by the `slo_class` of a request's `vllm_xargs`.")
+    ttft_slo_ms: float = Field(default=500.0, gt=0.0, description="Time to first token (TTFT), in ms.")
+    tpot_slo_ms: float = Field(default=100.0, gt=0.0, description="Time from one output token to the next (TPOT), in ms.")
+    classes: dict[str, Objective] = Field(
+        default_factory=dict, description="SLO by class; a request names its class as `slo_class` in `vllm_xargs`."
+    )
 
 
 class ScheduleConfig(Section):
@@ -62,27 +59,23 @@ class ScheduleConfig(Section):
     )
     admission: str = Field(default="worst", description="KV that an offline row is counted with. worst: prompt and longest allowed answer.")
     budget: str = Field(
-        default="slo", description="Offline tokens of a step. slo: by the latency model; fixed: `share.offline_step_tokens`."
+        default="slo", description="Offline tokens per step. slo: by the latency model; fixed: `share.offline_step_tokens`."
     )
     max_ttft_delay_fraction: float = Field(
         default=0.1,
         ge=0.0,
         le=1.0,
-        description="Share of `slo.ttft_slo_ms` that an arrival may wait for offline work: for a longer step beside chat, or the end of "
-        "a step without chat. 1: only the SLO counts.",
+        description="Longest delay of an arrival by offline work, as a share of `slo.ttft_slo_ms`: by a longer step beside online work, or "
+        "by the rest of an offline step. 1: only the SLO counts.",
     )
     reserve: str = Field(
         default="bursts",
-        description="bursts: room for recent bursts of arrivals; fixed: `share.reserved_slots` and `share.reserved_kv`.",
+        description="Room for arrivals. bursts: as large as recent bursts; fixed: `share.reserved_slots` and `share.reserved_kv`.",
     )
-    safepoints: Literal["auto", "off"] = Field(default="auto", description="auto: an arrival may end a running step of offline work.")
-    preempt_detect_ms: float = Field(default=30.0, gt=0.0, description="Most ms from the signal to the end of such a step.")
-    mlfq_levels: int = Field(default=12, ge=1, le=16, description="Queues; the time a request may take in one doubles from queue to queue.")
-    starvation_ms: float = Field(
-        default=300.0,
-        gt=0.0,
-        description="An online request that waited this long in the first queue, twice as long in the next and so on, goes to the front.",
+    safepoints: Literal["auto", "off"] = Field(
+        default="auto", description="auto: an arrival may end a running offline step between two layers."
     )
+    preempt_detect_ms: float = Field(default=30.0, gt=0.0, description="Maximum ms from that signal to the end of the step.")
 
     @field_validator(*TABLES)
     @classmethod
@@ -96,30 +89,31 @@ class CheckpointConfig(Section):
 
     enabled: bool | Literal["auto"] = Field(
         default="auto",
-        description="auto: on where `harvester verify` has found tokens and KV copies right with this model on this machine. "
-        "Off where the engine has a `kv_transfer_config` of its own.",
+        description="auto: on if `harvester verify` found tokens and KV copies right with this model on this machine. "
+        "Always off if the engine has a `kv_transfer_config` of its own.",
     )
     host_gib: float | None = Field(
         default=None,
         gt=0.0,
-        description="Host memory of one replica for checkpoints; None: a quarter of what is free, shared by `replicas`.",
+        description="Host memory for the checkpoints of one replica. None: a quarter of what is free, divided by `replicas`.",
     )
-    start_free: float = Field(default=0.5, gt=0.0, le=1.0, description="Share of free KV below which requests begin to be covered.")
-    full_free: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of free KV at which every offline request is covered.")
-    online: bool = Field(default=True, description="Cover online requests too, under twice the pressure.")
-    partial_blocks: bool = Field(default=True, description="Save the last, partly filled block of a request that loses its KV.")
+    start_free: float = Field(default=0.5, gt=0.0, le=1.0, description="Share of free KV below which checkpoints begin.")
+    full_free: float = Field(default=0.1, ge=0.0, lt=1.0, description="Share of free KV at which every offline request is checkpointed.")
+    online: bool = Field(
+        default=True, description="Checkpoint online requests too, past the midpoint between `start_free` and `full_free`."
+    )
+    partial_blocks: bool = Field(default=True, description="Also save the partly filled last block of a request that loses its KV.")
     wait_blocks: int | None = Field(
         default=None,
         ge=0,
-        description="Most blocks that a step waits for, of the requests that make room in it; None: what takes 2% of `slo.ttft_slo_ms`.",
+        description="Maximum unsaved blocks of victims that a step waits for. None: as many as take 2% of `slo.ttft_slo_ms`.",
     )
     copy_cost: float | None = Field(
         default=None,
         gt=0.0,
-        description="Of a copy's time, what the step beside it takes longer, which may be 2% of a step with online work; "
-        "None: all of it on a CPU, 0.04 of it on CUDA, whose copy engines take a fiftieth of the memory's rate.",
+        description="Slowdown of the concurrent step per second of copying. None: 1.0 on CPU, 0.04 on CUDA.",
     )
-    verify: bool = Field(default=False, description="Checksum every host block; one that changed is computed again. For tests and doubts.")
+    verify: bool = Field(default=False, description="Checksum every host block and recompute those that changed. For tests.")
 
     @model_validator(mode="after")
     def _check(self) -> CheckpointConfig:
@@ -128,36 +122,13 @@ class CheckpointConfig(Section):
         return self
 
 
-class HarvestConfig(Section):
-    """How a replica takes work from the ledger."""
-
-    max_slice_rows: int = Field(default=256, ge=1, le=100_000, description="Most rows of one lease.")
-    min_slice_rows: int = Field(default=4, ge=1, description="Fewest rows of one lease, for small jobs.")
-    slices_per_job: int = Field(default=32, ge=1, description="A small job is cut into about this many slices.")
-    concurrency: int | None = Field(
-        default=None, ge=1, description="Offline prompts kept in the engine of one replica; None: twice its offline slots."
-    )
-    lease_s: float = Field(default=15.0, gt=0.0, description="A lease not renewed for this long is given to another replica.")
-    heartbeat_s: float = Field(default=1.0, gt=0.0, description="How often a replica renews its leases.")
-    idle_poll_s: float = Field(default=0.5, gt=0.0, description="How often an idle replica asks for work.")
-    row_attempts: int = Field(
-        default=10, ge=2, description="How often a row is begun before it is taken to be what kills the engine and ends as an error."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> HarvestConfig:
-        if self.heartbeat_s * 3 > self.lease_s:
-            raise ValueError(f"lease_s={self.lease_s} must be at least three times heartbeat_s={self.heartbeat_s}")
-        if self.min_slice_rows > self.max_slice_rows:
-            raise ValueError(f"min_slice_rows={self.min_slice_rows} is above max_slice_rows={self.max_slice_rows}")
-        return self
-
-
 class TierConfig(Section):
-    """Which tier a chat request gets that leaves it open: no `service_tier`, or `auto`."""
+    """Tier of a chat request without `service_tier`, or with `auto`."""
 
-    default: ServiceTier = Field(default=ServiceTier.DEFAULT, description="Of requests without a key, or with one not named below.")
-    keys: dict[str, ServiceTier] = Field(default_factory=dict, description="By API key (`Authorization: Bearer KEY`).")
+    default: ServiceTier = Field(
+        default=ServiceTier.DEFAULT, description="Tier of requests without an API key, or with one that `keys` does not name."
+    )
+    keys: dict[str, ServiceTier] = Field(default_factory=dict, description="Tier by API key (`Authorization: Bearer KEY`).")
 
     def resolve(self, asked: object, key: str | None) -> ServiceTier | None:
         """The tier of a request; None where neither it, its key nor `default` chooses one. Raises `ParameterError` for an unknown one."""
@@ -168,58 +139,31 @@ class TierConfig(Section):
             return ServiceTier(str(asked))
         except ValueError as error:
             known = ", ".join(["auto", *ServiceTier])
-            raise ParameterError(f"service_tier {str(asked)[:40]!r} is none; use one of: {known}", "service_tier") from error
-
-
-class BatchConfig(Section):
-    """Limits of `/v1/files` and `/v1/batches`. None: no limit."""
-
-    max_lines: int | None = Field(default=None, ge=1, description="Most requests of one batch; OpenAI's is 50,000.")
-    max_file_bytes: int | None = Field(default=None, ge=1, description="Largest upload; OpenAI's is 200,000,000.")
-    max_line_bytes: int = Field(default=64 << 20, ge=1024, description="Longest line of an input file: what is held in memory at once.")
-
-
-class DeadlineConfig(Section):
-    """What a job that would miss its deadline gets beyond its weight."""
-
-    most_boost: float = Field(default=8.0, ge=1.0, le=1000.0, description="Most times its weight, among jobs. 1 raises none.")
-    share_cap: float = Field(
-        default=0.25,
-        ge=0.0,
-        le=0.9,
-        description="Most of the slots and KV guaranteed to it, room kept for chat included. Chat's SLO comes first all the same.",
-    )
-    above_slo: bool = Field(
-        default=False, description="Guarantee the share of a step's time too, even where chat's SLO does not hold then."
-    )
-
-
-class PriceConfig(Section):
-    """What tokens cost, for estimates."""
-
-    prompt_per_million: float = Field(ge=0.0, description="Of a million prompt tokens.")
-    output_per_million: float = Field(ge=0.0, description="Of a million output tokens.")
-    currency: str = Field(default="USD", min_length=1, max_length=8)
+            raise ParameterError(f"unknown service_tier {str(asked)[:40]!r}; use one of: {known}", "service_tier") from error
 
 
 class ServeConfig(Section):
     """One deployment: a model, its replicas, and how they share chat and jobs."""
 
-    model: str | None = Field(default=None, description="Hugging Face id or folder; None takes the embedded model.")
-    served_model_name: str | None = Field(default=None, description="Name that clients use; None takes the model's own.")
+    model: str | None = Field(default=None, description="Hugging Face id or folder. None: the embedded model.")
+    served_model_name: str | None = Field(default=None, description="Model name that clients use. None: the model's own.")
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=1, le=65535)
     allowed_hosts: tuple[str, ...] = Field(
-        default=(), description="Names by which browsers reach a server that listens on loopback: those of a proxy before it."
+        default=(), description="Host names that a server on loopback accepts beside localhost, such as that of a proxy before it."
     )
-    replicas: int = Field(default=1, ge=1, description="Replicas, each with an engine of its own.")
-    num_cpus: float | None = Field(default=None, gt=0.0, description="Ray CPUs of one replica; None: what fits `replicas` on this machine.")
-    num_gpus: float | None = Field(default=None, ge=0.0, description="Ray GPUs of one replica; None: the engine's tensor x pipeline size.")
+    replicas: int = Field(default=1, ge=1, description="Number of replicas, each with its own engine.")
+    num_cpus: float | None = Field(
+        default=None, gt=0.0, description="Ray CPUs of one replica. None: as many as fit `replicas` on this machine."
+    )
+    num_gpus: float | None = Field(
+        default=None, ge=0.0, description="Ray GPUs of one replica. None: the engine's tensor x pipeline parallel size."
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    address: str | None = Field(default=None, description="A running Ray cluster to join; None starts one here.")
-    ingress: Literal["auto", "haproxy", "proxy"] = Field(default="auto", description="auto: HAProxy where Ray ships it.")
-    engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, passed through as they are.")
-    env: dict[str, str] = Field(default_factory=dict, description="Environment of the replicas, e.g. VLLM_CPU_KVCACHE_SPACE.")
+    address: str | None = Field(default=None, description="Address of a running Ray cluster. None: start one here.")
+    ingress: Literal["auto", "haproxy", "proxy"] = Field(default="auto", description="auto: HAProxy if Ray ships it.")
+    engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, passed through unchanged.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the replicas, e.g. VLLM_CPU_KVCACHE_SPACE.")
     slo: SloConfig = SloConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     share: ShareConfig = ShareConfig()
@@ -228,7 +172,7 @@ class ServeConfig(Section):
     service_tiers: TierConfig = TierConfig()
     batches: BatchConfig = BatchConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
-    price: PriceConfig | None = Field(default=None, description="None: estimates name no price.")
+    price: PriceConfig | None = Field(default=None, description="Token prices. None: estimates show no price.")
 
     @property
     def api_keys(self) -> tuple[str, ...]:

@@ -19,65 +19,41 @@
     │   └── NoReplicaError                no replica is there to do it; one may be starting
     └── UnreachableError         exit 3   no server answers
 
+Each room owns the errors that it raises: `connectors.errors` the base, `jobs.errors` those of jobs, this file the rest.
 A message says what is wrong, with which value, and what to do about it, on one line. No traceback reaches a user unless
 ``--debug`` was given.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from connectors.errors import ColumnError, HarvesterError, SourceError, StorageError, UsageError
+from jobs.errors import EngineError, NotFoundError, ParameterError, QueryError, StateError, TaskError
 
-
-class HarvesterError(Exception):
-    """Base of the tree. ``code`` is stable and goes into HTTP answers, ``exit_code`` into the shell."""
-
-    code: ClassVar[str] = "failed"
-    exit_code: ClassVar[int] = 1
-    http_status: ClassVar[int] = 500
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-    def to_json(self) -> dict[str, dict[str, str]]:
-        """The body of an HTTP error answer: ``{"error": {"code": ..., "message": ...}}``."""
-        return {"error": {"code": self.code, "message": self.message}}
-
-
-class UsageError(HarvesterError):
-    code = "wrong_use"
-    exit_code = 2
-    http_status = 400
+__all__ = [
+    "BusyError",
+    "ColumnError",
+    "ConfigError",
+    "CrossSiteError",
+    "EngineError",
+    "HarvesterError",
+    "KeyRefusedError",
+    "NoReplicaError",
+    "NotFoundError",
+    "ParameterError",
+    "QueryError",
+    "SourceError",
+    "StateError",
+    "StorageError",
+    "TaskError",
+    "TooLargeError",
+    "UnreachableError",
+    "UsageError",
+    "from_json",
+]
 
 
 class ConfigError(UsageError):
     code = "bad_config"
-
-
-class SourceError(UsageError):
-    code = "bad_source"
-
-
-class ColumnError(UsageError):
-    code = "bad_column"
-
-
-class TaskError(UsageError):
-    code = "bad_task"
-
-
-class QueryError(UsageError):
-    code = "bad_query"
-
-
-class ParameterError(UsageError):
-    """``param`` names the parameter, as a path (``metadata.topic``); None where no single one is at fault."""
-
-    code = "invalid_value"
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class TooLargeError(UsageError):
@@ -95,27 +71,9 @@ class KeyRefusedError(UsageError):
     http_status = 401
 
 
-class NotFoundError(UsageError):
-    code = "not_found"
-    http_status = 404
-
-
-class StateError(HarvesterError):
-    code = "bad_state"
-    http_status = 409
-
-
-class StorageError(HarvesterError):
-    code = "storage"
-
-
 class BusyError(HarvesterError):
     code = "busy"
     http_status = 503
-
-
-class EngineError(HarvesterError):
-    code = "engine"
 
 
 class NoReplicaError(EngineError):

@@ -1,27 +1,14 @@
-"""What a job needs of an engine: count tokens, answer one prompt. The serve room hands in vLLM, tests hand in a script."""
+"""What a job needs of an engine: count tokens, answer one request. A replica hands in vLLM, tests hand in a script."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jobs.hint import EVEN, SchedulingHint
+from jobs.usage import NONE_USED, Usage
+
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": ...}
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a job gets beside others: its weight among them, and the share of the engine that is guaranteed to it."""
-
-    weight: float = 1.0
-    share: float = 0.0
-    above_slo: bool = False  # the share holds even where chat's promise then does not
-
-    def extra_args(self) -> dict[str, float | bool]:
-        """As a request tells the scheduler."""
-        return {"weight": self.weight, "share": self.share, "above_slo": self.above_slo}
-
-
-EVEN = Claim()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +21,7 @@ class Prompt:
     temperature: float
     choices: tuple[str, ...] | None = None
     json_schema: dict[str, Any] | None = None
-    job: str = ""
-    claim: Claim = EVEN
-    window: int = 0  # prompts of one window of a job may be run in any order
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    text: str
-    finish_reason: str  # "stop" or "length"
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    preemptions: int = 0
+    hint: SchedulingHint = EVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +31,17 @@ class ApiRequest:
     request_id: str
     endpoint: str  # "/v1/chat/completions" or "/v1/completions"
     body: dict[str, Any]
-    job: str = ""
-    claim: Claim = EVEN
-    window: int = 0  # as of a `Prompt`
+    hint: SchedulingHint = EVEN
 
 
 @dataclass(frozen=True, slots=True)
-class ApiAnswer:
-    """``completion.text`` is the response's body, JSON text, whatever the status: a refused request has its reason there."""
+class Completion:
+    """The answer to a `Prompt`; or to an `ApiRequest`: ``text`` is then the response's body, JSON text, whatever the status."""
 
-    status_code: int
-    completion: Completion
+    text: str
+    finish_reason: str  # "stop" or "length"; "error" of a refused request
+    usage: Usage = NONE_USED
+    status_code: int = 200  # of an `ApiRequest`
 
 
 class RowError(Exception):
@@ -104,7 +79,7 @@ class Engine(Protocol):
         the request in the engine.
         """
 
-    async def respond(self, request: ApiRequest) -> ApiAnswer:
+    async def respond(self, request: ApiRequest) -> Completion:
         """Answer one OpenAI request as offline work, in full: tools, response_format, logprobs, n.
 
         A request that cannot work is answered with its HTTP status. Raises `EngineGone` when the engine is lost. Cancelling the awaiting

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from harvester.errors import StorageError
+from connectors.errors import StorageError
 
 STATE_VERSION = 1
 

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import ValidationError
 
-from harvester.policy.lengths import Counted, counted
+from jobs.forecast.lengths import Counted, counted
 from jobs.spec import PartStats
 from jobs.tasks.answer import result_fields
 from jobs.tasks.shape import storable
 from jobs.tasks.spec import Task
+from jobs.usage import Usage
 
 ROW_ID = "row_id"
 # After the input columns and the task's own.
@@ -23,10 +25,7 @@ _ENDING = (
     pa.field("error_message", pa.string()),
     pa.field("raw_output", pa.string()),
     pa.field("finish_reason", pa.string()),
-    pa.field("prompt_tokens", pa.int64()),
-    pa.field("cached_tokens", pa.int64()),
-    pa.field("output_tokens", pa.int64()),
-    pa.field("preemptions", pa.int32()),
+    *(pa.field(name, pa.int64() if name.endswith("_tokens") else pa.int32()) for name in Usage.model_fields),
     pa.field("attempts", pa.int32()),
     pa.field("requests", pa.int32()),
     pa.field("parts", pa.int32()),
@@ -47,10 +46,7 @@ class Row:
     error_code: str | None
     error_message: str | None
     finish_reason: str | None
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    preemptions: int
+    usage: Usage
     attempts: int
     latency_ms: float
     truncated: bool
@@ -61,14 +57,14 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` makes an equal row of."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"usage": dict(self.usage)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Row:
         """Raises `ValueError` for an object that is not a whole row."""
         try:
-            return cls(**values)
-        except TypeError as error:
+            return cls(**{**values, "usage": Usage.model_validate(values.get("usage"))})
+        except (TypeError, ValidationError) as error:
             raise ValueError(f"not a row: {error}") from error
 
 
@@ -118,6 +114,8 @@ def _column(rows: Sequence[Row], field: pa.Field) -> pa.Array:
     if name in ("error_message", "raw_output"):
         texts = [getattr(row, name) for row in rows]
         return pa.array([None if text is None else storable(text) for text in texts], field.type)
+    if name in Usage.model_fields:
+        return pa.array([getattr(row.usage, name) for row in rows], field.type)
     if name in RESULT_NAMES:
         return pa.array([getattr(row, name) for row in rows], field.type)
     return pa.array([row.values.get(name) for row in rows], field.type)
@@ -136,29 +134,21 @@ def _input(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 def answer_lengths(rows: Sequence[Row]) -> tuple[Counted, ...]:
     """Of the rows that were answered by one request: what others of the same prompt length will take."""
-    return counted((row.prompt_tokens, row.output_tokens) for row in rows if row.status == "ok" and row.requests == 1)
-
-
-def conform(part: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A part of an earlier version, which may lack columns, in ``schema``."""
-    columns = [part[field.name] if field.name in part.schema.names else pa.nulls(part.num_rows, field.type) for field in schema]
-    return pa.table(columns, names=schema.names).cast(schema)
+    return counted((row.usage.prompt_tokens, row.usage.output_tokens) for row in rows if row.status == "ok" and row.requests == 1)
 
 
 def part_stats(table: pa.Table, generation: int, rows_recomputed: int) -> PartStats:
     """What a part holds, as counts."""
     rows_ok = _total(pc.equal(table["status"], "ok"))
+    usage: dict[str, Any] = {name: _total(table[name]) for name in Usage.model_fields}
     return PartStats(
         generation=generation,
         rows_ok=rows_ok,
         rows_error=table.num_rows - rows_ok,
         rows_truncated=_total(table["truncated"]),
         rows_recomputed=rows_recomputed,
-        prompt_tokens=_total(table["prompt_tokens"]),
-        cached_tokens=_total(table["cached_tokens"]),
-        output_tokens=_total(table["output_tokens"]),
-        preemptions=_total(table["preemptions"]),
         error_example=_example(table),
+        **usage,
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from jobs.hint import SchedulingHint
 from jobs.states import JobState
 from jobs.tasks.spec import Task
+from jobs.usage import Usage
 
 
 class Frozen(BaseModel):
@@ -29,11 +31,11 @@ LAST_TIME_S = 253_402_300_799.0  # the year 9999: later times have no date
 
 
 class SourceSpec(Frozen):
-    """Names a source so that any process on the cluster can open it again (`connectors.open_source`)."""
+    """Names a source so that any process on the cluster can open it again (`connectors.open.open_source`)."""
 
-    uri: str = Field(min_length=1, description="Absolute path, glob, folder, or a pyarrow filesystem URI (s3://...).")
+    uri: str = Field(min_length=1, description="Absolute path of a file, glob or folder, or a URI (s3://...).")
     table: str | None = Field(default=None, description="Table of a .duckdb file.")
-    query: str | None = Field(default=None, description="Query over a .duckdb file, instead of a table.")
+    query: str | None = Field(default=None, description="SELECT over a .duckdb file, instead of `table`.")
 
 
 class JobRequest(Frozen):
@@ -43,28 +45,38 @@ class JobRequest(Frozen):
     task: str = Field(default="summarize", description="Name of a built-in task, or text of a task file (with `task_inline`).")
     task_inline: dict[str, Any] | None = Field(default=None, description="A task file's content; `task` is then its name.")
     options: dict[str, Any] = Field(default_factory=dict, description="Task options: labels, schema, to, prompt.")
-    column: str | None = Field(default=None, description="Text column; picked where one is obvious.")
-    keep: tuple[str, ...] | None = Field(default=None, description="Input columns to keep in the results; None keeps all.")
-    id_column: str | None = Field(default=None, description="Column whose values must be unique.")
-    model: str | None = Field(default=None, description="Model the job must run on; None takes the server's.")
+    column: str | None = Field(default=None, description="Column that holds the text. Default: the only or best-named text column.")
+    keep: tuple[str, ...] | None = Field(default=None, description="Input columns to copy into the results. None: all.")
+    id_column: str | None = Field(default=None, description="Column that identifies rows; submit fails if its values are not unique.")
+    model: str | None = Field(default=None, description="Model the job must run on. None: the server's.")
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(
-        default=ERROR_RATE, ge=0.0, le=1.0, allow_inf_nan=False, description="After 100 rows, more failed ones stop the job."
+        default=ERROR_RATE,
+        ge=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="Share of failed rows above which the job stops, after 100 rows.",
     )
-    weight: float = Field(default=1.0, gt=0.0, le=1000.0, allow_inf_nan=False, description="Share beside other jobs, as a ratio.")
+    weight: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1000.0,
+        allow_inf_nan=False,
+        description="Relative share: with 2 the job gets twice the tokens of a job with 1.",
+    )
     deadline_at_s: float | None = Field(
-        default=None, le=LAST_TIME_S, allow_inf_nan=False, description="Unix time by which it should end; it expires then."
+        default=None, le=LAST_TIME_S, allow_inf_nan=False, description="Unix time at which the job expires."
     )
-    new: bool = Field(default=False, description="Make a new job even where the same one exists.")
+    new: bool = Field(default=False, description="Make a new job even if the same one exists.")
 
     @model_validator(mode="after")
     def _check(self) -> JobRequest:
         try:
             json.dumps(self.model_dump(), ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as error:
-            raise ValueError("the request holds half a surrogate pair, which is no text") from error
+            raise ValueError("the request contains half a surrogate pair, which is not valid text") from error
         return self
 
 
@@ -85,9 +97,13 @@ class JobSpec(Frozen):
         default=None, description="OpenAI endpoint that each row's `column` is a request to; None: rows are prompts of `task`."
     )
     on_long: OnLong = OnLong.TRUNCATE
-    max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.errorrate`; 1 never stops the job.")
+    max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.ledger.register`; 1 never stops the job.")
     weight: float = Field(default=1.0, gt=0.0)
-    deadline_at_s: float | None = Field(default=None, description="When what is left of it is given up; None: never.")
+    deadline_at_s: float | None = Field(default=None, description="Unix time at which the job expires. None: never.")
+
+    def hint(self) -> SchedulingHint:
+        """What its requests tell the scheduler where nothing was decided for its deadline."""
+        return SchedulingHint(job=self.id, weight=self.weight)
 
 
 class SliceSpec(Frozen):
@@ -101,7 +117,7 @@ class SliceSpec(Frozen):
 
 
 class JobPlan(Frozen):
-    """A job before it is in the ledger: what `jobs.plan.plan_job` makes of a request."""
+    """A job before it is in the ledger: what `jobs.plan.job.plan_job` makes of a request."""
 
     spec: JobSpec
     slices: tuple[SliceSpec, ...]
@@ -119,20 +135,24 @@ class Lease(Frozen):
     expires_at_s: float
 
 
-class PartStats(Frozen):
+class RowCounts(Frozen):
+    """Input rows that have a result, of a part or of a job."""
+
+    rows_ok: int = 0
+    rows_error: int = 0
+    rows_truncated: int = Field(default=0, description="Rows with a result whose text was cut.")
+    rows_recomputed: int = Field(default=0, description="Rows that were begun more than once.")
+
+
+COUNTS = (*RowCounts.model_fields, *Usage.model_fields)  # as columns of the ledger's tables, in the order of its statements
+
+
+class PartStats(Usage, RowCounts):
     """What a published part holds; also kept in the part's own metadata."""
 
     generation: int = 0
-    rows_ok: int = 0
-    rows_error: int = 0
-    rows_truncated: int = 0
-    rows_recomputed: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
     error_example: str | None = Field(default=None, description="How one of its rows failed: code and message.")
-    lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `harvester.policy.lengths.counted`; of new rows only.")
+    lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `jobs.forecast.lengths.counted`; of new rows only.")
 
 
 class LeaseProgress(Frozen):
@@ -140,8 +160,8 @@ class LeaseProgress(Frozen):
 
     lease_id: str
     rows_done: int = 0
-    rows_error: int = Field(default=0, description="Of them, those that failed.")
-    error: str | None = Field(default=None, description="How a row failed last.")
+    rows_error: int = Field(default=0, description="Rows that failed, of `rows_done`.")
+    error: str | None = Field(default=None, description="Error of the row that failed last.")
     tokens_done: int = Field(default=0, description="Prompt and output tokens.")
 
 
@@ -165,8 +185,8 @@ class LengthBand(Frozen):
     p90_coverage: float | None
 
 
-class JobView(Frozen):
-    """How a job stands: one object of ``harvester show --json`` and ``GET /api/jobs/JOB``."""
+class JobHead(Frozen):
+    """The fields of a `JobView` that come first."""
 
     id: str
     state: JobState
@@ -174,28 +194,25 @@ class JobView(Frozen):
     source: str
     model: str
     rows_total: int
-    rows_ok: int
-    rows_error: int
-    rows_truncated: int
-    rows_recomputed: int
+
+
+class JobView(Usage, RowCounts, JobHead):
+    """How a job stands: one object of ``harvester show --json`` and ``GET /api/jobs/JOB``."""
+
     rows_running: int = Field(description="Rows done in slices that are not published yet.")
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    preemptions: int
     offline_tokens_per_s: float | None = Field(description="Prompt and output tokens over the last minute of work; None before any.")
     eta_s: float | None
     eta_low_s: float | None = Field(default=None, description="Four of five jobs end between this and `eta_high_s`.")
     eta_high_s: float | None = None
     weight: float = 1.0
     deadline_at_s: float | None = None
-    boost: float = Field(default=1.0, description="Times its weight, for its deadline's sake.")
-    guaranteed_share: float = Field(default=0.0, description="Of the engine, for its deadline's sake.")
-    standing: str | None = Field(default=None, description="How it stands with its deadline, where that needs saying.")
+    boost: float = Field(default=1.0, description="Factor on the job's weight because of its deadline.")
+    guaranteed_share: float = Field(default=0.0, description="Share of the engine guaranteed to the job because of its deadline.")
+    standing: str | None = Field(default=None, description="A sentence on the deadline, if the job is late or raised.")
     response_lengths: tuple[LengthBand, ...] = ()
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None
-    message: str | None = Field(description="Why it stands as it does: a cause of failure, a wait for disk space.")
+    message: str | None = Field(description="Why the job is in this state: a cause of failure, a wait for disk space.")
     results: str = Field(description="Folder of the parts.")
     notes: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from harvester.errors import StateError
+from jobs.errors import StateError
 
 
 class JobState(StrEnum):

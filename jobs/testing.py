@@ -10,11 +10,13 @@ from math import ceil
 
 import pyarrow as pa
 
-from harvester.errors import NotFoundError
-from jobs.engine import ApiAnswer, ApiRequest, Claim, Completion, EngineGone, Message, Prompt
-from jobs.ledger import Ledger
+from jobs.engine import ApiRequest, Completion, EngineGone, Message, Prompt
+from jobs.errors import NotFoundError
+from jobs.hint import SchedulingHint
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
 from jobs.tasks.spec import Task
+from jobs.usage import Usage
 
 VERBS = ("cancel", "pause", "resume", "retry")
 
@@ -90,16 +92,15 @@ class ScriptedEngine:
             text = self.answer(prompt)
         return await self._completion(prompt, text)
 
-    async def respond(self, request: ApiRequest) -> ApiAnswer:
+    async def respond(self, request: ApiRequest) -> Completion:
         try:
             async with self._in_work():
                 text = self.reply(request)
         except Refused as refused:
             error = {"message": str(refused), "type": "BadRequestError", "param": None, "code": refused.status_code}
-            return ApiAnswer(refused.status_code, Completion(json.dumps({"error": error}), "error", 0, 0, 0))
-        prompt_tokens, output_tokens = self._tokens(json.dumps(request.body)), self._tokens(text)
-        body = _response(request, text, prompt_tokens, output_tokens)
-        return ApiAnswer(200, Completion(json.dumps(body), "stop", prompt_tokens, 0, output_tokens))
+            return Completion(json.dumps({"error": error}), "error", status_code=refused.status_code)
+        usage = Usage(prompt_tokens=self._tokens(json.dumps(request.body)), output_tokens=self._tokens(text))
+        return Completion(json.dumps(_response(request, text, usage)), "stop", usage)
 
     @asynccontextmanager
     async def _in_work(self) -> AsyncIterator[None]:
@@ -119,31 +120,29 @@ class ScriptedEngine:
             raise EngineGone("the scripted engine was told to die")
 
     async def _completion(self, prompt: Prompt, text: str) -> Completion:
-        most_chars = int(prompt.max_tokens / self.tokens_per_char)
+        max_chars = int(prompt.max_tokens / self.tokens_per_char)
         return Completion(
-            text=text[:most_chars],
-            finish_reason="stop" if len(text) <= most_chars else "length",
-            prompt_tokens=await self.count_tokens(prompt.messages),
-            cached_tokens=0,
-            output_tokens=self._tokens(text[:most_chars]),
+            text=text[:max_chars],
+            finish_reason="stop" if len(text) <= max_chars else "length",
+            usage=Usage(prompt_tokens=await self.count_tokens(prompt.messages), output_tokens=self._tokens(text[:max_chars])),
         )
 
     def _tokens(self, text: str) -> int:
         return max(1, ceil(len(text) * self.tokens_per_char))
 
 
-def _response(request: ApiRequest, text: str, prompt_tokens: int, output_tokens: int) -> dict[str, object]:
+def _response(request: ApiRequest, text: str, usage: Usage) -> dict[str, object]:
     """An OpenAI response with one choice."""
     chat = request.endpoint.endswith("/chat/completions")
     choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": output_tokens, "total_tokens": prompt_tokens + output_tokens}
+    tokens = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.output_tokens}
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{request.request_id}",
         "object": "chat.completion" if chat else "text_completion",
         "created": 0,
         "model": request.body.get("model"),
         "choices": [{"index": 0, "finish_reason": "stop", **choice}],
-        "usage": usage,
+        "usage": tokens | {"total_tokens": sum(tokens.values())},
     }
 
 
@@ -201,8 +200,8 @@ class DirectLedger:
     async def release(self, lease_id: str) -> None:
         self.ledger.release(lease_id, self._now_s())
 
-    async def claims(self) -> dict[str, Claim]:
-        return self.ledger.claims(self._now_s())
+    async def hints(self) -> dict[str, SchedulingHint]:
+        return self.ledger.hints(self._now_s())
 
     async def adjust(self, job_id: str, change: JobChange) -> JobView:
         return self.ledger.adjust(job_id, change)
@@ -231,7 +230,7 @@ class DirectLedger:
     async def change(self, job_id: str, verb: str) -> JobView:
         """``verb``: cancel, pause, resume or retry."""
         if verb not in VERBS:
-            raise NotFoundError(f"no such change {verb!r}; there are cancel, pause, resume and retry")
+            raise NotFoundError(f"unknown action {verb!r}; use cancel, pause, resume or retry")
         view: JobView = getattr(self.ledger, verb)(job_id, self._now_s())
         return view
 

@@ -12,7 +12,7 @@ import duckdb
 import httpx
 import psutil
 
-from bench.server import READY_S, ServerProcess
+from bench.harness.servers.server import READY_S, ServerProcess
 from harvester.serve.processes import marked
 
 ROLES = {"replica": "ServeReplica:chat", "ledger": "LedgerHost", "jobs app": "ServeReplica:jobs", "batches app": "ServeReplica:batches"}

@@ -201,8 +201,9 @@ def main() -> int:
     FILE.write_text(json.dumps(asdict(surface), indent=1) + "\n", encoding="utf-8")
     names, methods, attributes = (sum(map(len, found.values())) for found in (surface.imports, surface.overrides, surface.attributes))
     sys.stdout.write(
-        f"vLLM {surface.version}: {names} names of {len(surface.imports)} modules, {methods} methods overridden, {attributes} attributes, "
-        f"{len(surface.written)} of them written, {len(surface.replaced)} functions and classes replaced; private: {', '.join(private(surface))}\n"
+        f"vLLM {surface.version}, private: {', '.join(private(surface))}\n"
+        f"{names} names of {len(surface.imports)} modules, {methods} methods overridden, {attributes} attributes, "
+        f"{len(surface.written)} of them written, {len(surface.replaced)} functions and classes replaced\n"
     )
     return 0
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-OURS = ("bench", "harvester")
+OURS = ("bench", "harvester", "jobs", "connectors")
 # Imported by name, in the engine core or in a worker.
 BY_NAME = (
     "bench.__main__",
-    "bench.counting_harvest",
-    "bench.patient",
+    "bench.harness.engine.counting_harvest",
+    "bench.harness.engine.patient",
     "harvester.engine.vllm.workers",
     "harvester.engine.vllm.connector",
 )

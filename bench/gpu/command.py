@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.carry import carried
-from bench.gpu.ground import SHAPES, TINY, Ground, on_cpu
 from bench.gpu.outcome import Outcome
 from bench.gpu.part import Part
-from bench.record import Start, versions
+from bench.gpu.run_config import SHAPES, TINY, RunConfig
+from bench.harness.device import on_cpu
+from bench.harness.record import Start, versions
 from harvester.errors import HarvesterError
 
 PARTS = ("versions", "identity", "preempt", "profile", "coserve", "checkpoint")
@@ -48,11 +49,11 @@ def main(words: list[str]) -> int:
         print(f"error: the folder of {given.json} does not exist; make it first", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no engine outlives us
-    ground = Ground(TINY if given.tiny else given.shape, on_cpu(), given.quick, given.seed)
+    run_config = RunConfig(TINY if given.tiny else given.shape, on_cpu(), given.quick, given.seed)
     start = Start.now()
     try:
-        outcome = Outcome(given.json, ground, {"versions": versions(), "commit": start.commit, "machine": start.machine})
-        failed = [name for name in given.part or PARTS if not measure(name, ground, outcome, again=given.again)]
+        outcome = Outcome(given.json, run_config, {"versions": versions(), "commit": start.commit, "machine": start.machine})
+        failed = [name for name in given.part or PARTS if not measure(name, run_config, outcome, again=given.again)]
     except HarvesterError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code
@@ -65,18 +66,18 @@ def main(words: list[str]) -> int:
     return 1 if failed else 0
 
 
-def measure(name: str, ground: Ground, outcome: Outcome, *, again: bool) -> bool:
+def measure(name: str, run_config: RunConfig, outcome: Outcome, *, again: bool) -> bool:
     """One part; whether all of it is done. A run that fails is noted, and the others have their turn."""
     if again:
         outcome.drop(name)
     if outcome.is_done(name):
         _tell(f"{name}: done before")
         return True
-    part: Part = importlib.import_module(f"bench.gpu.{name}").PART
+    part: Part = importlib.import_module(f"bench.gpu.parts.{name}").PART
     for run, work in part.runs.items():
         found = outcome.runs(name)
         if run not in found:
-            outcome.add(name, run, _timed(f"{name}/{run}", work, ground, found))
+            outcome.add(name, run, _timed(f"{name}/{run}", work, run_config, found))
     found = outcome.runs(name)
     if set(part.runs) - set(found):
         return False
@@ -84,10 +85,10 @@ def measure(name: str, ground: Ground, outcome: Outcome, *, again: bool) -> bool
     return True
 
 
-def _timed(label: str, work: Any, ground: Ground, found: Any) -> dict[str, Any]:
+def _timed(label: str, work: Any, run_config: RunConfig, found: Any) -> dict[str, Any]:
     began_s = time.monotonic()
     try:
-        values: dict[str, Any] = work(ground, found)
+        values: dict[str, Any] = work(run_config, found)
     except Exception as error:  # vLLM's own, of any kind
         values = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:2000]}"}
     values |= {"seconds": round(time.monotonic() - began_s, 1)}

@@ -9,26 +9,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.ground import Ground
+from bench.gpu.run_config import RunConfig
 from harvester.errors import UsageError
 
 
 class Outcome:
     """``path`` None: nothing is kept."""
 
-    def __init__(self, path: Path | None, ground: Ground, about: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | None, run_config: RunConfig, about: Mapping[str, Any]) -> None:
         """Raises `UsageError` for a file that is no result, or one of other arguments."""
         self._path = path
-        self.values: dict[str, Any] = {**about, "scenario": "gpu", "ground": asdict(ground), "parts": {}}
+        self.values: dict[str, Any] = {**about, "scenario": "gpu", "run_config": asdict(run_config), "parts": {}}
         if path is None or not path.exists():
             return
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            same, parts = found["ground"] == asdict(ground), dict(found["parts"])
+            same, parts = found["run_config"] == asdict(run_config), dict(found["parts"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(f"{path} is no result of this bench; name another file with --json") from error
         if not same:
-            raise UsageError(f"{path} has results of other arguments ({found['ground']}); name another file with --json")
+            raise UsageError(f"{path} has results of other arguments ({found['run_config']}); name another file with --json")
         self.values["parts"] = parts
 
     def runs(self, part: str) -> dict[str, dict[str, Any]]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.gpu.ground import Ground
+from bench.gpu.run_config import RunConfig
 
 Found = Mapping[str, dict[str, Any]]  # of the runs that are done, by name
-Run = Callable[[Ground, Found], dict[str, Any]]
+Run = Callable[[RunConfig, Found], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

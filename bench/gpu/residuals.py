@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.latency import percentiles
+from bench.harness.measure.latency import percentiles
 
-# As `bench.gpu.recording` writes it: when, prompt tokens, decodes, their context, predicted seconds, actual seconds.
+# As `bench.gpu.engines.recording` writes it: when, prompt tokens, decodes, their context, predicted seconds, actual seconds.
 Row = tuple[float, int, int, int, float | None, float]
 
 

@@ -1,4 +1,4 @@
-"""`harvester chat`: ask the served model, as a chat user would."""
+"""`harvester chat`: talk to the served model over its chat route."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Answer:
 def chat(
     here: Invocation,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="What to ask; none starts a conversation.", show_default=False)
+        str | None, typer.Argument(metavar="PROMPT", help="What to ask. Without it, a conversation starts.", show_default=False)
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", metavar="S", help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of an answer.")] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", metavar="S", help="System message of the conversation.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Maximum output tokens of an answer.")] = None,
 ) -> None:
     """Chat with the served model.
 
-    The time to the first token goes to standard error. Where no server answers, one is started for this command and stopped at its end.
+    Prints the time to the first token to standard error. If no server answers, one is started for this command and stopped afterwards.
 
     \b
     Example:
@@ -97,7 +97,7 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
 
 
 def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
-    """Send one chat request and read its stream, printing the text as it comes. Times count from the request."""
+    """Send one chat request and print its text as it streams in. Times count from the request."""
     began_s = time.perf_counter()
     ttft_ms: float | None = None
     pieces: list[str] = []
@@ -117,7 +117,7 @@ def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
 
 
 def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON events of a server-sent stream up to ``[DONE]``. Raises what an error event says, `EngineError` for a torn stream."""
+    """JSON events of a server-sent stream up to ``[DONE]``. Raises the error of an error event; `EngineError` if the stream breaks off."""
     for line in lines:
         field, _, data = line.partition(":")
         if field != "data":

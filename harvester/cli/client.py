@@ -1,4 +1,4 @@
-"""The jobs app over HTTP, as the command line uses it."""
+"""HTTP client of the jobs application, for the commands."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import httpx
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harvester.config import PriceConfig, default_api_key
+from harvester.config import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError, UsageError, from_json
+from jobs.config import PriceConfig
 from jobs.spec import JobChange, JobRequest, JobView
 
 CONNECT_S = 3.0
@@ -50,7 +51,7 @@ class Client:
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         if not self.url.startswith(("http://", "https://")):
-            raise UsageError(f"{url!r} is not a URL; give one as http://127.0.0.1:8000")
+            raise UsageError(f"{url!r} is not a URL; use one like http://127.0.0.1:8000")
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -60,7 +61,7 @@ class Client:
                 trust_env=not _is_loopback(self.url),  # a proxy of the environment is not on the way to this machine
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise UsageError(f"{url!r} is not a URL: {error}; give one as http://127.0.0.1:8000") from error
+            raise UsageError(f"{url!r} is not a URL: {error}; use one like http://127.0.0.1:8000") from error
 
     def close(self) -> None:
         self._http.close()
@@ -72,17 +73,19 @@ class Client:
         self.close()
 
     def server(self) -> ServerInfo:
-        """Who answers. Anything but a harvester that is ready is `UnreachableError`."""
+        """The server that answers. Raises `UnreachableError` for anything but a ready harvester server."""
         try:
             return ServerInfo.model_validate(self._json("GET", "/api/server"))
         except (UnreachableError, KeyRefusedError):
             raise
         except (HarvesterError, ValidationError) as error:
             cause = error.message if isinstance(error, HarvesterError) else "its answer has another shape"
-            raise UnreachableError(f"what answers at {self.url} is no harvester that is ready ({cause}); see harvester doctor") from error
+            raise UnreachableError(
+                f"the answer from {self.url} is not from a ready harvester server ({cause}); run: harvester doctor"
+            ) from error
 
     def submit(self, request: JobRequest) -> tuple[JobView, bool]:
-        """The job, and whether it was made now rather than found."""
+        """The job, and whether it is new (False: the same job existed)."""
         body = self._json("POST", "/api/jobs", json=request.model_dump(mode="json"), timeout=httpx.Timeout(SUBMIT_S, connect=CONNECT_S))
         return self._view(body["job"]), bool(body["created"])
 
@@ -110,7 +113,7 @@ class Client:
         return dict(self._json("POST", "/api/profile", json={"seconds": seconds}, timeout=wait_s))
 
     def ledger(self, table: str) -> pa.Table:
-        """All rows of a table of `jobs.ledgerfile.TABLES`."""
+        """All rows of a table of `jobs.ledger.store.TABLES`."""
         with self._reached():
             answer = self._send("GET", f"/api/ledger/{table}")
         _check(answer)
@@ -132,7 +135,7 @@ class Client:
         return _body(answer)
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """A question is asked once more where an idle connection was closed under it, as the ingress does when it takes new replicas in."""
+        """Send a request; a GET is retried once, because the ingress closes idle connections when replicas change."""
         try:
             return self._http.request(method, path, **options)
         except httpx.RemoteProtocolError:
@@ -146,7 +149,8 @@ class Client:
         except ValidationError as error:
             first = error.errors()[0]
             raise HarvesterError(
-                f"the server at {self.url} is of another version ({first['loc'][-1]}: {first['msg']}); use the same on both sides"
+                f"the server at {self.url} runs another version of harvester ({first['loc'][-1]}: {first['msg']}); "
+                "install the same version on both sides"
             ) from error
 
     @contextmanager
@@ -159,14 +163,14 @@ class Client:
             raise UnreachableError(f"the server at {self.url} did not answer in time; it may be busy: try again") from error
         except httpx.TransportError as error:
             raise UnreachableError(
-                f"the connection to {self.url} broke: {error or type(error).__name__}; is the server running?"
+                f"lost the connection to {self.url}: {error or type(error).__name__}; check that the server runs"
             ) from error
 
 
 def _authorization() -> dict[str, str]:
     key = default_api_key()
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise UsageError("HARVESTER_API_KEY holds letters that no key has; set it to one of the server's API keys")
+        raise UsageError("HARVESTER_API_KEY contains characters that no API key has; set it to one of the server's API keys")
     return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
@@ -179,9 +183,9 @@ def _is_loopback(url: str) -> bool:
 
 
 def _segment(job_id: str) -> str:
-    """A job's id within a path: a slash or a question mark in it must not name another route."""
+    """A job id, checked for use in a path: a slash or question mark in it would name another route."""
     if not job_id or not all(letter.isalnum() or letter in "-_." for letter in job_id):
-        raise UsageError(f"{job_id!r} is not the id of a job; harvester jobs lists them")
+        raise UsageError(f"{job_id!r} is not a job id; list them with: harvester jobs")
     return job_id
 
 
@@ -189,7 +193,7 @@ def _body(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError as error:
-        raise HarvesterError(f"the server at {answer.url} answered with something else than JSON: {answer.text[:200]!r}") from error
+        raise HarvesterError(f"the server at {answer.url} sent an answer that is not JSON: {answer.text[:200]!r}") from error
 
 
 def _check(answer: httpx.Response) -> None:

@@ -1,4 +1,4 @@
-"""What a shell may complete: ids of jobs, names of tasks. Quick, and silent where nothing is known."""
+"""Shell completion of job ids and task names. Fast, and silent on errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.tasks.load import list_tasks
 
 
 def job_ids(incomplete: str) -> list[str]:
-    """By the folders of the state folder, newest first: no server is asked while a key is pressed."""
+    """Job ids from the state folder, newest first. Asks no server: completion must be fast."""
     given = os.environ.get("HARVESTER_STATE")
     folder = StateFolder(Path(given).expanduser() if given else default_state_dir()).jobs
     try:
@@ -23,5 +23,5 @@ def job_ids(incomplete: str) -> list[str]:
 
 
 def task_names(incomplete: str) -> list[tuple[str, str]]:
-    """Built-in tasks with what they do; for a path the shell completes by itself."""
+    """Built-in tasks with their descriptions. The shell completes paths by itself."""
     return [(task.name, task.description) for task in list_tasks() if task.name.startswith(incomplete)]

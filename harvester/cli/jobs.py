@@ -1,4 +1,4 @@
-"""`harvester submit`: a table to harvest idle time for."""
+"""`harvester submit`: make a job of a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from connectors import TargetName
+from connectors.targets.target import TargetName
 from harvester.cli import joboptions as options
 from harvester.cli.client import Client
 from harvester.cli.deadline import parse_deadline
@@ -19,7 +19,7 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.jobtext import job_lines
 from harvester.cli.local import serving
 from harvester.cli.progress import failure, follow, show, updates
-from harvester.cli.request import build_request, read_schema
+from harvester.cli.request import build_request, read_schema, task_options
 from harvester.cli.stdin import Given, given_source
 from harvester.errors import HarvesterError
 from jobs.spec import JobRequest, JobView, OnLong
@@ -37,6 +37,7 @@ def submit(
     schema: options.Schema = None,
     to: options.To = None,
     prompt: options.Prompt = None,
+    option: options.TaskOptions = None,
     column: options.Column = None,
     keep: options.Keep = None,
     id_column: options.IdColumn = None,
@@ -57,15 +58,16 @@ def submit(
 ) -> None:
     """Make a job of a table.
 
-    It asks one prompt a row, while the server has nothing better to do.
+    Each row becomes one prompt, answered in the time that chat leaves idle.
 
-    The same request again finds the same job. Where no server answers, one is started for this job and stopped at its end.
+    Submitting the same job again finds the existing one. If no server answers, one is started for this job and stopped afterwards.
 
     \b
     Example:
         harvester submit docs.parquet --task summarize --watch
         harvester submit reviews.parquet --labels positive,negative --column text
         harvester submit shop.duckdb --query "select * from reviews" --prompt "Is this about price? {text}"
+        harvester submit docs.parquet --task ./tone.yaml --option tone=calm
         harvester submit "docs/*.md" --into summaries.duckdb:docs
         cat mails.jsonl | harvester submit - --column body -o mails.csv
     """
@@ -76,7 +78,7 @@ def submit(
     limits: dict[str, Any] = {"on_long": on_long, "max_error_rate": max_error_rate, "weight": weight, "deadline_at_s": due, "new": new}
     sampled: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:
-        request = build_request(given.uri, task=task, options=asks, **reads, **limits, **sampled)
+        request = build_request(given.uri, task=task, options=task_options(asks, option or ()), **reads, **limits, **sampled)
         if dry_run:
             print_estimate(here, request)
         else:
@@ -111,7 +113,7 @@ def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetNa
 
 
 def _follow(client: Client, view: JobView, is_embedded: bool, target: TargetName | None) -> tuple[JobView, dict[str, object]]:
-    """How the job ended, and what was written where a target was given."""
+    """Follow the job; return its last view, and what was written to the target, if any."""
     try:
         if target is None:
             return follow(client, view.id), {}
@@ -135,7 +137,7 @@ def _print_submitted(view: JobView, created: bool) -> None:
     if created:
         print(f"Job {view.id}: {view.task} over {view.rows_total:,} rows of {view.source}, with {view.model}")
     else:
-        print(f"Job {view.id} is this same job, made before and now {view.state}; --new makes another")
+        print(f"Job {view.id} already exists for this request and is {view.state}; --new makes another")
     for note in view.notes:
         print(f"Note: {note}")
 

@@ -1,4 +1,4 @@
-"""How a job stands, for a person."""
+"""Text lines on a job, for people."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _cells(view: JobView) -> list[str]:
 
 
 def job_lines(view: JobView) -> Iterator[str]:
-    """One fact a line, as ``name  value``; first of all that every row failed."""
+    """One fact per line, as ``name  value``. If every row failed, that comes first."""
     if view.rows_error and not view.rows_ok:
         yield f"every row so far failed ({view.rows_error:,}); see: harvester results {view.id} --errors"
     facts = {
@@ -48,7 +48,7 @@ def job_lines(view: JobView) -> Iterator[str]:
 
 
 def time_left(view: JobView) -> str:
-    """With its spread: four of five jobs end within it."""
+    """Estimated time left, with the interval in which four of five jobs end."""
     if view.eta_low_s is None or view.eta_high_s is None:
         return duration(view.eta_s or 0.0)
     return f"{duration(view.eta_s or 0.0)} ({duration(view.eta_low_s)} to {duration(view.eta_high_s)})"
@@ -78,7 +78,7 @@ def progress_line(view: JobView) -> str:
 
 
 def rows_done(view: JobView) -> int:
-    """Rows with a result, published or about to be."""
+    """Rows with a result, published or not yet."""
     return min(view.rows_ok + view.rows_error + view.rows_running, view.rows_total)
 
 

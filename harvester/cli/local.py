@@ -1,4 +1,4 @@
-"""A server of one's own for one command: started where none answers, stopped at the end."""
+"""An embedded server for one command: started if no server answers, stopped afterwards."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class EmbeddedServer:
         self.stop()
 
     def stop(self) -> None:
-        """Ask it to end, and after `STOP_S` end its whole process group. Does nothing where it has ended."""
+        """Ask it to end, and kill its process group after `STOP_S`. Does nothing if it has ended."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -112,7 +112,7 @@ def server_log(state_dir: Path) -> Path:
 
 @contextmanager
 def serving(here: Invocation, model: str | None, say: Callable[[str], None]) -> Iterator[tuple[Client, bool]]:
-    """A client of the server meant, or of an embedded one where none answers and the user named none; with whether it is embedded."""
+    """A client of the server, or of an embedded one if none answers and the user named none; and whether it is embedded."""
     client = _reach(here, say)
     if client is not None:
         with client:
@@ -128,7 +128,7 @@ def serving(here: Invocation, model: str | None, say: Callable[[str], None]) -> 
 
 
 def _reach(here: Invocation, say: Callable[[str], None], poll_s: float = 0.25) -> Client | None:
-    """A client of the server meant; one that is starting on the state folder is waited for. None where there is none and none was named."""
+    """A client of the server; waits for one that is starting. None if there is no server and the user named none."""
     end_s: float | None = None
     while True:
         try:
@@ -145,7 +145,7 @@ def _reach(here: Invocation, say: Callable[[str], None], poll_s: float = 0.25) -
 
 
 def last_word(log: Path) -> str:
-    """What a log says of its end: its last ``error:`` line, else its last line that is not blank."""
+    """The last ``error:`` line of a log, else its last line that is not blank."""
     try:
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     except OSError:
@@ -164,7 +164,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind this process, so that the child does not outlive it."""
+    """Turn SIGTERM and SIGHUP into an exception, so that the child does not outlive this process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

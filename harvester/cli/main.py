@@ -1,4 +1,4 @@
-"""The program: its commands, and what becomes of an error."""
+"""The program: its commands, and how errors end it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Program(TyperGroup):
 
 
 def _reader_left() -> typer.Exit:
-    """Whoever read what is printed has left (`| head`): no error. The flush at the interpreter's end must not find the pipe either."""
+    """The reader of our output has gone (`| head`), which is no error. Keeps the interpreter's last flush from the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return typer.Exit(0)
 
@@ -79,7 +79,7 @@ def program(
     debug: DebugOption = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Batch LLM jobs over tables, on the replicas that answer chat, without the chat users noticing.
+    """Run batch LLM jobs over tables on the vLLM replicas that serve chat, within the latency promised to chat.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`harvester profile`: measure the running engine, so that its scheduler knows how long a step takes."""
+"""`harvester profile`: measure step times and KV copies of the running engine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ app = typer.Typer()
 @command(app)
 def profile(
     here: Invocation,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=1.0, max=600.0, help="About how long to measure.")] = 40.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=1.0, max=600.0, help="How long to measure, in seconds.")] = 40.0,
 ) -> None:
     """Measure the running engine: step times and KV copies.
 
-    The scheduler plans with what is found. It is kept in the state folder, by model, hardware and engine arguments, and follows the steps
-    seen later. A server without a profile makes a short one by itself. Chat goes first meanwhile.
+    The scheduler plans with this profile and goes on learning from later steps. The profile is kept in the state folder, by model,
+    hardware and engine arguments. A server without one makes a short one by itself. Chat has priority meanwhile.
 
     \b
     Example:

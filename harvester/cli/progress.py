@@ -1,4 +1,4 @@
-"""Follow jobs to their end: a live bar each on a terminal, a line when something changed elsewhere."""
+"""Follow jobs to their end: live bars on a terminal, one line per change elsewhere."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Views = dict[str, JobView]  # the last one of each job, by its id
 
 
 def updates(client: Client, jobs: Sequence[str], sleep: Sleep = time.sleep) -> Iterator[JobView]:
-    """How each job stands now, then each time that differs, until all have ended and what they have done is published.
+    """Yield the jobs' views now and at each change, until all have ended and published their rows.
 
-    A server that is away is waited for `PATIENCE_S`; then `UnreachableError`.
+    Waits up to `PATIENCE_S` for a server that does not answer, then raises `UnreachableError`.
     """
     last: Views = {view.id: view for view in (client.job(job) for job in dict.fromkeys(jobs))}
     yield from (view for view in last.values() if not _publishes(view))
@@ -48,12 +48,12 @@ def updates(client: Client, jobs: Sequence[str], sleep: Sleep = time.sleep) -> I
 
 
 def _publishes(view: JobView) -> bool:
-    """It has been ended, and replicas still give back what they hold of it: its last rows come to its results in a moment."""
+    """Whether the job has ended but replicas still publish its last rows."""
     return view.state in ENDED and view.rows_running > 0
 
 
 def show(views: Iterator[JobView]) -> Views:
-    """Show progress on stderr as it comes; returns how each job stood last."""
+    """Show progress on stderr; returns the last view of each job."""
     return _bars(views) if sys.stderr.isatty() else _lines(views)
 
 
@@ -75,7 +75,7 @@ def event_of(view: JobView, before: JobView | None) -> str:
 
 
 def failure(view: JobView) -> str | None:
-    """Why an ended job is no success, or None: not completed, or not one row of it answered."""
+    """Why an ended job counts as failed: it is not completed, or no row was answered. None: it succeeded."""
     if view.state is not JobState.COMPLETED:
         return f"job {view.id} is {view.state}{f': {view.message}' if view.message else ''}"
     if view.rows_ok == 0:
@@ -99,7 +99,7 @@ def _bars(views: Iterator[JobView]) -> Views:
 
 
 def _lines(views: Iterator[JobView]) -> Views:
-    """A line for each tenth of the rows and each change of state: a log is read later."""
+    """Print a line for each tenth of the rows and each change of state."""
     last: Views = {}
     shown: dict[str, object] = {}
     for view in views:

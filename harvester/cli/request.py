@@ -1,4 +1,4 @@
-"""From the options of `harvester submit` to the job they ask for; what can be checked here is checked before a server starts."""
+"""Build a job request from the options of `harvester submit`, checked as far as possible before a server starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import glob
 import json
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from pydantic import ValidationError
 from connectors.open import is_attached
 from harvester.errors import SourceError, TaskError, UsageError
 from jobs.spec import JobRequest, SourceSpec
-from jobs.tasks.load import load_task
+from jobs.tasks.load import load_task, resolve_task
 
 MAX_TASK_BYTES = 1 << 20
 
 # An option that belongs to one task says which is meant.
-_IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract", "to": "translate"}
+IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract", "to": "translate"}
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -28,21 +29,38 @@ def build_request(
 ) -> JobRequest:
     """Raises `SourceError` for a local source that is not there, `TaskError` for a file that is no task, `UsageError` for the rest."""
     if table is not None and query is not None:
-        raise UsageError("--table and --query both say what to read; give one of them")
-    given = {name: value for name, value in options.items() if value is not None}
-    name, inline = _task(task or next((_IMPLIED[option] for option in given), "summarize"))
+        raise UsageError("--table and --query exclude each other; give one of them")
+    name, inline = _task(task or next((IMPLIED[option] for option in options if option in IMPLIED), "summarize"))
+    if inline is not None:
+        resolve_task(name, inline=inline, options=options)
     try:
         return JobRequest(
             source=SourceSpec(uri=find_source(source), table=table, query=query),
             task=name,
             task_inline=inline,
-            options=given,
+            options=options,
             keep=None if keep is None else _names(keep),
             **fields,
         )
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']} (given {first['input']!r})") from error
+
+
+def task_options(flags: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
+    """Options of the task by name: those with a flag of their own (None: not given), then each ``NAME=VALUE``. Raises `UsageError`."""
+    options = {name: value for name, value in flags.items() if value is not None}
+    named: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--option {word} is not NAME=VALUE; write for example --option tone=calm")
+        if name in options:
+            raise UsageError(f"option {name} is given twice: by --{name} and by --option; leave one out")
+        if name in named:
+            raise UsageError(f"option {name} is given twice by --option: {named[name]!r} and {value!r}; leave one out")
+        named[name] = value
+    return options | named
 
 
 def find_source(source: str) -> str:
@@ -65,7 +83,7 @@ def find_source(source: str) -> str:
         raise SourceError(f"no file matches {source}; the pattern is read from {Path.cwd()}")
     near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1) if path.parent.is_dir() else []
     hint = f"did you mean {Path(source).with_name(near[0])}?" if near else "give a file, a glob, a folder or a database"
-    raise SourceError(f"there is no {source}; {hint}")
+    raise SourceError(f"{source} does not exist; {hint}")
 
 
 def read_schema(path: Path | None) -> dict[str, Any] | None:
@@ -82,7 +100,7 @@ def read_schema(path: Path | None) -> dict[str, Any] | None:
 
 
 def _task(task: str) -> tuple[str, dict[str, Any] | None]:
-    """Name, and the content where ``task`` is a file; the server sees the file's content, never its path."""
+    """Name of the task, and its content if ``task`` is a file: the server gets the content, never the path."""
     if not (task.endswith((".yaml", ".yml")) or "/" in task):
         return task, None
     path = Path(task).expanduser()

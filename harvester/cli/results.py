@@ -1,4 +1,4 @@
-"""`harvester results` and `harvester sql`: what jobs have computed."""
+"""`harvester results` and `harvester sql`: read results."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import duckdb
 import pyarrow as pa
 import typer
 
-from connectors.target import is_table
+from connectors.targets.target import is_table
 from harvester.cli.export import Format, format_of, head, replacing, write
 from harvester.cli.into import IntoOption, checked_target, copying, written_line
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.progress import show, updates
 from harvester.cli.status import SomeJobArgument, all_views, pick
 from harvester.errors import UsageError
-from jobs.guard import check_target
-from jobs.query import batches, connect, run
+from jobs.sql.guard import check_target
+from jobs.sql.query import batches, connect, run
 from jobs.states import ENDED
 
 app = typer.Typer()
@@ -38,15 +38,15 @@ def results(
     job: SomeJobArgument = "latest",
     output: OutOption = None,
     shape: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else jsonl.", show_default=False)
+        Format | None, typer.Option("--format", "-f", help="Output format. Default: by the file's name, else jsonl.", show_default=False)
     ] = None,
-    errors: Annotated[bool, typer.Option("--errors", help="Only rows that ended as errors.")] = False,
+    errors: Annotated[bool, typer.Option("--errors", help="Only rows with status error.")] = False,
     into: IntoOption = None,
 ) -> None:
     """Print a job's results, or write them to a file.
 
-    Without -o they are printed as JSON lines. A job that runs has the rows that are done; with --into they are written as they come,
-    until the job has ended. Killed and run again it goes on, no row twice.
+    Without -o, prints JSON lines. A running job has the rows finished so far. With --into, rows are written as they come until the
+    job has ended. If that is killed, run it again: it continues and writes no row twice.
 
     \b
     Example:
@@ -57,7 +57,7 @@ def results(
         into, output = str(output), None
     if into is not None:
         if output is not None or shape is not None or errors:
-            raise UsageError("--into writes all rows, in the format of its name; leave -o, --format and --errors out")
+            raise UsageError("--into cannot be combined with -o, --format or --errors; remove them")
         _copy_out(here, job, into)
         return
     quoted = job.replace("'", "''")
@@ -71,19 +71,18 @@ def results(
 def sql(
     here: Invocation,
     query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="One statement that reads; - takes it from standard input.", show_default=False)
+        str, typer.Argument(metavar="QUERY", help="One SQL statement that only reads; - takes it from standard input.", show_default=False)
     ],
     output: OutOption = None,
     shape: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Format; by the file's name, else table.", show_default=False)
+        Format | None, typer.Option("--format", "-f", help="Output format. Default: by the file's name, else table.", show_default=False)
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most rows of a table on the screen.")] = 40,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Maximum rows to print as a table.")] = 40,
 ) -> None:
-    """Ask SQL of jobs, results and files.
+    """Query jobs, results and files with SQL.
 
-    There are views jobs, leases, harvest and lengths, results('JOB'), and any file. SQL reads harvester's state
-    and cannot change it. --json prints one JSON array.
-    Parquet, CSV, JSON and DuckDB files are named in quotes: select * from 'docs.parquet'.
+    Views are jobs, leases, harvest and lengths; results('JOB') gives the rows of a job. Name a Parquet, CSV, JSON or DuckDB
+    file in quotes: select * from 'docs.parquet'. SQL cannot change harvester's state. --json prints one JSON array.
 
     \b
     Example:
@@ -101,7 +100,7 @@ def sql(
 
 @contextmanager
 def _database(here: Invocation) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
-    """The state folder's database, and that folder. Asks the server for the ledger's tables where one answers for this folder."""
+    """A connection over the state folder, and the folder. Asks its server for the ledger's tables, if one answers."""
     reached = here.try_reach()
     state_dir = here.local_state(reached[1] if reached else None)
     tables: Callable[[str], pa.Table] | None = None
@@ -145,7 +144,7 @@ def _print_table(reader: pa.RecordBatchReader, limit_rows: int) -> None:
 def _export(here: Invocation, reader: pa.RecordBatchReader, output: Path | None, state_dir: Path, shape: Format) -> None:
     if output is None:
         if shape is Format.PARQUET:
-            raise UsageError("Parquet is not for a screen; name a file with -o FILE.parquet")
+            raise UsageError("Parquet cannot be printed to a screen; write a file with -o FILE.parquet")
         write(sys.stdout.buffer, shape, reader.schema, batches(reader))
         sys.stdout.flush()
         return

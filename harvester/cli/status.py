@@ -1,4 +1,4 @@
-"""Commands on jobs that exist: how they stand, and changes of their state."""
+"""Commands on existing jobs: show, watch, and change their state."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from harvester.cli.progress import Views, event_of, failure, updates
 from harvester.cli.progress import show as show_progress
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.folder import StateFolder
-from jobs.ledgerfile import read_ledger
+from jobs.ledger.store import read_ledger
 from jobs.spec import JobChange, JobView
 from jobs.states import ACTIVE, ENDED
 
 app = typer.Typer()
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or latest.", show_default=False, autocompletion=job_ids)]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, or latest.", show_default=False, autocompletion=job_ids)]
 SomeJobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="Id of a job; the latest where none is given.", show_default=False, autocompletion=job_ids)
+    str, typer.Argument(metavar="JOB", help="Job id. Default: the latest job.", show_default=False, autocompletion=job_ids)
 ]
 DeadlineOption = Annotated[str | None, typer.Option("--deadline", metavar="WHEN", help="New deadline: 6h, 18:30, 2030-01-31T18:30.")]
 
@@ -35,7 +35,7 @@ DeadlineOption = Annotated[str | None, typer.Option("--deadline", metavar="WHEN"
 @command(app)
 def jobs(
     here: Invocation,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Most jobs to print.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Maximum jobs to print.")] = 20,
 ) -> None:
     """List jobs, newest first. Works without a server too.
 
@@ -57,7 +57,7 @@ def jobs(
 
 @command(app)
 def show(here: Invocation, job: SomeJobArgument = "latest") -> None:
-    """Show how a job stands. Works without a server too.
+    """Show state, progress and errors of a job. Works without a server too.
 
     \b
     Example:
@@ -78,14 +78,14 @@ def watch(
     jobs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="JOB...", help="Ids of jobs; all that have not ended where none is given.", show_default=False, autocompletion=job_ids
+            metavar="JOB...", help="Job ids. Default: all jobs that have not ended.", show_default=False, autocompletion=job_ids
         ),
     ] = None,
 ) -> None:
     """Watch jobs until they have ended. Exits with 1 if one failed.
 
-    A bar for each job. With --json a line is printed each time something changed: its event is job (first seen), state, progress,
-    message or ended.
+    Shows a bar for each job. With --json, prints a line for each change; its event is job (first seen), state, progress, message
+    or ended.
 
     \b
     Example:
@@ -117,7 +117,7 @@ def _print_events(here: Invocation, changes: Iterator[JobView]) -> Views:
 
 @command(app)
 def cancel(here: Invocation, job: JobArgument) -> None:
-    """Cancel a job. Rows that are done stay in its results; resume takes up the others.
+    """Cancel a job. Finished rows stay in its results; resume computes the others.
 
     \b
     Example:
@@ -130,7 +130,7 @@ def cancel(here: Invocation, job: JobArgument) -> None:
 def pause(here: Invocation, job: JobArgument) -> None:
     """Pause a job.
 
-    Its running rows are given back; nothing done is lost.
+    Finished rows are kept. Rows in flight are computed again after resume.
 
     \b
     Example:
@@ -144,15 +144,15 @@ def resume(
     here: Invocation,
     job: JobArgument,
     deadline: DeadlineOption = None,
-    weight: Annotated[float | None, typer.Option("--weight", metavar="X", min=0.001, max=1000.0, help="New weight.")] = None,
+    weight: Annotated[float | None, typer.Option("--weight", metavar="X", min=0.001, max=1000.0, help="New weight of the job.")] = None,
     max_error_rate: Annotated[
-        float | None, typer.Option("--max-error-rate", metavar="X", min=0.0, max=1.0, help="New share of failed rows that stops it.")
+        float | None, typer.Option("--max-error-rate", metavar="X", min=0.0, max=1.0, help="New share of failed rows that stops the job.")
     ] = None,
 ) -> None:
-    """Go on with a job that stopped.
+    """Resume a paused, cancelled, expired or failed job.
 
-    It may have been paused or cancelled, have expired, or have failed: the cause should be gone then. A deadline that has
-    passed is dropped unless a new one is given. The options also change a job that runs.
+    Remove the cause of a failure first. A deadline that has passed is dropped unless a new one is given. The options also change
+    a running job.
 
     \b
     Example:
@@ -175,7 +175,7 @@ def resume(
 def retry(here: Invocation, job: JobArgument, deadline: DeadlineOption = None) -> None:
     """Compute the failed rows of a job again.
 
-    Rows that ended well stay as they are. A deadline that has passed is dropped unless a new one is given.
+    Rows with status ok stay as they are. A deadline that has passed is dropped unless a new one is given.
 
     \b
     Example:
@@ -255,4 +255,4 @@ def pick(views: list[JobView], job: str) -> JobView:
         if view.id == job:
             return view
     known = ", ".join(view.id for view in views[:5]) or "none yet"
-    raise NotFoundError(f"there is no job {job}; the newest are: {known}")
+    raise NotFoundError(f"unknown job {job}; the newest are: {known}")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from connectors.incoming import Form, forget_input, keep_input
+from connectors.files.stdin import Form, forget_input, keep_input
 from harvester.cli.invocation import Invocation
 from harvester.errors import HarvesterError, UnreachableError, UsageError
 from jobs.folder import StateFolder
@@ -34,11 +34,11 @@ def given_source(here: Invocation, source: str, form: Form | None, *, for_a_job:
     """
     if source != STANDARD_INPUT:
         if form is not None:
-            raise UsageError(f"--input-format says what standard input is; {source} is told by its name: leave it out")
+            raise UsageError(f"--input-format applies to standard input only; remove it: the name of {source} tells its format")
         yield Given(source)
         return
     if sys.stdin.isatty():
-        raise UsageError("nothing is piped into standard input; as in: cat docs.jsonl | harvester submit -")
+        raise UsageError("nothing is piped into standard input; pipe rows into it: cat docs.jsonl | harvester submit -")
     with ExitStack() as scratch:
         if for_a_job:
             folder = StateFolder(_state_dir(here)).inputs

@@ -1,4 +1,4 @@
-"""`harvester tasks`: what a job can be asked to do."""
+"""`harvester tasks`: list and print tasks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harvester.cli.invocation import Invocation, command
+from harvester.cli.request import IMPLIED
 from harvester.cli.table import render
 from jobs.tasks.load import list_tasks, load_task
 
@@ -18,17 +19,17 @@ app = typer.Typer()
 @command(app)
 def tasks(
     here: Invocation,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A built-in task, or the path of a task file.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Built-in task, or path of a task file.", show_default=False)] = None,
 ) -> None:
     """List the built-in tasks, or print one.
 
-    What is printed is a YAML file, to copy and change.
+    Prints a task as a YAML file, to copy and change. Set its `options` with `--option NAME=VALUE`; those of the
+    built-in tasks also have flags of their own.
 
     \b
     Example:
         harvester tasks classify > my_task.yaml
+        harvester submit docs.parquet --task ./my_task.yaml --option labels=good,bad
     """
     if name is not None:
         _print_task(here, name)
@@ -48,11 +49,11 @@ def _print_task(here: Invocation, name: str) -> None:
     if here.json:
         here.print_json(task.model_dump(mode="json"))
         return
-    built_in = files("jobs.tasks").joinpath(f"{name}.yaml")
+    built_in = files("jobs.tasks").joinpath("builtin", f"{name}.yaml")
     source = built_in if built_in.is_file() else Path(name).expanduser()
     print(source.read_text(encoding="utf-8"), end="")
 
 
 def _option(name: str, is_required: bool) -> str:
-    flag = f"--{name}"
+    flag = f"--{name}" if name in IMPLIED else f"--option {name}=VALUE"
     return flag if is_required else f"[{flag}]"

@@ -1,4 +1,4 @@
-"""`harvester verify`: whether tokens, ended steps, times and KV copies are right on this machine."""
+"""`harvester verify`: check tokens, ended steps, step times and KV copies on this machine."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def verify(
 ) -> None:
     """Check tokens, ended steps, times and KV copies on this machine.
 
-    Three engines run one after the other: stock vLLM, harvester with steps that end early and KV that is taken away, and harvester as
-    configured. That takes two or three minutes and the memory that a server takes, so stop the server first. Without --model the small
-    embedded model is used. What is found is kept for the servers to come: a wrong part is off, and KV checkpoints are on where they are
-    right. Exits with 1 if a part is wrong, or if none could be told.
+    Runs three engines one after the other: stock vLLM, harvester with steps ended early and KV taken away, and harvester as configured.
+    Takes two or three minutes and the memory of a server, so stop the server first. Without --model, the embedded model is used.
+    Later servers use the result: they turn off what is wrong, and turn on KV checkpoints if they are right. Exits with 1 if a part
+    is wrong, or if none could be judged.
 
     \b
     Example:
@@ -55,7 +55,7 @@ def verify(
 
 
 def _log(here: Invocation) -> Path:
-    """Raises `StorageError` where the state folder takes no log."""
+    """Raises `StorageError` if the log cannot be written."""
     log = StateFolder(here.state_dir).logs / "verify.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

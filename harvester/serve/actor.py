@@ -1,4 +1,4 @@
-"""The ledger as one named, restartable Ray actor, and the client that replicas and the jobs app reach it by."""
+"""The ledger as a named, restartable Ray actor, and its client for replicas and the jobs application."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from harvester.config import DeadlineConfig
 from harvester.errors import NotFoundError, StorageError
-from harvester.serve.processes import stand_back
-from jobs.engine import Claim
+from harvester.serve.processes import lower_priority
+from jobs.config import DeadlineConfig
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
+from jobs.hint import SchedulingHint
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats
 
 NAMESPACE = "harvester"
@@ -25,10 +25,10 @@ LOCK_WAIT_S = 20.0
 
 
 class LedgerHost:
-    """Runs in the actor's process. Calls arrive one at a time; a restarted actor opens the file again and goes on."""
+    """The actor. Calls arrive one at a time. A restarted actor opens the file again and continues."""
 
     def __init__(self, state: str, lease_s: float, deadlines: DeadlineConfig) -> None:
-        stand_back()
+        lower_priority()
         folder = StateFolder(Path(state))
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._ledger = _open(folder, lease_s, deadlines, new_server=not again)
@@ -44,7 +44,7 @@ class LedgerHost:
 
 
 def _open(folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new_server: bool) -> Ledger:
-    """Open the file, waiting a while for a killed owner to let go of its lock."""
+    """Open the file; waits a while for the lock of a killed owner."""
     deadline_s = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
@@ -74,7 +74,7 @@ def _cause_of(work: Any) -> Any:
 
 
 class LedgerActor:
-    """Implements `jobs.runner.LedgerClient`, and what the jobs app needs. Waits while the actor restarts, up to ``patience_s``."""
+    """Implements `jobs.run.runner.LedgerClient`, and more for the jobs application. Waits up to ``patience_s`` while the actor restarts."""
 
     def __init__(self, name: str, patience_s: float = 60.0) -> None:
         self._name = name
@@ -112,8 +112,8 @@ class LedgerActor:
     async def release(self, lease_id: str) -> None:
         await self._call("release", lease_id, timed=True)
 
-    async def claims(self) -> dict[str, Claim]:
-        return dict(await self._call("claims", timed=True))
+    async def hints(self) -> dict[str, SchedulingHint]:
+        return dict(await self._call("hints", timed=True))
 
     async def adjust(self, job_id: str, change: JobChange) -> JobView:
         view: JobView = await self._call("adjust", job_id, change)
@@ -145,7 +145,7 @@ class LedgerActor:
     async def change(self, job_id: str, verb: str) -> JobView:
         """``verb``: cancel, pause, resume or retry."""
         if verb not in ("cancel", "pause", "resume", "retry"):
-            raise NotFoundError(f"no such change {verb!r}; there are cancel, pause, resume and retry")
+            raise NotFoundError(f"unknown action {verb!r}; use cancel, pause, resume or retry")
         view: JobView = await self._call(verb, job_id, timed=True)
         return view
 

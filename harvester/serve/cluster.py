@@ -1,4 +1,4 @@
-"""Ray, the ledger and the applications, from start to end. Imported only after `environment.prepare_environment`."""
+"""Start and stop Ray, the ledger and the applications. Import only after `environment.prepare_environment`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Cluster:
         return self
 
     def _link_logs(self) -> None:
-        """``STATE/logs/ray`` leads to what the replicas and Ray write."""
+        """Link ``STATE/logs/ray`` to the logs of Ray and the replicas."""
         link = self._folder.logs / "ray"
         link.unlink(missing_ok=True)
         link.symlink_to(session_logs())
@@ -130,14 +130,14 @@ def session_logs() -> Path:
 
 
 def _root_cause() -> str | None:
-    """What vLLM's own processes logged last of an error; Serve only sees that they are gone."""
+    """The last error in the logs of vLLM's processes; Serve only sees that they ended."""
     pattern = re.compile(r"ERROR [^\]]+\] (\w*(?:Error|Exception)): (.+)")
     found = [m for log in session_logs().glob("worker-*.out") for m in pattern.finditer(log.read_text("utf-8", "replace"))]
     return found[-1].group(2).strip() if found else None
 
 
 def _reason(app: Any) -> str:
-    """The line of Serve's status that says why a deployment failed."""
+    """The line of Serve's status with the reason of a failed deployment."""
     texts = [deployment.message for deployment in app.deployments.values() if deployment.message] + [app.message]
     for text in texts:
         lines = [line.strip() for line in text.splitlines() if line.strip()]

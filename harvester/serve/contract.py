@@ -1,4 +1,4 @@
-"""What an application's OpenAPI document says of its refusals: which statuses each operation may answer with, and in which shape."""
+"""Error answers in an application's OpenAPI document: the statuses of each operation, and their shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that another site makes a browser send are refused: without a key nothing else tells them from the user's own."""
+"""Refuse requests that another site made a browser send (CSRF), which without a key look like the user's own."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ class CrossSiteWall:
         host = headers.get("host", "")
         if self._hosts is not None and not self._is_known(host):
             name = _name(host)[:80]
-            return CrossSiteError(f"this server does not go by the name {name!r}; use localhost, or add it to allowed_hosts in its config")
+            return CrossSiteError(
+                f"this server does not accept the host name {name!r}; use localhost, or add the name to allowed_hosts in its config"
+            )
         if method in SAFE or _same_site(headers, host):
             return None
         origin = headers.get("origin", "another site")[:80]
-        return CrossSiteError(f"a page of {origin} may change nothing here; use the page of this server, or a program")
+        return CrossSiteError(f"a request from a page of {origin} is refused; use this server's own page, or a program")
 
     def _is_known(self, host: str) -> bool:
         assert self._hosts is not None
@@ -58,7 +60,7 @@ def plain_answer(error: HarvesterError) -> Response:
 
 
 def _same_site(headers: Headers, host: str) -> bool:
-    """The browser's own word where it gives one, else whether the origin is the server that was called."""
+    """By `Sec-Fetch-Site` if the browser sends it, else by comparing `Origin` with the host called."""
     fetched = headers.get("sec-fetch-site")
     if fetched is not None:
         return fetched in ("same-origin", "none")

@@ -1,4 +1,4 @@
-"""What Ray, Serve and vLLM read from the environment, set before Ray is imported anywhere."""
+"""Environment variables for Ray, Serve and vLLM, set before Ray is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def haproxy_available() -> bool:
 
 
 def use_haproxy(config: ServeConfig) -> bool:
-    """A cluster that runs already has chosen its ingress; we do not change it unasked."""
+    """Whether to use HAProxy. A cluster that already runs keeps the ingress it has."""
     if config.ingress == "auto":
         return config.address is None and haproxy_available()
     return config.ingress == "haproxy"

@@ -1,4 +1,4 @@
-"""``GET /events``: what replicas and jobs do, as server-sent events."""
+"""``GET /events``: state of replicas and jobs, as server-sent events."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fastapi import Depends, FastAPI
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from harvester.errors import HarvesterError
-from harvester.serve.pulse import Pulse
-from harvester.serve.watch import Frame, Watch
+from harvester.serve.broadcast import Broadcaster, Frame
+from harvester.serve.rates import RateWindow
 from jobs.spec import JobView
 from jobs.states import ENDED
 
 log = logging.getLogger("harvester.page")
 
 LOOK_WAIT_S = 5.0
-MOST_ENDED = 50
+MAX_ENDED = 50
 RECONNECT_MS = 2000
 _LEFT_OUT = {"response_lengths", "results", "notes", "rows_recomputed", "preemptions", "cached_tokens"}
 
@@ -31,13 +31,13 @@ class JobsSeen(Protocol):
     async def jobs(self) -> list[JobView]: ...
 
 
-class Looks:
-    """What `Watch` looks at. ``replicas`` gives every replica's `now`; where it or the ledger fails, the event ``trouble`` says so."""
+class FrameSource:
+    """The frames of a `Broadcaster`: every replica's `now` and all jobs. Where one cannot be had, the event ``trouble`` says so."""
 
     def __init__(self, replicas: Replicas, ledger: JobsSeen, server: dict[str, Any]) -> None:
         self._replicas, self._ledger = replicas, ledger
         self._server = json.dumps(server)
-        self._pulse = Pulse()
+        self._rates = RateWindow()
         self._number = 0
 
     async def __call__(self) -> Frame:
@@ -47,7 +47,7 @@ class Looks:
         if told is None:
             trouble = "No replica answers; what is shown is from before."
         else:
-            frame["replicas"] = json.dumps(self._pulse.take(told))
+            frame["replicas"] = json.dumps(self._rates.take(told))
         if listed is None:
             trouble = "The ledger does not answer; jobs are as they were."
         else:
@@ -61,30 +61,30 @@ async def _in_time(work: Awaitable[list[Any]]) -> list[Any] | None:
             return await work
     except (TimeoutError, HarvesterError):
         return None
-    except Exception:  # of Ray, while a replica starts or goes; the next look finds out
+    except Exception:  # of Ray, while a replica starts or goes; the next frame finds out
         log.debug("look_failed", exc_info=True)
         return None
 
 
 def _jobs(views: list[JobView]) -> str:
-    """Every job that goes on, and the newest of those that have ended."""
+    """All active jobs, and the newest ended ones."""
     ended = [view.id for view in views if view.state in ENDED]
-    left_out = set(ended[MOST_ENDED:])
+    left_out = set(ended[MAX_ENDED:])
     shown = [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in views if view.id not in left_out]
     return json.dumps({"jobs": shown, "older": len(left_out)})
 
 
-def add_events(app: FastAPI, watch: Watch) -> None:
+def add_events(app: FastAPI, broadcaster: Broadcaster) -> None:
     """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, at first and when it changed; ``look`` each time."""
 
     async def seat() -> AsyncIterator[None]:
-        with watch.seat():
+        with broadcaster.seat():
             yield
 
     # Not in the OpenAPI document, which cannot say that an answer never ends.
     @app.get("/events", include_in_schema=False, response_class=EventSourceResponse, dependencies=[Depends(seat)])
     async def events() -> AsyncIterator[ServerSentEvent]:
         yield ServerSentEvent(comment="harvester", retry=RECONNECT_MS)
-        async for frame in watch.frames():
+        async for frame in broadcaster.frames():
             for name, text in frame.items():
                 yield ServerSentEvent(event=name, raw_data=text)

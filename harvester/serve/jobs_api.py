@@ -17,10 +17,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-import connectors
-from harvester.config import HarvestConfig
+from connectors.open import open_source
 from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
+from harvester.serve.broadcast import Broadcaster
 from harvester.serve.contract import describe, refusal
 from harvester.serve.crosssite import CrossSiteWall, plain_answer
 from harvester.serve.events import add_events
@@ -28,12 +28,12 @@ from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson
 from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
-from harvester.serve.watch import Watch
+from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
-from jobs.plan import check_deadline, plan_job
+from jobs.plan.job import check_deadline, plan_job
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView
-from jobs.tasks.file import TaskOption
 from jobs.tasks.load import list_tasks
+from jobs.tasks.options import TaskOption
 
 log = logging.getLogger("harvester.jobs")
 
@@ -96,8 +96,8 @@ _SUBMIT: dict[int | str, dict[str, Any]] = {
 _ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, Refusal)}
 
 
-class Planner:
-    """Turns a request into a plan; opening and cutting a source reads files, so it works in a thread."""
+class JobPlanner:
+    """Turns a request into a plan, in a thread, because that reads files of the source."""
 
     def __init__(self, folder: StateFolder, harvest: HarvestConfig, model: str) -> None:
         self.folder = folder
@@ -108,11 +108,11 @@ class Planner:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine."""
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         if request.model not in (None, self._model):
-            raise UsageError(f"this server runs {self._model}, not {request.model}; leave --model out, or serve {request.model}")
+            raise UsageError(f"this server runs {self._model}, not {request.model}; remove --model, or serve {request.model}")
         spec = request.source
         staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"
         try:
-            with connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
+            with open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input") as source:
                 token = self._token(source.name)
                 plan = plan_job(request, source, model=self._model, harvest=self._harvest, now_s=time.time(), token=token)
             if plan.spec.task.max_tokens >= context_tokens:
@@ -127,14 +127,14 @@ class Planner:
             shutil.rmtree(staging, ignore_errors=True)
 
     def _token(self, name: str) -> str:
-        """Four digits that make an id of which there is no folder yet."""
+        """Four hex digits for a job id that no folder has yet."""
         while True:
             token = secrets.token_hex(2)
             if not (self.folder.jobs / f"{name}-{token}").exists():
                 return token
 
     def forget(self, plan: JobPlan) -> None:
-        """Remove what `plan` left for a job that was not made: its snapshot. Results, of whichever job, stay."""
+        """Remove the snapshot that `plan` made for a job that was then not made. Never removes results."""
         shutil.rmtree(self.folder.snapshot(plan.spec.id), ignore_errors=True)
         with suppress(OSError):  # not there, or not empty
             (self.folder.jobs / plan.spec.id).rmdir()
@@ -153,14 +153,14 @@ async def is_unknown(ledger: JobsLedger, plan: JobPlan) -> bool:
 
 def jobs_api(
     ledger: JobsLedger,
-    planner: Planner,
+    planner: JobPlanner,
     server_info: ServerInfo,
     profile: Profile | None = None,
-    watch: Watch | None = None,
+    broadcaster: Broadcaster | None = None,
     hosts: Collection[str] | None = None,
     keys: Sequence[str] = (),
 ) -> FastAPI:
-    """The application, below its prefix ``/api``. Without ``watch`` it has no live events.
+    """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events.
 
     ``hosts``: see `CrossSiteWall`. ``keys``: see `KeyWall`; what the page loads is open, so that it can ask for one.
     """
@@ -173,8 +173,8 @@ def jobs_api(
     _add_jobs(app, ledger, planner, server_info)
     add_sql(app, ledger, planner.folder)
     add_assets(app)
-    if watch is not None:
-        add_events(app, watch)
+    if broadcaster is not None:
+        add_events(app, broadcaster)
     _add_tables(app, ledger)
     return app
 
@@ -193,7 +193,7 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> PlainJson:
         asked = f"{request.method} {request.url.path}"
-        message = f"there is no {asked}; what there is, is in /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
+        message = f"unknown route {asked}; see /api/openapi.json" if error.status_code in (404, 405) else str(error.detail)
         body = NotFoundError(message) if error.status_code in (404, 405) else UsageError(message)
         return PlainJson(body.to_json(), error.status_code, error.headers)
 
@@ -219,7 +219,7 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) 
         return await profile(wish.seconds)
 
 
-def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: Planner, server_info: ServerInfo) -> None:
+def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo) -> None:
     @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, response: Response) -> Submitted:
         context_tokens = int((await server_info())["context_tokens"])

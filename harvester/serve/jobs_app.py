@@ -13,20 +13,20 @@ from harvester.config import ServeConfig
 from harvester.core import __version__
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
+from harvester.serve.broadcast import Broadcaster
 from harvester.serve.crosssite import known_hosts
-from harvester.serve.events import Looks
-from harvester.serve.jobs_api import Planner, jobs_api
-from harvester.serve.processes import stand_back
+from harvester.serve.events import FrameSource
+from harvester.serve.jobs_api import JobPlanner, jobs_api
+from harvester.serve.processes import lower_priority
 from harvester.serve.replicas import Replicas
-from harvester.serve.watch import Watch
 from jobs.folder import StateFolder
 
 
 class JobsApp:
-    """Holds no state: what it says comes from the ledger and the replicas."""
+    """Holds no state; asks the ledger and the replicas."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int) -> None:
-        stand_back()
+        lower_priority()
         self._fixed = {
             "version": __version__,
             "model": choice.name,
@@ -44,10 +44,10 @@ class JobsApp:
         actor = LedgerActor(ledger)
         self._app = jobs_api(
             actor,
-            Planner(folder, config.harvest, choice.name),
+            JobPlanner(folder, config.harvest, choice.name),
             self._info,
             self._replicas.profile,
-            Watch(Looks(self._replicas.now, actor, self._fixed)),
+            Broadcaster(FrameSource(self._replicas.now, actor, self._fixed)),
             known_hosts(config.host, config.allowed_hosts),
             config.api_keys,
         )

@@ -1,4 +1,4 @@
-"""API keys: where a deployment has some, whoever asks must bear one of them."""
+"""API keys: if the deployment has some, each request must carry one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harvester.errors import HarvesterError, KeyRefusedError
 
-_REFUSED = (
-    "this server asks for an API key, and {what}; send one of its keys as Authorization: Bearer KEY (commands take HARVESTER_API_KEY)"
-)
+_REFUSED = "this server needs an API key, but {what}; send one of its keys as Authorization: Bearer KEY (for commands: HARVESTER_API_KEY)"
 
 
 class KeyWall:
@@ -40,7 +38,7 @@ class KeyWall:
         if given is not None and any(hmac.compare_digest(given, one) for one in self._keys):
             await self._app(scope, receive, send)
         else:
-            what = "none came" if given is None else "the one that came is not known"
+            what = "none was sent" if given is None else "the one sent is unknown"
             await self._answer(KeyRefusedError(_REFUSED.format(what=what)))(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:

@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batch API over HTTP. Knows the ledger only through the keeper, so tests run it without Ray."""
+"""OpenAI's Files and Batch API over HTTP. Knows the ledger only through the controller, so tests run it without Ray."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson, answer_of, handle_errors
 from harvester.serve.openai_objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from harvester.serve.upload import boundary_of, receive, too_large
-from jobs.batches.keeper import Keeper
+from jobs.batches.controller import BatchController
+from jobs.batches.files import FileStore, StoredFile, new_file_id
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchWish, ExpiresAfter
-from jobs.files import FileStore, StoredFile, new_file_id
 
 CHUNK_BYTES = 1 << 20
 FORM_BYTES = 1 << 16  # of a form around its file
@@ -52,7 +52,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 
 
 class OpenAiApp(FastAPI):
-    """Has its routes under their full paths, wherever Serve mounts it: each of its prefixes is an application of its own there."""
+    """Its routes have full paths, because Serve mounts it under several prefixes, each as an application of its own."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = ""
@@ -61,13 +61,13 @@ class OpenAiApp(FastAPI):
 
 def openai_api(
     files: FileStore | None,
-    keeper: Keeper | None,
+    controller: BatchController | None,
     *,
     max_bytes: int | None = None,
     keys: Sequence[str] = (),
     hosts: Collection[str] | None = None,
 ) -> OpenAiApp:
-    """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``keeper``.
+    """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``controller``.
 
     ``max_bytes``: of an upload. ``keys``: API keys, one of which each request must bear; none: no key is asked for. ``hosts``: see
     `CrossSiteWall`.
@@ -88,8 +88,8 @@ def openai_api(
     describe(app, OpenAiRefusal, asks_for_key=bool(keys))
     if files is not None:
         _files(app, files, max_bytes)
-    if keeper is not None:
-        _batches(app, keeper)
+    if controller is not None:
+        _batches(app, controller)
     return app
 
 
@@ -143,9 +143,9 @@ def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
     """The plain fields of an upload. Raises `ParameterError`."""
     purpose = fields.get("purpose")
     if purpose is None:
-        raise ParameterError("the form has no field purpose; it is batch for the input of a batch", "purpose")
+        raise ParameterError("the form lacks the field purpose; send purpose=batch for the input of a batch", "purpose")
     if purpose != "batch":
-        raise ParameterError(f"purpose {purpose[:40]!r} cannot be uploaded here; the one that can is batch", "purpose")
+        raise ParameterError(f"purpose {purpose[:40]!r} is not supported; use batch", "purpose")
     given = {name: fields[f"expires_after[{name}]"] for name in ("anchor", "seconds") if f"expires_after[{name}]" in fields}
     if not given:
         return None
@@ -157,7 +157,7 @@ def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
 
 
 def _open(store: FileStore, file_id: str) -> tuple[StoredFile, BinaryIO]:
-    """Open, so that it can be read to its end also where it is deleted meanwhile."""
+    """Open the file, so that it can be read to its end even if it is deleted meanwhile."""
     stored = store.get(file_id)
     try:
         return stored, store.content(file_id).open("rb")
@@ -171,20 +171,20 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
             yield chunk
 
 
-def _batches(app: FastAPI, keeper: Keeper) -> None:
+def _batches(app: FastAPI, controller: BatchController) -> None:
     @app.post("/v1/batches", **answers(BatchObject))
     async def create(wish: BatchWish) -> dict[str, Any]:
-        return await keeper.create(wish)
+        return await controller.create(wish)
 
     @app.get("/v1/batches", **answers(Page[BatchObject]))
     async def listing(after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
-        some, has_more = page(keeper.records(), after, limit)
-        return list_object([await keeper.show(record.id) for record in some], has_more)
+        some, has_more = page(controller.records(), after, limit)
+        return list_object([await controller.show(record.id) for record in some], has_more)
 
     @app.get("/v1/batches/{batch_id}", **answers(BatchObject))
     async def show(batch_id: str) -> dict[str, Any]:
-        return await keeper.show(batch_id)
+        return await controller.show(batch_id)
 
     @app.post("/v1/batches/{batch_id}/cancel", **answers(BatchObject))
     async def cancel(batch_id: str) -> dict[str, Any]:
-        return await keeper.cancel(batch_id)
+        return await controller.cancel(batch_id)

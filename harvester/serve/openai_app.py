@@ -1,4 +1,4 @@
-"""Files and batches as Serve applications: one for each prefix, for a Serve application has one, and chat has all else under ``/v1``."""
+"""Files and batches as Serve applications. Each has its own prefix; the chat application has the rest of ``/v1``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.crosssite import known_hosts
 from harvester.serve.openai_api import openai_api
-from harvester.serve.processes import stand_back
+from harvester.serve.processes import lower_priority
 from harvester.serve.replicas import Replicas
 from harvester.timers import USUAL_S, set_timer_slack
-from jobs.batches.keeper import Keeper
+from jobs.batches.controller import BatchController
+from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
-from jobs.batches.shelf import BatchShelf
-from jobs.files import FileStore
+from jobs.batches.store import BatchStore
 from jobs.folder import StateFolder
 
 PREFIXES = {"files": "/v1/files", "batches": "/v1/batches"}  # by the application's name
@@ -33,10 +33,10 @@ SWITCH_S = 0.0005  # between threads: with Python's 5 ms an answer takes 0.2 s w
 
 
 class FilesApp:
-    """``/v1/files``. In a process of its own, so that an upload slows down nothing else."""
+    """``/v1/files``, in a process of its own, so that an upload slows nothing else."""
 
     def __init__(self, config: ServeConfig, state: str) -> None:
-        stand_back()
+        lower_priority()
         self._files = FileStore(StateFolder(Path(state)).files, time.time)
         self._app = openai_api(self._files, None, max_bytes=config.batches.max_file_bytes, **_wall(config))
         self._sweeping: asyncio.Task[None] | None = None
@@ -57,23 +57,23 @@ class FilesApp:
 
 
 class BatchesApp:
-    """``/v1/batches``, and what brings batches on. Holds no state: the next one goes on from the records and the ledger."""
+    """``/v1/batches`` and the keeper of batches. Holds no state: a new one continues from the records and the ledger."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str) -> None:
-        stand_back()
+        lower_priority()
         sys.setswitchinterval(SWITCH_S)
         folder = StateFolder(Path(state))
         files = FileStore(folder.files, time.time)
         planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name)
         self._model = choice.name
         self._replicas = Replicas()
-        self._keeper = Keeper(LedgerActor(ledger), BatchShelf(folder.batches), files, planner, folder, self._models, time.time)
-        self._app = openai_api(None, self._keeper, **_wall(config))
+        self._controller = BatchController(LedgerActor(ledger), BatchStore(folder.batches), files, planner, folder, self._models, time.time)
+        self._app = openai_api(None, self._controller, **_wall(config))
         self._keeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         set_timer_slack(USUAL_S)  # the threads that read input files, which rest briefly, have it from this one
-        self._keeping = asyncio.create_task(self._keeper.run())
+        self._keeping = asyncio.create_task(self._controller.run())
         return self._app
 
     async def _models(self) -> Collection[str]:
@@ -93,7 +93,7 @@ class BatchesApp:
 
 
 def _wall(config: ServeConfig) -> dict[str, Any]:
-    """Who may ask: ``keys`` and ``hosts`` of `openai_api`."""
+    """``keys`` and ``hosts`` for `openai_api`."""
     return {"keys": config.api_keys, "hosts": known_hosts(config.host, config.allowed_hosts)}
 
 

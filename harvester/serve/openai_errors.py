@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API gives them: ``{"error": {"message", "type", "param", "code"}}``, whatever goes wrong."""
+"""Errors in the shape of OpenAI's API: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_p
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Every error of the application leaves it in this shape."""
+    """Give every error of the application this shape."""
 
     @app.exception_handler(HarvesterError)
     async def _refuse(request: Request, error: HarvesterError) -> PlainJson:

@@ -1,4 +1,4 @@
-"""The page at `/`: one document, one style sheet and one script, as they lie in `static/`. No other address is ever loaded."""
+"""The page at `/`: a document, a style sheet and a script from `static/`. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def add_assets(app: FastAPI) -> None:
     @app.get("/page/{name}", include_in_schema=False)
     async def asset(name: str, request: Request) -> Response:
         if name not in assets:
-            raise NotFoundError(f"the page has no {name[:80]}; it has {', '.join(assets)}")
+            raise NotFoundError(f"unknown file {name[:80]} of the page; there are {', '.join(assets)}")
         return assets[name].answer(request)

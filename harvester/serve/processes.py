@@ -1,4 +1,4 @@
-"""The processes of a server, known by a mark in their environment: what a killed server leaves behind is found and stopped by it."""
+"""Find and stop the processes of a (killed) server by a mark in their environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def marked(mark: str) -> Iterator[psutil.Process]:
 
 
 def stop_marked(mark: str, grace_s: float = 0.0) -> int:
-    """Kill what carries the mark, after ``grace_s`` seconds of asking. Returns how many there were."""
+    """Ask the marked processes to end, and kill them after ``grace_s`` seconds. Returns how many there were."""
     found = list(marked(mark))
     if grace_s > 0:
         for process in found:
@@ -66,7 +66,7 @@ def lower_housekeeping(mark: str) -> None:
             _step_back([process.pid])
 
 
-def stand_back(*, whole: bool = True) -> None:
+def lower_priority(*, whole: bool = True) -> None:
     """Let this process take no core from a running step when it wakes (``SCHED_BATCH``): it waits for one that is free, or for its turn.
 
     Threads started later inherit that. Not ``whole``: of the main thread alone, which in Ray's processes only waits for signals.

@@ -13,22 +13,22 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
-from connectors.parts import PartsSink
+from connectors.parquet.parts import PartsSink
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_engine
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
-from harvester.serve.processes import stand_back
+from harvester.serve.processes import lower_priority
 from harvester.serve.turns import turn_on_gpu
 from harvester.timers import USUAL_S, set_timer_slack
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
-from jobs.runner import Runner
+from jobs.run.runner import Runner
 
 
 class Replica:
-    """Serve makes it, asks its health every second, and makes a new one when it raises or dies."""
+    """The Serve deployment. Serve checks its health every second and replaces it when it raises or dies."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
@@ -41,9 +41,8 @@ class Replica:
         from harvester.engine.launch.profiles import profile_path
         from harvester.engine.shared.state import SharedState
         from harvester.engine.verify.kept import fitted, read
-        from harvester.serve.offline import OfflineEngine
 
-        stand_back(whole=False)
+        lower_priority(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
         config = fitted(config, read(profile))
@@ -57,7 +56,7 @@ class Replica:
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
-            engine=OfflineEngine(self._host, choice.name, config.harvest.concurrency or 2 * slots),
+            engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots),
             folder=folder,
             config=config.harvest,
             open_sink=open_sink,
@@ -68,7 +67,7 @@ class Replica:
         self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))
 
     async def _measure(self, *, known: bool) -> None:
-        """At the first start of a model on a device: how long its steps take, and whether the machine does what is asked of it."""
+        """At the first start of a model on a device: make the short profile, then verify the machine."""
         await self._host.profile_when_absent(known=known)
         await self._host.verify_when_absent(self._profile)
 
@@ -106,14 +105,14 @@ class Replica:
 
 
 def open_sink(folder: StateFolder, job_id: str) -> PartsSink:
-    """Where a job's parts go, cleared of what dead writers left half written."""
+    """Sink of a job's parts, cleared of what dead writers left half written."""
     sink = PartsSink(folder.results(job_id))
     sink.sweep()
     return sink
 
 
 def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, *, cpu: bool) -> serve.Application:
-    """The chat application. vLLM queues and refuses by itself, so Serve's own bound on requests is out of the way."""
+    """The chat application. Serve's own limit on requests is lifted, because vLLM queues and refuses by itself."""
     options: dict[str, Any] = {"num_cpus": config.num_cpus if config.num_cpus is not None else 1}
     if not cpu:
         options["num_gpus"] = config.num_gpus if config.num_gpus is not None else gpus_of_engine(config)

@@ -1,4 +1,4 @@
-"""Questions to the replicas of the chat application, as the other applications ask them."""
+"""Calls from the other applications to the replicas of the chat application."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER_WAIT_S = 20.0
 
 
 class Replicas:
-    """Serve picks the replica that answers. `info` and `profile` raise `NoReplicaError` where none is there, or it dies meanwhile."""
+    """Serve picks the replica that answers. `info` and `profile` raise `NoReplicaError` if there is none, or if it dies meanwhile."""
 
     def __init__(self) -> None:
         self._handle: Any = None

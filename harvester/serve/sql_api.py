@@ -1,4 +1,4 @@
-"""SQL over HTTP: read-only, within the sandbox, with limits of rows, bytes and time."""
+"""``POST /sql``: read-only SQL in the sandbox, with limits on rows, bytes and time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 from jobs.folder import StateFolder
-from jobs.ledgerfile import TABLES
-from jobs.sandbox import MAX_QUERY_CHARS, ask
+from jobs.ledger.store import TABLES
+from jobs.sql.sandbox import MAX_QUERY_CHARS, ask
 
 AT_ONCE = 2  # chat runs on the same machine
 
@@ -24,7 +24,7 @@ class Question(BaseModel):
     query: str = Field(
         min_length=1, max_length=MAX_QUERY_CHARS, description="One SELECT over jobs, leases, harvest, lengths and results('JOB')."
     )
-    limit: int = Field(default=1000, ge=1, le=10_000, description="Most rows of the answer.")
+    limit: int = Field(default=1000, ge=1, le=10_000, description="Maximum rows of the answer.")
 
 
 class Column(BaseModel):
@@ -39,7 +39,7 @@ class Answered(BaseModel):
 
 
 def add_sql(app: FastAPI, tables: Tables, folder: StateFolder) -> None:
-    """Add ``POST /sql``. Few run at once; others wait."""
+    """Add ``POST /sql``. A few queries run at once; others wait."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     @app.post("/sql")

@@ -1,4 +1,4 @@
-"""One start after the other, of the replicas that share a GPU."""
+"""Start replicas that share a GPU one after the other."""
 
 from __future__ import annotations
 

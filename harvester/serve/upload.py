@@ -1,4 +1,4 @@
-"""An upload as it comes in: ``multipart/form-data`` read piece by piece, its file written straight to where it stays."""
+"""Read a ``multipart/form-data`` upload in pieces, and write its file straight to its final place."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from connectors.durable import publish
 from harvester.errors import ParameterError, TooLargeError
 
-MOST_FIELDS = 16
-MOST_FIELD_BYTES = 4096
+MAX_FIELDS = 16
+MAX_FIELD_BYTES = 4096
 LONGEST_NAME = 255
 
 
 @dataclass(slots=True)
 class Form:
-    """What came: the plain fields, and the name of the file, whose content is at the path that was given."""
+    """The plain fields and the file's name. Its content is at the path given to `receive`."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
@@ -66,8 +66,8 @@ class _Parts:
                 raise ParameterError("the form holds more than one file; upload one at a time", "file")
             name = options.get(b"filename", b"").decode("utf-8", "replace")
             self.form.filename = (name.replace("\\", "/").rpartition("/")[2] or "upload.jsonl")[:LONGEST_NAME]
-        elif len(self.form.fields) == MOST_FIELDS:
-            raise ParameterError(f"the form has more than {MOST_FIELDS} fields; send file, purpose and expires_after")
+        elif len(self.form.fields) == MAX_FIELDS:
+            raise ParameterError(f"the form has more than {MAX_FIELDS} fields; send file, purpose and expires_after")
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
@@ -75,8 +75,8 @@ class _Parts:
             if self._most_bytes is not None and self.file_bytes > self._most_bytes:
                 raise too_large(self._most_bytes)
             self._target.write(data[start:end])
-        elif len(self._value) + end - start > MOST_FIELD_BYTES:
-            raise ParameterError(f"field {str(self._name)[:40]!r} is longer than {MOST_FIELD_BYTES} bytes; shorten it", self._name)
+        elif len(self._value) + end - start > MAX_FIELD_BYTES:
+            raise ParameterError(f"field {str(self._name)[:40]!r} is longer than {MAX_FIELD_BYTES} bytes; shorten it", self._name)
         else:
             self._value += data[start:end]
 
@@ -93,11 +93,11 @@ def too_large(max_bytes: int) -> TooLargeError:
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Raises `ParameterError` where the request is no form with a file."""
+    """Raises `ParameterError` if the request is not multipart/form-data."""
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
-        raise ParameterError("the request is no upload; send it as multipart/form-data, with the fields file and purpose")
+        raise ParameterError("the request is not an upload; send multipart/form-data with the fields file and purpose")
     return bytes(boundary)
 
 
@@ -117,7 +117,7 @@ async def receive(chunks: AsyncIterator[bytes], boundary: bytes, path: Path, max
         except FormParserError as error:
             raise ParameterError(f"the form cannot be read: {str(error)[:200]}; send it again") from error
         if parts.form.filename is None:
-            raise ParameterError("the form has no field file; send the file as file and its purpose as purpose", "file")
+            raise ParameterError("the form lacks the field file; send the fields file and purpose", "file")
         if not parts.ended:
             raise ParameterError("the form ends before its closing boundary; send it again", "file")
         await asyncio.to_thread(stack.pop_all().close)  # syncs to disk

@@ -12,20 +12,40 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
+from harvester.policy.step.view import Guarantee
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``output_tokens`` is what it will answer; no policy sees it. ``job``: of an offline request; "" for an online one."""
+    """``output_tokens`` is what it will answer; no policy sees it. ``job``: of an offline request; "" for an online one.
+
+    ``max_tokens``: what it may answer; None: what it will. ``priority``: the lower one goes first, among requests of its class.
+    ``weight``, ``guarantee`` and ``slice_id``: of an offline request. ``ttft_s`` and ``tpot_s``: promised to an online one.
+    ``cached_tokens``: of its prompt, which a prefix cache has whenever it is admitted.
+    """
 
     id: str
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     job: str = ""
+    max_tokens: int | None = None
+    priority: int = 0
+    weight: float = 1.0
+    guarantee: Guarantee | None = None
+    slice_id: int = 0
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    cached_tokens: int = 0
 
     @property
     def offline(self) -> bool:
         return bool(self.job)
+
+    @property
+    def allowed_tokens(self) -> int:
+        """Most tokens of its answer, as far as a policy can know."""
+        return self.output_tokens if self.max_tokens is None else self.max_tokens
 
 
 class Lengths(Protocol):
@@ -111,3 +131,8 @@ def offline_job(job: str, rows: int, lengths: Lengths, rng: random.Random, arriv
 def stretched(requests: Sequence[Request], factor: float) -> list[Request]:
     """The same requests with every prompt ``factor`` times as long (at least 1 token): another ratio of prompt to answer."""
     return [replace(request, prompt_tokens=max(1, round(request.prompt_tokens * factor))) for request in requests]
+
+
+def promised(requests: Sequence[Request], ttft_s: float, tpot_s: float) -> list[Request]:
+    """The same requests, the online ones with this SLO."""
+    return [request if request.offline else replace(request, ttft_s=ttft_s, tpot_s=tpot_s) for request in requests]

@@ -9,17 +9,27 @@ from harvester.sim.trace import Request
 
 @dataclass(slots=True, eq=False)
 class Track:
-    """``computed``: tokens whose KV is there, in ``blocks`` on the GPU or ``host_blocks`` on the host, never both."""
+    """``computed``: tokens whose KV is there, in ``blocks``. ``number``: of arrival, which tells requests of one moment apart."""
 
     request: Request
+    number: int
     computed: int = 0
     emitted: int = 0
     blocks: int = 0
-    host_blocks: int = 0
     reached: int = 0  # most tokens ever computed: below it is computed again
     recomputed: int = 0
     preemptions: int = 0
     token_s: list[float] = field(default_factory=list)
+    name: str = field(init=False)
+    offline: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name, self.offline = self.request.id, self.request.offline
+
+    @property
+    def tokens(self) -> int:
+        """Known so far: prompt and answer."""
+        return self.request.prompt_tokens + self.emitted
 
     @property
     def left(self) -> int:
@@ -32,7 +42,8 @@ class Track:
 
     def advance(self, tokens: int, now_s: float) -> bool:
         """It computed ``tokens``, until ``now_s``. Returns whether that gave it a token."""
-        self.recomputed += max(0, min(self.reached, self.computed + tokens) - self.computed)
+        if self.computed < self.reached:
+            self.recomputed += min(self.reached - self.computed, tokens)
         self.computed += tokens
         self.reached = max(self.reached, self.computed)
         if self.left:
@@ -42,19 +53,17 @@ class Track:
         return True
 
     def drop(self) -> None:
-        """Its KV is freed; all of it is computed again."""
+        """Its KV is freed."""
         self.computed = self.blocks = 0
-        self.preemptions += 1
 
-    def offload(self) -> None:
-        """Its KV goes to the host."""
-        self.host_blocks, self.blocks = self.blocks, 0
-        self.preemptions += 1
+    def outcome(self) -> Outcome:
+        """As far as it has come."""
+        return Outcome(self.request, tuple(self.token_s), self.recomputed, self.preemptions)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request that ended."""
+    """One request, when it ended or a simulation was stopped."""
 
     request: Request
     token_s: tuple[float, ...]  # when each token was there
@@ -77,3 +86,8 @@ class Outcome:
     @property
     def gaps_s(self) -> list[float]:
         return [later - earlier for earlier, later in zip(self.token_s, self.token_s[1:], strict=False)]
+
+    def tokens_between(self, begin_s: float, end_s: float) -> int:
+        """Prompt and output tokens worked off in this time; a prompt counts at the first token, as vLLM's counter does."""
+        made = sum(begin_s <= at_s < end_s for at_s in self.token_s)
+        return made + (self.request.prompt_tokens if self.token_s and begin_s <= self.token_s[0] < end_s else 0)

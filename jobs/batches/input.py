@@ -13,20 +13,20 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.snapshot import Origin, write_snapshot
-from harvester.config import BatchConfig
+from connectors.copied.snapshot import Origin, write_snapshot
 from jobs.batches.line import BadLine, LineRules, Request
 from jobs.batches.record import BatchError
+from jobs.config import BatchConfig
 
 CUSTOM_ID, BODY, LINE = "custom_id", "body", "line"
 SCHEMA = pa.schema([(LINE, pa.int64()), (CUSTOM_ID, pa.string()), (BODY, pa.string())])
-MOST_ERRORS = 100  # more would not be read
+MAX_ERRORS = 100  # more would not be read
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 16 << 20
 _TURN_S, _REST_S = 0.0005, 0.00001  # after so long, the threads that answer have Python's lock; no rest would not let them wake in time
 _DUPLICATES = f"""
     select line, custom_id from (select line, custom_id, row_number() over (partition by custom_id order by line) as time from requests)
-    where time > 1 order by line limit {MOST_ERRORS}
+    where time > 1 order by line limit {MAX_ERRORS}
 """
 
 
@@ -72,7 +72,7 @@ class InputReader:
                 request = self._request(number, raw)
             except BadLine as bad:
                 errors.append(bad.error)
-                if len(errors) == MOST_ERRORS:
+                if len(errors) == MAX_ERRORS:
                     break
                 continue
             self.model = request.model
@@ -96,7 +96,7 @@ class InputReader:
         most = self.limits.max_lines
         self.rows += 1
         if most is not None and self.rows > most:
-            message = f"The input file has more than {most} requests, the most that this server takes in a batch; split the file."
+            message = f"The input file has more than {most} requests, which is the limit of this server; split the file."
             raise InvalidInput([BatchError(code="too_many_requests", message=message, line=number)])
         return self.rules.read(number, raw, self.model)
 
@@ -136,7 +136,7 @@ def _duplicates(path: Path) -> list[BatchError]:
     return [
         BatchError(
             code="duplicate_custom_id",
-            message=f"The custom_id {custom_id[:80]!r} is that of an earlier request; it must be unique in a batch.",
+            message=f"The custom_id {custom_id[:80]!r} was used by an earlier request; it must be unique in a batch.",
             line=line,
             param=CUSTOM_ID,
         )

@@ -59,7 +59,7 @@ class LineRules:
         if not isinstance(own, str) or not own:
             _bad(number, "missing_required_parameter", "The body of this request names no model.", "body.model")
         if first is not None and own != first:
-            message = f"The model of this request is {_short(own)}, that of the lines before is {_short(first)}; a batch is for one model."
+            message = f"The model of this request is {_short(own)}, but the lines before name {_short(first)}; a batch has one model."
             _bad(number, "mismatched_model", message, "body.model")
         if own not in self.models:
             message = f"The model {_short(own)} does not exist here; this server has {', '.join(self.models)}."
@@ -87,13 +87,13 @@ def _custom_id(number: int, given: object) -> str:
     if given is None or given == "":
         _bad(number, "missing_required_parameter", "This request has no custom_id; give each its own.", "custom_id")
     if not isinstance(given, str):
-        _bad(number, "invalid_custom_id", f"The custom_id {_short(given)} is no string.", "custom_id")
+        _bad(number, "invalid_custom_id", f"The custom_id {_short(given)} is not a string.", "custom_id")
     if len(given) > LONGEST_ID:
-        _bad(number, "invalid_custom_id", f"The custom_id has {len(given)} characters; the most are {LONGEST_ID}.", "custom_id")
+        _bad(number, "invalid_custom_id", f"The custom_id has {len(given)} characters; the limit is {LONGEST_ID}.", "custom_id")
     try:
         given.encode("utf-8")
     except UnicodeEncodeError:
-        _bad(number, "invalid_custom_id", "The custom_id holds half a surrogate pair, which is no text.", "custom_id")
+        _bad(number, "invalid_custom_id", "The custom_id contains half a surrogate pair, which is not valid text.", "custom_id")
     return given
 
 

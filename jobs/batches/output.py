@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,26 +15,27 @@ import pyarrow.parquet as pq
 
 from connectors.durable import publish
 from connectors.edge import first_line
-from connectors.parts import PartsSink
-from harvester.errors import StorageError
-from jobs.apirow import HTTP
+from connectors.errors import StorageError
+from connectors.parquet.parts import PartsSink
+from jobs.batches.files import FileStore
 from jobs.batches.input import CUSTOM_ID
-from jobs.batches.record import BatchRecord, Counts, Usage
-from jobs.files import FileStore
+from jobs.batches.record import BatchRecord, BatchUsage, Counts
 from jobs.folder import StateFolder
 from jobs.result import ROW_ID, Row
-from jobs.spool import spooled_rows
+from jobs.run.apirow import HTTP
+from jobs.run.spool import spooled_rows
 from jobs.tasks.answer import OUTPUT
+from jobs.usage import NONE_USED, Usage
 
 _ROWS = 256  # a batch of rows: bounds memory where answers are long
-_TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
-_COLUMNS = (ROW_ID, CUSTOM_ID, OUTPUT, "status", "error_code", "error_message", *_TOKENS)
+_STATUS = ("status", "error_code", "error_message")
+_COLUMNS = (ROW_ID, CUSTOM_ID, OUTPUT, *_STATUS, *Usage.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchFiles:
     counts: Counts
-    usage: Usage
+    usage: BatchUsage
     output_file_id: str | None  # None: no such line
     error_file_id: str | None
 
@@ -58,19 +59,18 @@ class _Lines:
 @dataclass(slots=True)
 class _Tally:
     seen: bytearray  # by row_id
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TOKENS, 0))
+    usage: Usage = NONE_USED
     reasoning_tokens: int = 0
 
     def add(self, item: dict[str, Any]) -> None:
         self.seen[item[ROW_ID]] = 1
-        for name in _TOKENS:
-            self.tokens[name] += item[name]
+        self.usage += Usage(**{name: item[name] for name in Usage.model_fields})
         self.reasoning_tokens += _reasoning_tokens(item[OUTPUT])
 
 
 def write_outputs(
     record: BatchRecord, rows_total: int, requests: Path, folder: StateFolder, files: FileStore, *, never_run_expired: bool
-) -> Outcome:
+) -> BatchFiles:
     """Make the files of an ended job, no slice of which is leased. Written again, they replace the first ones.
 
     ``requests``: the Parquet file of the batch's rows. With ``never_run_expired`` each row without a result gets a `batch_expired` line.
@@ -90,14 +90,9 @@ def write_outputs(
     for lines, file_id, name in ((good, record.output_id, "output"), (bad, record.error_id, "error")):
         if lines.count:
             files.enter(file_id, f"{record.id}_{name}.jsonl", "batch_output", expires_after_s)
-    return Outcome(
+    return BatchFiles(
         Counts(total=rows_total, completed=good.count, failed=bad.count),
-        Usage(
-            input_tokens=tally.tokens["prompt_tokens"],
-            cached_tokens=tally.tokens["cached_tokens"],
-            output_tokens=tally.tokens["output_tokens"],
-            reasoning_tokens=tally.reasoning_tokens,
-        ),
+        BatchUsage(**tally.usage.model_dump(), reasoning_tokens=tally.reasoning_tokens),
         record.output_id if good.count else None,
         record.error_id if bad.count else None,
     )
@@ -115,7 +110,8 @@ def _results(batch_id: str, requests: Path, folder: StateFolder, seen: bytearray
         for row_id, custom_id in _not_seen(requests, seen):
             if row_id in spooled:
                 row = spooled[row_id]
-                yield {name: getattr(row, name, None) for name in _COLUMNS} | {CUSTOM_ID: custom_id, OUTPUT: row.values.get(OUTPUT)}
+                told = {ROW_ID: row_id, CUSTOM_ID: custom_id, OUTPUT: row.values.get(OUTPUT)}
+                yield told | {name: getattr(row, name) for name in _STATUS} | row.usage.model_dump()
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -7,16 +7,17 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-import connectors
 from connectors.durable import storage_error
-from harvester.config import BatchConfig, HarvestConfig
-from harvester.errors import NotFoundError, StorageError
+from connectors.errors import StorageError
+from connectors.open import open_source
+from jobs.batches.files import FileStore
 from jobs.batches.input import BODY, CUSTOM_ID, InputReader, InvalidInput
 from jobs.batches.line import LineRules
 from jobs.batches.record import BatchError, BatchRecord
-from jobs.files import FileStore
+from jobs.config import BatchConfig, HarvestConfig
+from jobs.errors import NotFoundError
 from jobs.folder import StateFolder
-from jobs.plan import cut_slices
+from jobs.plan.job import cut_slices
 from jobs.spec import JobPlan, JobSpec, SourceSpec
 from jobs.tasks.spec import Task
 
@@ -63,7 +64,7 @@ class BatchPlanner:
 
     def _job(self, record: BatchRecord) -> JobPlan:
         uri = str(self.rows(record.id))
-        with connectors.open_source(uri) as source:
+        with open_source(uri) as source:
             spec = JobSpec(
                 id=record.id,
                 key=record.id,

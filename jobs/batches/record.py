@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from jobs.batches.files import new_file_id
 from jobs.batches.states import BatchStatus
 from jobs.batches.window import parse_window
-from jobs.files import new_file_id
 from jobs.spec import Frozen, JobView
+from jobs.usage import Usage
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
-MOST_PAIRS = 16
+MAX_PAIRS = 16
 Key = Annotated[str, StringConstraints(max_length=64)]
 Value = Annotated[str, StringConstraints(max_length=512)]
 
@@ -31,7 +32,7 @@ class BatchWish(Frozen):
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     completion_window: str = Field(description="Any duration: 24h, 90m, 1d12h.")
-    metadata: dict[Key, Value] | None = Field(default=None, max_length=MOST_PAIRS)
+    metadata: dict[Key, Value] | None = Field(default=None, max_length=MAX_PAIRS)
     output_expires_after: ExpiresAfter | None = None
 
 
@@ -50,19 +51,18 @@ class Counts(Frozen):
     failed: int = 0
 
 
-class Usage(Frozen):
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
+class BatchUsage(Usage):
+    """Of all requests of a batch."""
+
+    reasoning_tokens: int = Field(default=0, description="Of the output tokens.")
 
     def to_openai(self) -> dict[str, Any]:
         return {
-            "input_tokens": self.input_tokens,
+            "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens},
             "output_tokens": self.output_tokens,
             "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-            "total_tokens": self.input_tokens + self.output_tokens,
+            "total_tokens": self.prompt_tokens + self.output_tokens,
         }
 
 
@@ -83,7 +83,7 @@ class BatchRecord(Frozen):
     output_file_id: str | None = Field(default=None, description="`output_id`, once there is such a file.")
     error_file_id: str | None = None
     counts: Counts | None = Field(default=None, description="Of the files; None before they are made.")
-    usage: Usage | None = None
+    usage: BatchUsage | None = None
 
     @classmethod
     def of(cls, wish: BatchWish, now_s: float) -> BatchRecord:
@@ -142,7 +142,5 @@ def _counts_of(job: JobView | None) -> Counts:
     return Counts() if job is None else Counts(total=job.rows_total, completed=job.rows_ok, failed=job.rows_error)
 
 
-def _usage_of(job: JobView | None) -> Usage:
-    if job is None:
-        return Usage()
-    return Usage(input_tokens=job.prompt_tokens, cached_tokens=job.cached_tokens, output_tokens=job.output_tokens)
+def _usage_of(job: JobView | None) -> BatchUsage:
+    return BatchUsage() if job is None else BatchUsage(**job.model_dump(include=set(Usage.model_fields)))

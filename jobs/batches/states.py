@@ -35,7 +35,7 @@ ENDED_BATCH = frozenset({BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.
 CANCELLABLE = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
 
 
-class Step(StrEnum):
+class BatchStep(StrEnum):
     """What brings a batch on."""
 
     VALIDATE = "validate"  # check the input file, enter the job
@@ -47,17 +47,17 @@ class Step(StrEnum):
     LOSE = "lose"  # the job is gone: end as failed
 
 
-def next_step(status: BatchStatus, job: JobState | None, held: int) -> Step:
+def next_step(status: BatchStatus, job: JobState | None, held: int) -> BatchStep:
     """``job`` None: not in the ledger. ``held``: its slices that are leased now."""
     if job is None:
-        return {BatchStatus.VALIDATING: Step.VALIDATE, BatchStatus.CANCELLING: Step.DROP}.get(status, Step.LOSE)
+        return {BatchStatus.VALIDATING: BatchStep.VALIDATE, BatchStatus.CANCELLING: BatchStep.DROP}.get(status, BatchStep.LOSE)
     if job in ENDED:
-        return Step.WAIT if held else Step.FINALIZE
+        return BatchStep.WAIT if held else BatchStep.FINALIZE
     if status is BatchStatus.VALIDATING:
-        return Step.BEGIN
+        return BatchStep.BEGIN
     if status is BatchStatus.CANCELLING and job is not JobState.CANCELLING:
-        return Step.STOP
-    return Step.WAIT
+        return BatchStep.STOP
+    return BatchStep.WAIT
 
 
 def final_status(status: BatchStatus, job: JobState) -> BatchStatus:

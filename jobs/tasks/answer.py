@@ -40,7 +40,7 @@ def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]
     try:
         return {name: shape.cell(value.get(name)) for name, shape in reader.shapes}
     except OverflowError as error:
-        raise RowError("schema_mismatch", f"the answer holds a number that no column can: {_excerpt(str(error))}") from error
+        raise RowError("schema_mismatch", f"the answer contains a number that fits no column: {_excerpt(str(error))}") from error
 
 
 def _choice(task: Task, answer: str, finish_reason: str) -> str:

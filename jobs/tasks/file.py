@@ -7,22 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harvester.errors import TaskError
+from jobs.errors import TaskError
 from jobs.nearest import did_you_mean
+from jobs.tasks.options import OptionType, TaskOption, fitted
 from jobs.tasks.spec import AnswerKind
-from jobs.tasks.template import parse, places
-
-TEXT_PLACE = "text"  # stands for the job's text column, so no option may have its name
-
-
-class TaskOption(BaseModel):
-    """What a user gives with a job. An option that is neither required nor has a default is null where it is not given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    description: str = ""
-    required: bool = False
-    default: Any = None
+from jobs.tasks.template import TEXT_PLACE, parse, places
 
 
 class TaskFile(BaseModel):
@@ -41,6 +30,11 @@ class TaskFile(BaseModel):
     max_tokens: int = Field(default=128, ge=1)
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
     options: dict[str, TaskOption] = Field(default_factory=dict)
+
+    def option_fields(self) -> dict[str, OptionType]:
+        """Options that are the whole of a field with a type of its own, by name."""
+        fields = ((self.labels, OptionType.LIST), (self.json_schema, OptionType.OBJECT))
+        return {field[1:-1]: kind for field, kind in fields if isinstance(field, str)}
 
     def inline(self) -> dict[str, Any]:
         """As a `jobs.spec.JobRequest` carries it in ``task_inline``."""
@@ -68,9 +62,11 @@ def _check_option(name: str, option: TaskOption, used: set[str], origin: str) ->
     if name == TEXT_PLACE:
         raise TaskError(f"{origin}: an option cannot be named {TEXT_PLACE}, which stands for the job's text column; rename it")
     if name not in used:
-        raise TaskError(f"{origin}: option {name} is used nowhere; write {{{name}}} where it belongs, or drop it")
+        raise TaskError(f"{origin}: option {name} is never used; write {{{name}}} into a template, or remove it")
     if option.required and option.default is not None:
-        raise TaskError(f"{origin}: option {name} is required and has default {option.default!r}; drop one of the two")
+        raise TaskError(f"{origin}: option {name} is required and has default {option.default!r}; remove one of the two")
+    if option.type is not None and option.default is not None:
+        fitted(option.default, option.type, f"{origin}: default of option {name}")
 
 
 def _explain(error: ValidationError, origin: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harvester.errors import TaskError
+from jobs.errors import TaskError
 
 
 def parse_labels(given: Any, origin: str) -> tuple[str, ...]:
@@ -24,5 +24,5 @@ def parse_labels(given: Any, origin: str) -> tuple[str, ...]:
     if twice is not None:
         raise TaskError(f"{origin}: label {twice!r} is given twice; give each label once")
     if len(labels) < 2:
-        raise TaskError(f"{origin}: two labels or more are needed, given {shown or 'none'}; e.g. positive,negative")
+        raise TaskError(f"{origin}: at least two labels are needed, given {shown or 'none'}; e.g. positive,negative")
     return labels

@@ -9,16 +9,17 @@ from typing import Any
 
 import yaml
 
-from harvester.errors import TaskError
+from jobs.errors import TaskError
 from jobs.nearest import did_you_mean
 from jobs.result import RESULT_NAMES
-from jobs.tasks.file import TEXT_PLACE, TaskFile, parse_task
+from jobs.tasks.file import TaskFile, parse_task
 from jobs.tasks.labels import parse_labels
+from jobs.tasks.options import option_values
 from jobs.tasks.schema import check_schema
 from jobs.tasks.spec import AnswerKind, Task
-from jobs.tasks.template import fill, parse, places
+from jobs.tasks.template import TEXT_PLACE, fill, parse, places
 
-_BUILT_IN = Path(__file__).parent
+_BUILT_IN = Path(__file__).parent / "builtin"
 
 
 def list_tasks() -> list[TaskFile]:
@@ -34,7 +35,7 @@ def load_task(name_or_path: str | Path) -> TaskFile:
     known = sorted(file.stem for file in _BUILT_IN.glob("*.yaml"))
     if str(name_or_path) not in known:
         near = did_you_mean(str(name_or_path), known, "built-in tasks")
-        raise TaskError(f"no task is named {str(name_or_path)!r} (a task file is given by its path, like ./mine.yaml){near}")
+        raise TaskError(f"unknown task {str(name_or_path)!r} (a task file is given by its path, like ./mine.yaml){near}")
     return _read(_BUILT_IN / f"{name_or_path}.yaml")
 
 
@@ -64,7 +65,7 @@ def resolve_task(
     Raises `TaskError` for an unknown task or option, a missing option, and labels, schemas and templates that are none.
     """
     file = load_task(name) if inline is None else parse_task({"name": name, **inline}, f"task {name}")
-    values = _option_values(file, options or {})
+    values = option_values(file.name, file.options, file.option_fields(), options or {})
     labels = _labels(file, _whole(file.labels, values))
     if labels is not None and file.labels != _whole(file.labels, values):
         values[file.labels[1:-1]] = labels  # "a,b" and ["a", "b"] make the same prompt
@@ -81,17 +82,6 @@ def resolve_task(
         )
     fields |= {"max_tokens": max_tokens or file.max_tokens, "temperature": file.temperature if temperature is None else temperature}
     return Task(name=file.name, description=file.description, answer=file.answer, **fields)
-
-
-def _option_values(file: TaskFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    options = {name: value for name, value in given.items() if value is not None}
-    for name in options:
-        if name not in file.options:
-            raise TaskError(f"task {file.name} has no option {name}{did_you_mean(name, file.options, 'its options')}")
-    for name, option in file.options.items():
-        if option.required and options.get(name) in (None, "", [], {}):
-            raise TaskError(f"task {file.name} needs option {name}: {option.description or 'it has no default'}")
-    return {name: options.get(name, option.default) for name, option in file.options.items()}
 
 
 def _whole(field: Any, values: Mapping[str, Any]) -> Any:

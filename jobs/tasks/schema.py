@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import jsonschema
 
-from harvester.errors import TaskError
+from jobs.errors import TaskError
 
 
 def check_schema(schema: object, origin: str, reserved: Collection[str] = ()) -> dict[str, Any]:

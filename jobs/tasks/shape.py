@@ -12,7 +12,7 @@ import pyarrow as pa
 from jobs.tasks.schema import follow
 
 
-class Kind(StrEnum):
+class ColumnKind(StrEnum):
     STRING = "string"
     INTEGER = "integer"
     NUMBER = "number"
@@ -22,21 +22,27 @@ class Kind(StrEnum):
     JSON = "json"  # no one type fits: kept as JSON text
 
 
-_SCALARS = {Kind.STRING: pa.string(), Kind.INTEGER: pa.int64(), Kind.NUMBER: pa.float64(), Kind.BOOLEAN: pa.bool_(), Kind.JSON: pa.string()}
+_SCALARS = {
+    ColumnKind.STRING: pa.string(),
+    ColumnKind.INTEGER: pa.int64(),
+    ColumnKind.NUMBER: pa.float64(),
+    ColumnKind.BOOLEAN: pa.bool_(),
+    ColumnKind.JSON: pa.string(),
+}
 _INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    kind: Kind
+    kind: ColumnKind
     item: Shape | None = None  # of a list
     fields: tuple[tuple[str, Shape], ...] = ()  # of a struct
 
     def arrow(self) -> pa.DataType:
-        if self.kind is Kind.LIST:
+        if self.kind is ColumnKind.LIST:
             assert self.item is not None
             return pa.list_(self.item.arrow())
-        if self.kind is Kind.STRUCT:
+        if self.kind is ColumnKind.STRUCT:
             return pa.struct([pa.field(name, shape.arrow()) for name, shape in self.fields])
         return _SCALARS[self.kind]
 
@@ -45,23 +51,23 @@ class Shape:
 
         Raises `OverflowError` for a number outside int64 or float64.
         """
-        if self.kind is Kind.JSON:
+        if self.kind is ColumnKind.JSON:
             return None if value is None else storable(json.dumps(value, ensure_ascii=False))
         if value is None:
             return None
-        if self.kind is Kind.LIST:
+        if self.kind is ColumnKind.LIST:
             assert self.item is not None
             return [self.item.cell(entry) for entry in value]
-        if self.kind is Kind.STRUCT:
+        if self.kind is ColumnKind.STRUCT:
             return {name: shape.cell(value.get(name)) for name, shape in self.fields}
         return self._scalar(value)
 
     def _scalar(self, value: Any) -> object:
-        if self.kind is Kind.STRING:
+        if self.kind is ColumnKind.STRING:
             return storable(value)
-        if self.kind is Kind.NUMBER:
+        if self.kind is ColumnKind.NUMBER:
             return float(value)
-        if self.kind is Kind.INTEGER:
+        if self.kind is ColumnKind.INTEGER:
             whole = int(value)  # JSON schema takes 3.0 for an integer
             if whole not in _INT64:
                 raise OverflowError(f"{whole} is outside the range of int64")
@@ -81,10 +87,10 @@ def storable(text: str) -> str:
 def shape_of(schema: object, root: dict[str, Any], followed: frozenset[str] = frozenset()) -> Shape:
     """Shape of one property. ``followed`` holds the references on the way here: a schema that holds itself ends as JSON text."""
     if not isinstance(schema, dict):
-        return Shape(Kind.JSON)
+        return Shape(ColumnKind.JSON)
     if "$ref" in schema:
         reference = schema["$ref"]
-        return Shape(Kind.JSON) if reference in followed else shape_of(follow(root, reference), root, followed | {reference})
+        return Shape(ColumnKind.JSON) if reference in followed else shape_of(follow(root, reference), root, followed | {reference})
     for union in ("anyOf", "oneOf", "allOf"):
         if union in schema and "type" not in schema:
             return _union(schema[union], root, followed)
@@ -95,28 +101,28 @@ def shape_of(schema: object, root: dict[str, Any], followed: frozenset[str] = fr
 
 def _union(members: list[Any], root: dict[str, Any], followed: frozenset[str]) -> Shape:
     shapes = {shape_of(member, root, followed) for member in members if member != {"type": "null"}}
-    if shapes == {Shape(Kind.INTEGER), Shape(Kind.NUMBER)}:
-        return Shape(Kind.NUMBER)
-    return shapes.pop() if len(shapes) == 1 else Shape(Kind.JSON)
+    if shapes == {Shape(ColumnKind.INTEGER), Shape(ColumnKind.NUMBER)}:
+        return Shape(ColumnKind.NUMBER)
+    return shapes.pop() if len(shapes) == 1 else Shape(ColumnKind.JSON)
 
 
 def _of_values(values: list[Any]) -> Shape:
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float}:
-        return Shape(Kind.NUMBER)
-    by_type = {str: Kind.STRING, bool: Kind.BOOLEAN, int: Kind.INTEGER, float: Kind.NUMBER}
-    return Shape(by_type.get(kinds.pop(), Kind.JSON) if len(kinds) == 1 else Kind.JSON)
+        return Shape(ColumnKind.NUMBER)
+    by_type = {str: ColumnKind.STRING, bool: ColumnKind.BOOLEAN, int: ColumnKind.INTEGER, float: ColumnKind.NUMBER}
+    return Shape(by_type.get(kinds.pop(), ColumnKind.JSON) if len(kinds) == 1 else ColumnKind.JSON)
 
 
 def _typed(schema: dict[str, Any], root: dict[str, Any], followed: frozenset[str]) -> Shape:
     named = schema.get("type")
     types = set(named if isinstance(named, list) else [named]) - {"null"}
     if types == {"integer", "number"}:
-        return Shape(Kind.NUMBER)
+        return Shape(ColumnKind.NUMBER)
     kind = types.pop() if len(types) == 1 else None
     if kind == "array" and isinstance(schema.get("items"), dict) and "prefixItems" not in schema:
-        return Shape(Kind.LIST, item=shape_of(schema["items"], root, followed))
+        return Shape(ColumnKind.LIST, item=shape_of(schema["items"], root, followed))
     if kind == "object" and schema.get("properties"):
         fields = tuple((name, shape_of(value, root, followed)) for name, value in schema["properties"].items())
-        return Shape(Kind.STRUCT, fields=fields)
-    return Shape(Kind(kind)) if kind in ("string", "integer", "number", "boolean") else Shape(Kind.JSON)
+        return Shape(ColumnKind.STRUCT, fields=fields)
+    return Shape(ColumnKind(kind)) if kind in ("string", "integer", "number", "boolean") else Shape(ColumnKind.JSON)

@@ -30,5 +30,5 @@ class Task(BaseModel):
     answer: AnswerKind = AnswerKind.TEXT
     labels: tuple[str, ...] | None = Field(default=None, description="The answers allowed, with `answer: choice`.")
     json_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of an object, with `answer: json`.")
-    max_tokens: int = Field(default=128, ge=1, description="Most tokens of one answer.")
+    max_tokens: int = Field(default=128, ge=1, description="Maximum output tokens of one answer.")
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)

@@ -14,7 +14,12 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 
-from harvester.errors import ColumnError, TaskError
+from connectors.errors import ColumnError
+from jobs.engine import Message
+from jobs.errors import TaskError
+from jobs.tasks.spec import Task
+
+TEXT_PLACE = "text"  # stands for the job's text column, so no task option may have its name
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
 _NAME = re.compile(r"(?!\d+\Z)\w(?:[\w \-]*\w)?")
@@ -118,3 +123,14 @@ def plain_text(value: object) -> str:
             return json.dumps(value, ensure_ascii=False, default=plain_text)
         case _:
             return str(value)
+
+
+def build_messages(task: Task, column: str | None, row: Mapping[str, object]) -> tuple[Message, ...]:
+    """System message, where the task has one, and user message, with the row's values in their places.
+
+    ``column`` is the job's text column, which ``{text}`` stands for even where a column is named ``text``; None leaves ``{text}`` to the
+    column of that name. Raises `ColumnError` where ``row`` lacks a column.
+    """
+    values = row if column is None or column not in row else {**row, TEXT_PLACE: row[column]}
+    system: tuple[Message, ...] = () if task.system is None else ({"role": "system", "content": render(task.system, values)},)
+    return (*system, {"role": "user", "content": render(task.prompt, values)})

@@ -14,14 +14,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import connectors
-from connectors.parts import PartsSink
-from harvester.config import HarvestConfig
+from connectors.open import open_source
+from connectors.parquet.parts import PartsSink
+from jobs.config import HarvestConfig
 from jobs.engine import Prompt
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
-from jobs.plan import plan_job
-from jobs.runner import Runner
+from jobs.ledger.ledger import Ledger
+from jobs.plan.job import plan_job
+from jobs.run.runner import Runner
 from jobs.spec import JobRequest, SourceSpec
 from jobs.testing import DirectLedger, ScriptedEngine
 
@@ -52,7 +52,7 @@ async def main(state: Path, source: Path, torn: bool) -> None:
     folder.prepare()
     ledger = Ledger(folder.ledger, folder.jobs, lease_s=HARVEST.lease_s, now_s=time.time(), new_server=True)
     request = JobRequest(source=SourceSpec(uri=str(source)), task="summarize")
-    with connectors.open_source(str(source)) as opened:
+    with open_source(str(source)) as opened:
         plan = plan_job(request, opened, model="scripted", harvest=HARVEST, now_s=time.time(), token="0000")
     job, _ = ledger.submit(plan, new=False)
     sink = TornSink if torn else PartsSink

@@ -75,7 +75,7 @@ def killed_run(state: Path, source: Path, chance: random.Random, *options: str) 
     return faults
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_results_are_whole_at_every_kill_and_complete_at_the_end(tmp_path: Path, source: Path, seed: int) -> None:
     state = tmp_path / "state"
     assert killed_run(state, source, random.Random(seed)) == []

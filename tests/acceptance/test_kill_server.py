@@ -38,7 +38,7 @@ def answers(state: Path) -> dict[int, str]:
     return {int(row): str(output) for row, output in found}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_every_row_is_in_the_results_once_whatever_is_killed(tmp_path: Path, table: Path, seed: int) -> None:
     chance = random.Random(seed)
     order = ["worker", "engine core", "replica", "ledger", "everything"]

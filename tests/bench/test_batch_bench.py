@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench.batch import _goals
-from bench.batchclient import _is_right, write_input
-from bench.prober import summary
-from bench.sharing import jain, sharing
+from bench.harness.load.batch_client import _is_right, write_input
+from bench.harness.load.prober import summary
+from bench.harness.measure.sharing import jain, sharing
+from bench.scenarios.job_path.batch import _goals
 from harvester.errors import EngineError
 from jobs.batches.line import LineRules
 

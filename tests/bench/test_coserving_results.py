@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 
 from bench.__main__ import _set
-from bench.ablation import NOTHING, variants
-from bench.burst import points
-from bench.compare import Setting, best_priority, offline_system, over, ratios, sweep_line
-from bench.coserve import settings, spread
-from bench.counters import Counters, total
-from bench.knobs import QUICK, Knobs, knobs
-from bench.latency import Online, Slo
-from bench.measure import Span, Stretch, summary_of
-from bench.mlfq import rates_at
-from bench.models import SHAPE
-from bench.phases import phases
-from bench.rounds import rounds_of
-from bench.scenario import SCENARIOS, Options
-from bench.tally import Tally
-from bench.weights import tensor_shapes
-from bench.work import Work, work_between
+from bench.harness.compare import Setting, best_priority, offline_system, over, ratios, sweep_line
+from bench.harness.engine.tally import Tally
+from bench.harness.knobs import QUICK, Knobs, knobs
+from bench.harness.measure.counters import Counters, total
+from bench.harness.measure.latency import Online, Slo
+from bench.harness.measure.rounds import rounds_of
+from bench.harness.measure.stretch import Span, Stretch, summary_of
+from bench.harness.measure.work import Work, work_between
+from bench.harness.models import SHAPE
+from bench.harness.options import Options
+from bench.harness.weights import tensor_shapes
+from bench.scenarios.catalog import SCENARIOS
+from bench.scenarios.coserving.ablation import NOTHING, variants
+from bench.scenarios.coserving.burst import points
+from bench.scenarios.coserving.coserve import settings, spread
+from bench.scenarios.coserving.phases import phases
+from bench.scenarios.order.mlfq import rates_at
 from harvester.config import ScheduleConfig, parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.embedded import embedded_model

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from bench.gpu import command
-from bench.gpu.arrivals import phased_load, trace_load
 from bench.gpu.carry import carried
 from bench.gpu.command import PARTS, measure
-from bench.gpu.ground import SHAPES, Ground
+from bench.gpu.load.arrivals import phased_load, trace_load
 from bench.gpu.outcome import Outcome
 from bench.gpu.part import Part
 from bench.gpu.residuals import graph_of, kind_of, residuals
+from bench.gpu.run_config import SHAPES, RunConfig
 from harvester.errors import UsageError
 
-GROUND = Ground("tiny", cpu=True, quick=True, seed=0)
+RUN_CONFIG = RunConfig("tiny", cpu=True, quick=True, seed=0)
 WALL = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -42,32 +42,44 @@ def bench(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, timeout=2400, check=False)
 
 
+def check(parts: dict[str, Any]) -> None:
+    """Of the parts that were run."""
+    if versions := parts.get("versions"):
+        assert versions["summary"]["executor"] == "mp"
+    if identity := parts.get("identity"):
+        assert identity["summary"]["tokens_identical"] is True, identity["summary"]
+    if preempt := parts.get("preempt"):
+        assert preempt["runs"]["mp-on"]["ended"] > 0
+    if profile := parts.get("profile"):
+        assert {name.partition("/")[0] for name in profile["runs"]["harvester"]["kinds"]} == {"decode", "prefill", "mixed"}
+    if coserve := parts.get("coserve"):
+        for system in ("online_only", "vllm_priority-2048", "harvester"):
+            assert {"trace-0", "phases"} == set(coserve["runs"][system]["loads"])
+        assert coserve["runs"]["harvester"]["loads"]["trace-0"]["offline_tokens_per_s"] > 0
+    if checkpoint := parts.get("checkpoint"):
+        assert checkpoint["runs"]["checkpoint"]["stored_blocks"] > 0
+        assert checkpoint["summary"]["store_over_link"] > 0
+
+
 @pytest.mark.timeout(2500)
-def test_all_parts_run_without_ray_duckdb_and_pyarrow_and_are_passed_over_the_second_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", [pytest.param(("profile",), id="one part"), pytest.param(PARTS, id="all parts", marks=pytest.mark.long)])
+def test_parts_run_without_ray_duckdb_and_pyarrow_and_are_passed_over_the_second_time(chosen: tuple[str, ...], tmp_path: Path) -> None:
     output = tmp_path / "gpu.json"
-    done = bench(tmp_path, "--json", str(output))
+    words = ["--json", str(output), *(word for part in chosen for word in ("--part", part))]
+    done = bench(tmp_path, *words)
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(output.read_text())
-    parts = found["parts"]
-    assert list(parts) == list(PARTS)
-    assert parts["versions"]["summary"]["executor"] == "mp"
-    assert parts["identity"]["summary"]["tokens_identical"] is True, parts["identity"]["summary"]
-    assert parts["preempt"]["runs"]["mp-on"]["ended"] > 0
-    assert {name.partition("/")[0] for name in parts["profile"]["runs"]["harvester"]["kinds"]} == {"decode", "prefill", "mixed"}
-    for system in ("online_only", "vllm_priority-2048", "harvester"):
-        assert {"trace-0", "phases"} == set(parts["coserve"]["runs"][system]["loads"])
-    assert parts["coserve"]["runs"]["harvester"]["loads"]["trace-0"]["offline_tokens_per_s"] > 0
-    assert parts["checkpoint"]["runs"]["checkpoint"]["stored_blocks"] > 0
-    assert parts["checkpoint"]["summary"]["store_over_link"] > 0
-    again = bench(tmp_path, "--json", str(output))
+    parts = json.loads(output.read_text())["parts"]
+    assert tuple(parts) == tuple(chosen)
+    check(parts)
+    again = bench(tmp_path, *words)
     assert again.returncode == 0, again.stderr[-2000:]
-    assert again.stderr.count("done before") == len(PARTS)
+    assert again.stderr.count("done before") == len(chosen)
     assert json.loads(output.read_text())["parts"] == parts
 
 
 def scripted(calls: list[str], broken: set[str]) -> Part:
     def run(name: str) -> Any:
-        def work(ground: Ground, found: Any) -> dict[str, Any]:
+        def work(run_config: RunConfig, found: Any) -> dict[str, Any]:
             calls.append(f"{name} after {','.join(found)}")
             if name in broken:
                 raise RuntimeError("no such device")
@@ -81,26 +93,26 @@ def scripted(calls: list[str], broken: set[str]) -> Part:
 def test_a_run_that_failed_is_the_only_one_that_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, broken, path = list[str](), {"two"}, tmp_path / "gpu.json"
     monkeypatch.setattr(command.importlib, "import_module", lambda name: type("Module", (), {"PART": scripted(calls, broken)}))
-    assert not measure("preempt", GROUND, Outcome(path, GROUND, {}), again=False)
+    assert not measure("preempt", RUN_CONFIG, Outcome(path, RUN_CONFIG, {}), again=False)
     assert calls == ["one after ", "two after one", "three after one"]
     assert json.loads(path.read_text())["parts"]["preempt"]["runs"]["two"]["error"] == "RuntimeError: no such device"
     broken.clear()
-    assert measure("preempt", GROUND, Outcome(path, GROUND, {}), again=False)
+    assert measure("preempt", RUN_CONFIG, Outcome(path, RUN_CONFIG, {}), again=False)
     assert calls[3:] == ["two after one,three"]
-    assert measure("preempt", GROUND, Outcome(path, GROUND, {}), again=False)
+    assert measure("preempt", RUN_CONFIG, Outcome(path, RUN_CONFIG, {}), again=False)
     assert len(calls) == 4
-    assert measure("preempt", GROUND, Outcome(path, GROUND, {}), again=True)
+    assert measure("preempt", RUN_CONFIG, Outcome(path, RUN_CONFIG, {}), again=True)
     assert len(calls) == 7
 
 
 def test_a_file_of_other_arguments_is_not_mixed_with_new_results(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
-    Outcome(path, GROUND, {}).close("versions", {})
+    Outcome(path, RUN_CONFIG, {}).close("versions", {})
     with pytest.raises(UsageError, match="other arguments"):
-        Outcome(path, Ground("qwen3-8b", cpu=False, quick=False, seed=0), {})
+        Outcome(path, RunConfig("qwen3-8b", cpu=False, quick=False, seed=0), {})
     path.write_text("[]")
     with pytest.raises(UsageError, match="no result of this bench"):
-        Outcome(path, GROUND, {})
+        Outcome(path, RUN_CONFIG, {})
 
 
 def test_what_is_carried_is_enough_to_import_every_part(tmp_path: Path) -> None:
@@ -110,7 +122,13 @@ def test_what_is_carried_is_enough_to_import_every_part(tmp_path: Path) -> None:
         target = tmp_path / "tree" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((root / name).read_bytes())
-    modules = [*(f"bench.gpu.{part}" for part in PARTS), "bench.__main__", "bench.gpu.recording", "bench.counting_harvest", "bench.patient"]
+    modules = [
+        *(f"bench.gpu.parts.{part}" for part in PARTS),
+        "bench.__main__",
+        "bench.gpu.engines.recording",
+        "bench.harness.engine.counting_harvest",
+        "bench.harness.engine.patient",
+    ]
     modules += ["harvester.engine.vllm.workers", "harvester.engine.vllm.connector"]
     (tmp_path / "tree" / "sitecustomize.py").write_text(WALL)
     script = (
@@ -122,7 +140,9 @@ def test_what_is_carried_is_enough_to_import_every_part(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().endswith("tree/bench/__init__.py")
-    assert not [name for name in files if name.startswith(("jobs/", "connectors/", "harvester/serve/", "harvester/cli/"))]
+    assert not [name for name in files if name.startswith(("harvester/serve/", "harvester/cli/"))]
+    values_only = [name for name in files if name.startswith(("jobs/", "connectors/"))]
+    assert not [name for name in values_only if name.count("/") > 1], "of jobs and connectors only what their rooms share"
 
 
 WEIGHTS = {"llama-3.1-8b": 8.03e9, "qwen3-8b": 8.19e9, "qwen3-32b": 32.76e9}  # as their makers give them

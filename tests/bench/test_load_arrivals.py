@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bench.arrivals import Arrival, Trace, drawn, gamma_times, phased, read_lengths, read_trace, replay, synthetic
+from bench.harness.load.arrivals import Arrival, Trace, drawn, gamma_times, phased, read_lengths, read_trace, replay, synthetic
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0, 4.0])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.latency import Online, Slo, attainment, online_summary, percentile, percentiles, read_online, windows
-from bench.online_client import tokens, written
+from bench.harness.load.online_client import tokens, written
+from bench.harness.measure.latency import Online, Slo, attainment, online_summary, percentile, percentiles, read_online, windows
 
 
 def online(at_s: float, *times: float, prompt: int = 10, ended: bool = True, until: float | None = None) -> Online:

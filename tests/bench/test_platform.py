@@ -13,7 +13,7 @@ import pytest
 from harvester.engine.launch.models import ModelChoice
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTERS = [*sorted((ROOT / "bench").glob("*.py")), *sorted((ROOT / "tests").rglob("*_child.py"))]
+STARTERS = [*sorted((ROOT / "bench").rglob("*.py")), *sorted((ROOT / "tests").rglob("*_child.py"))]
 
 
 def module(name: str) -> ModuleType:
@@ -35,12 +35,12 @@ def test_whether_an_engine_runs_on_a_cpu_is_asked_and_never_written_down() -> No
 
 @pytest.mark.parametrize(("cpu", "dtype"), [(True, "float32"), (False, "bfloat16")])
 def test_steps_are_ended_in_float32_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch, cpu: bool, dtype: str) -> None:
-    monkeypatch.setattr("bench.realpath.on_cpu", lambda: cpu)
-    assert module("bench.preempt")._dtype() == dtype
+    monkeypatch.setattr("bench.scenarios.engine.preempt.on_cpu", lambda: cpu)
+    assert module("bench.scenarios.engine.preempt")._dtype() == dtype
 
 
 def test_on_cuda_the_raw_server_has_harvesters_sizes_and_no_cpu_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    overhead = module("bench.overhead")
+    overhead = module("bench.scenarios.engine.overhead")
     monkeypatch.setattr(overhead, "on_cpu", lambda: False)
     raw = overhead._server("raw", tmp_path, ModelChoice("/model", "tiny", None, True))
     given = raw._arguments

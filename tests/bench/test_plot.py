@@ -1,4 +1,4 @@
-"""The picture and the page beside a result."""
+"""The picture beside a result."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench import plot
-from bench.plot import draw, page_of
+from bench.harness import plot
+from bench.harness.plot import draw
 
 FIGURES = {"p50": 1.0, "p90": 2.0, "p99": 1234.5}
 WINDOW = {"from_s": 0.0, "ttft_p99_ms": 10.0, "tpot_p99_ms": None, "total_tokens_per_s": 100.0}
@@ -37,27 +37,15 @@ def result(scenario: str) -> dict[str, Any]:
     )
 
 
-def test_the_page_has_every_system_and_ratio_and_escapes_names() -> None:
-    page = page_of(result("coserve"), "<svg/>")
-    assert "skip &lt;join&gt;" in page
-    assert "<td>ours_over_theirs</td><td>0.5</td>" in page
-    assert "<td>1,234.5</td>" in page
-    assert "<svg/>" in page
-
-
-def test_each_point_has_a_table_of_its_own() -> None:
-    assert page_of(result("burst"), "").count("<h2>") == 2
-
-
 def test_a_scenario_without_a_picture_writes_nothing(tmp_path: Path) -> None:
-    assert draw(result("jobs"), tmp_path / "jobs.json") == []
+    assert draw(result("jobs"), tmp_path / "jobs.json") is None
     assert not list(tmp_path.iterdir())
 
 
-def test_without_matplotlib_the_page_has_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    assert draw(result("coserve"), tmp_path / "c.json") == [tmp_path / "c.html"]
-    assert "<table>" in (tmp_path / "c.html").read_text()
+    assert draw(result("coserve"), tmp_path / "c.json") is None
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("scenario", ["coserve", "phases", "burst", "ablation", "mlfq"])
@@ -67,6 +55,6 @@ def test_every_co_serving_scenario_has_a_picture(scenario: str, tmp_path: Path) 
     given.setdefault("points", [{"rate": 1.0, "systems": given["systems"]}] if scenario == "mlfq" else [])
     if not given["points"]:
         del given["points"]
-    png, page = draw(given, tmp_path / f"{scenario}.json")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in page.read_text()
+    drawn = draw(given, tmp_path / f"{scenario}.json")
+    assert drawn == tmp_path / f"{scenario}.png"
+    assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.finished import Finished
-from bench.realpath import _report
+from bench.harness.measure.finished import Finished
+from bench.scenarios.job_path.real_path import _report
 
 
 def ran(name: str, seconds: float, answer: str = "a") -> Finished:

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from bench import checkpoint, swap_link
-from bench.kvgoals import COUNTERS, Round, goals_of, ratios_of, same
-from bench.kvload import Seen, Span, all_seen
-from bench.rounds import in_turns, pooled, ratio_of_percentiles, ratio_of_rounds
-from bench.scenario import Options
-from bench.work import Work
+from bench.harness.load.checkpoint_load import Seen, Span, all_seen
+from bench.harness.measure.checkpoint_report import COUNTERS, Round, goals_of, ratios_of, same
+from bench.harness.measure.rounds import in_turns, pooled, ratio_of_percentiles, ratio_of_rounds
+from bench.harness.measure.work import Work
+from bench.harness.options import Options
+from bench.scenarios.checkpoints import checkpoint, swap_link
 from harvester.errors import UsageError
 
 

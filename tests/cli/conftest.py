@@ -8,12 +8,12 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fake_server import FakeServer, handler_of
 from typer.testing import CliRunner, Result
 
 import harvester.config
 from harvester.cli import progress
 from harvester.cli.main import app
+from tests.fakes.http_server import FakeServer, handler_of
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_a_question_is_asked_again_when_its_connection_was_closed_under_it() -> 
 
 def test_a_server_that_closes_every_connection_is_out_of_reach() -> None:
     server = Closing(2)
-    with client_of(server) as client, pytest.raises(UnreachableError, match="is the server running"):
+    with client_of(server) as client, pytest.raises(UnreachableError, match="check that the server runs"):
         client.jobs()
     assert server.asked == ["GET", "GET"]
 

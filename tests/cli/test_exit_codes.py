@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 
 import pytest
-from fake_server import job_view
 
 from harvester.cli import status
 from harvester.errors import EngineError
+from tests.fakes.http_server import job_view
 
 
 def one_line(result) -> str:
@@ -80,7 +80,7 @@ def test_what_is_no_harvester_counts_as_no_server(cli, server):
     server.answers["/api/server"] = (200, {"hello": "world"})
     result = cli("watch")
     assert result.exit_code == 3
-    assert "is no harvester that is ready" in one_line(result)
+    assert "is not from a ready harvester server" in one_line(result)
 
 
 def test_a_server_over_another_state_folder_is_not_the_one_meant(cli, server, tmp_path):
@@ -106,7 +106,7 @@ def test_an_answer_of_another_version_is_one_line(cli, server):
     server.answers["/api/jobs/latest"] = (200, {**job_view().model_dump(mode="json"), "surprise": 1})
     result = cli("show")
     assert result.exit_code == 1
-    assert "is of another version (surprise:" in one_line(result)
+    assert "runs another version of harvester (surprise:" in one_line(result)
 
 
 RAISED = {

@@ -10,9 +10,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_server import job_view
 
-from connectors import PartsSink
+from connectors.parquet.parts import PartsSink
+from tests.fakes.http_server import job_view
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_table_may_be_named_with_the_short_option_too(cli, server, parts, tmp_
 
 
 WRONG = {
-    "no format": ("out", "cannot tell from"),
+    "no format": ("out", "unknown kind of target"),
     "no table": ("out.duckdb", "name the table too"),
     "the state folder": ("{state}/out.csv", "harvester's state folder"),
     "a file of someone else": ("mine.csv", "is there already and was not written by --into"),
@@ -93,7 +93,7 @@ def test_a_target_that_cannot_be_is_said_before_there_is_a_job(cli, server, docs
 def test_into_takes_no_other_options_of_output(cli, server, parts, tmp_path):
     result = cli("results", "--into", tmp_path / "out.csv", "--errors")
     assert result.exit_code == 2
-    assert "--into writes all rows" in result.stderr
+    assert "--into cannot be combined with -o" in result.stderr
 
 
 def test_standard_input_is_kept_in_the_state_folder_before_the_job_is_made(cli, server, state):
@@ -145,7 +145,7 @@ def test_a_dry_run_of_standard_input_keeps_nothing(cli, state):
 
 
 def test_a_format_of_standard_input_is_not_for_a_file(cli, server, docs):
-    assert "--input-format says what standard input is" in cli("submit", docs, "--input-format", "csv").stderr
+    assert "--input-format applies to standard input only" in cli("submit", docs, "--input-format", "csv").stderr
 
 
 def test_a_server_on_another_machine_cannot_be_given_standard_input(cli, server, monkeypatch):

@@ -33,7 +33,7 @@ def test_the_key_of_the_environment_goes_with_every_request(monkeypatch: pytest.
 
 def test_a_key_that_cannot_be_sent_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARVESTER_API_KEY", "schlüssel\n")
-    with pytest.raises(UsageError, match="HARVESTER_API_KEY holds letters"):
+    with pytest.raises(UsageError, match="HARVESTER_API_KEY contains characters"):
         Client("http://127.0.0.1:8000")
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.ledgerfile import TABLES
+from jobs.ledger.store import TABLES
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_csv_holds_lists_as_json(cli, job, tmp_path):
 def test_an_unknown_job_leaves_no_file(cli, job, tmp_path):
     result = cli("results", "nope", "-o", tmp_path / "out.parquet")
     assert result.exit_code == 2
-    assert "there is no job nope; the newest are: docs-7f3a" in result.stderr
+    assert "unknown job nope; the newest are: docs-7f3a" in result.stderr
     assert not (tmp_path / "out.parquet").exists()
 
 
@@ -136,7 +136,7 @@ def test_parquet_is_refused_on_the_screen(cli):
 def test_a_file_name_without_a_known_ending_is_refused(cli, tmp_path):
     result = cli("sql", "select 1", "-o", tmp_path / "out.xyz")
     assert result.exit_code == 2
-    assert "cannot tell a format from 'out.xyz'" in result.stderr
+    assert "'out.xyz' has no known file extension" in result.stderr
 
 
 def test_a_query_is_read_from_standard_input(cli):

@@ -76,7 +76,9 @@ def test_without_an_engine_serve_says_what_to_install(cli, monkeypatch):
     monkeypatch.setattr(serve_commands.importlib.util, "find_spec", lambda name: None)
     result = cli("serve")
     assert result.exit_code == 1
-    assert result.stderr == "error: ray and vllm not installed; install the engine: pip install 'harvester[cpu]' or 'harvester[cuda]'\n"
+    assert (
+        result.stderr == "error: ray and vllm not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda\n"
+    )
 
 
 @pytest.fixture

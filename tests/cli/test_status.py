@@ -7,13 +7,13 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from fake_server import job_view
 
 from harvester.cli.client import Client
 from harvester.cli.jobtext import duration, share_done
 from harvester.cli.progress import updates
 from harvester.errors import StateError, UnreachableError
-from jobs.statements import statements
+from jobs.ledger.store import statements
+from tests.fakes.http_server import job_view
 
 
 @pytest.fixture

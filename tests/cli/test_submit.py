@@ -10,13 +10,13 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_server import job_view
 
 from harvester.cli import local
-from harvester.policy.lengths import Lengths, counted
-from jobs.lengthbook import task_key
-from jobs.statements import statements
+from jobs.forecast.lengths import Lengths, counted
+from jobs.ledger.history import task_key
+from jobs.ledger.store import statements
 from jobs.tasks.load import resolve_task
+from tests.fakes.http_server import job_view
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_an_address_is_sent_as_it_is(cli, server):
 def test_a_job_found_is_said_to_be_the_same(cli, server, docs):
     server.created = False
     shown = cli("submit", docs).stdout
-    assert "is this same job" in shown
+    assert "already exists for this request" in shown
     assert "--new makes another" in shown
 
 
@@ -261,3 +261,63 @@ def test_a_dry_run_without_a_server_takes_what_the_last_one_left(cli, docs, stat
     found = json.loads(cli("submit", docs, "--dry-run", "--json", "--model", "tiny", "--max-tokens", "10").stdout)
     assert (found["tokens_per_s"], found["price"], found["counted_rows"]) == (100.0, None, 0)
     assert found["estimated_s"] == pytest.approx((found["estimated_prompt_tokens"] + 80) / 100, abs=0.1)
+
+
+TONE = """\
+prompt: 'Rewrite in a {tone} tone, in {words} words: {text}'
+options:
+  tone: {description: How it should sound., required: true}
+  words: {description: How long it should be., default: 40}
+"""
+
+
+@pytest.fixture
+def tone(tmp_path: Path) -> Path:
+    path = tmp_path / "tone.yaml"
+    path.write_text(TONE)
+    return path
+
+
+def test_a_task_files_own_options_are_given_one_by_one(cli, server, docs, tone):
+    assert cli("submit", docs, "--task", tone, "--option", "tone=calm = kind", "--option", "words=20").exit_code == 0
+    assert sent(server)["options"] == {"tone": "calm = kind", "words": "20"}
+    assert sent(server)["task_inline"]["options"]["tone"]["required"] is True
+
+
+def test_an_option_of_a_built_in_task_may_be_given_so_too(cli, server, docs):
+    cli("submit", docs, "--task", "translate", "--option", "to=German")
+    assert sent(server)["options"] == {"to": "German"}
+
+
+def test_a_dry_run_takes_task_options_without_a_server(cli, docs, tone):
+    missing = cli("submit", docs, "--task", tone, "--dry-run")
+    assert missing.exit_code == 2
+    assert "task tone needs option tone: How it should sound.; give it with --option tone=VALUE" in missing.stderr
+    done = cli("submit", docs, "--task", tone, "--option", "tone=calm", "--dry-run", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 8
+
+
+WRONG_OPTIONS = {
+    "no such option": (("tone=calm", "tne=x"), "task tone has no option tne; did you mean tone? Its options: tone, words"),
+    "far from all": (("tone=calm", "zzz=x"), "task tone has no option zzz; its options: tone, words"),
+    "another type": (("tone=calm", "words=many"), "task tone: option words takes a whole number, given 'many'"),
+    "no value": (("tone",), "--option tone is not NAME=VALUE"),
+    "no name": (("=calm",), "--option =calm is not NAME=VALUE"),
+    "twice": (("tone=calm", "tone=kind"), "option tone is given twice"),
+    "not given": ((), "task tone needs option tone"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG_OPTIONS.values(), ids=WRONG_OPTIONS.keys())
+def test_a_wrong_task_option_is_said_before_any_server_is_asked(cli, server, docs, tone, words, message):
+    result = cli("submit", docs, "--task", tone, *(part for word in words for part in ("--option", word)))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert server.asked == []
+
+
+def test_an_option_with_a_flag_of_its_own_is_given_once(cli, server, docs):
+    result = cli("submit", docs, "--to", "German", "--option", "to=French", "--task", "translate")
+    assert result.exit_code == 2
+    assert "option to is given twice: by --to and by --option" in result.stderr

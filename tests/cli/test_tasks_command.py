@@ -27,3 +27,8 @@ def test_a_printed_task_is_a_task_file_of_the_same_meaning(cli):
 def test_a_task_file_can_be_printed_by_its_path(cli, tmp_path):
     (tmp_path / "mood.yaml").write_text("prompt: 'Mood of {text}?'\n")
     assert cli("tasks", tmp_path / "mood.yaml").stdout == "prompt: 'Mood of {text}?'\n"
+
+
+def test_the_help_says_how_a_task_files_options_are_given(cli):
+    assert "--option NAME=VALUE" in " ".join(cli("tasks", "--help").stdout.split())
+    assert "--option" in cli("submit", "--help").stdout

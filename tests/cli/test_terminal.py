@@ -14,7 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_server import job_view
+
+from tests.fakes.http_server import job_view
 
 HARVESTER = [sys.executable, "-m", "harvester"]
 

@@ -54,3 +54,9 @@ def test_the_summaries_in_the_list_of_commands_are_not_cut(cli):
 
 def test_the_version_is_printed(cli):
     assert cli("--version").output == "harvester 0.1.0\n"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_of_every_parameter_is_made_of_sentences(name):
+    texts = {param.name: param.help for param in COMMANDS[name].params}
+    assert {key: text for key, text in texts.items() if not re.fullmatch(r"[A-Z-].+\.", text) or len(text.split()) < 3} == {}

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connectors import Source, open_source
-from connectors.snapshot import GROUP_ROWS
+from connectors.base import Source
+from connectors.copied.snapshot import GROUP_ROWS
+from connectors.open import open_source
 from harvester.errors import SourceError, StorageError
 
 
@@ -194,7 +195,7 @@ def test_a_file_that_this_process_writes_is_refused(path: Path) -> None:
 
 
 def test_a_query_sees_no_variable_of_the_program(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.database.variable", pa.table({"a": [1]}), raising=False)
+    monkeypatch.setattr("connectors.databases.database.variable", pa.table({"a": [1]}), raising=False)
     with pytest.raises(SourceError, match="Table with name variable does not exist"):
         open_source(str(path), query="from variable")
 

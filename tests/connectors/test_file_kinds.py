@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connectors import TextProblem, open_source, texts
-from connectors.incoming import Form, forget_input, form_of, keep_input
+from connectors.files.stdin import Form, forget_input, form_of, keep_input
+from connectors.open import open_source
+from connectors.text import TextProblem, texts
 from harvester.errors import SourceError
 
 
@@ -48,7 +49,7 @@ def test_json_columns_are_as_wide_as_all_their_values(tmp_path: Path) -> None:
 
 
 BAD_JSON = {
-    "not JSON": ('{"a": 1}\n\n{"a": 2,,}\n', r"x.jsonl line 3 is not JSON: .* at character 9; mend or remove"),
+    "not JSON": ('{"a": 1}\n\n{"a": 2,,}\n', r"x.jsonl line 3 is not JSON: .* at character 9; fix or remove"),
     "not UTF-8": (b'{"a": 1}\n{"a": "\xff"}\n', r"line 2 is not UTF-8: byte 0xff at position 7"),
     "a string": ('"a"\n', r"line 1 holds a JSON string, not an object"),
     "null": ("null\n", r"line 1 holds a JSON null, not an object"),
@@ -92,12 +93,12 @@ def test_csv_of_every_form_is_read(tmp_path: Path, name: str, content: bytes) ->
 
 
 BAD_CSV = {
-    "too many cells": ('id,text\n1,"a\nb"\n2,b,c\n', r"row 3 \(the header is row 1\) has 3 cells, the header 2: '2,b,c'; mend the row"),
+    "too many cells": ('id,text\n1,"a\nb"\n2,b,c\n', r"row 3 \(the header is row 1\) has 3 cells, the header 2: '2,b,c'; fix the row"),
     "too few cells": ("id,text\n" + "1,a\n" * 5_000 + "2\n", r"row 5002 \(the header is row 1\) has 1 cells, the header 2: '2'"),
     "a picture": (b"\x89PNG\r\n\x1a\n\x00\x00\xff,1\n2", r"is not CSV: its first line holds binary data"),
     "binary rows": (b"id,text\n\x00\x01\x02\n", r"row 2 \(the header is row 1\) holds binary data"),
     "two columns of one name": ("a,a\n1,2\n", r"the header of .* has more than one column named 'a'"),
-    "nothing": ("", r"is empty, it holds no rows"),
+    "nothing": ("", r"is empty;"),
     "a header alone": ("a,b\n", r"holds no rows"),
 }
 
@@ -117,7 +118,7 @@ def test_a_cell_of_binary_data_is_an_error_of_its_row_alone(tmp_path: Path) -> N
 
 
 def test_csv_of_many_blocks_is_read_whole_and_its_rows_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.delimited.MAX_ROW_BYTES", 1 << 10)
+    monkeypatch.setattr("connectors.files.delimited.MAX_ROW_BYTES", 1 << 10)
     lines = "id,text\n" + "".join(f'{number},"a\nb"\n' for number in range(2_000))
     assert read(put(tmp_path, "x.csv", lines))["id"].to_pylist() == list(range(2_000))
     with pytest.raises(SourceError, match=r"row 2002 \(the header is row 1\) has 3 cells"):
@@ -193,7 +194,7 @@ def test_a_torn_gzip_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = put(tmp_path, "x.jsonl", '{"a": 1}\n')
     answers = iter(["one", "one", "two"])
-    monkeypatch.setattr("connectors.forward.FilesReading.fingerprint", lambda _: next(answers))
+    monkeypatch.setattr("connectors.files.forward.FilesReading.fingerprint", lambda _: next(answers))
     with pytest.raises(SourceError, match="changed while it was read; submit it again"):
         open_source(uri, snapshot_dir=tmp_path / "copies")
     assert list((tmp_path / "copies").iterdir()) == []
@@ -289,7 +290,7 @@ def test_standard_input_is_kept_once(tmp_path: Path, content: bytes, form: Form 
 BAD_INPUTS = {
     "nothing": (b"", None, "standard input is empty"),
     "a bad line": (b'{"a": 1}\n{"a": }\n', None, "^standard input line 2 is not JSON"),
-    "binary": (b"\x00\x01", None, "is binary, and neither Parquet nor Arrow"),
+    "binary": (b"\x00\x01", None, "is binary, but neither Parquet nor Arrow"),
     "no Parquet": (b"PAR1xxxxxxxx", None, "^standard input is not Parquet"),
     "a ragged row": (b"a,b\n1,2\n3\n", Form.CSV, r"^standard input row 3 \(the header is row 1\) has 1 cells"),
 }

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connectors import open_source
-from connectors.location import locate
-from connectors.naming import source_name
+from connectors.open import open_source
+from connectors.paths.location import locate
+from connectors.paths.names import source_name
 from harvester.errors import SourceError
 
 TABLE = pa.table({"id": [1, 2], "text": ["a", "b"]})
@@ -47,7 +47,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("a missing file", "gone.parquet", {}, r"gone.parquet does not exist; give the path"),
     ("a missing path without suffix", "gone", {}, r"gone does not exist; give the path of a file, glob or folder of Parquet .*or text"),
     ("a missing address", "file:///nowhere/docs.parquet", {}, r"file:///nowhere/docs.parquet does not exist"),
-    ("no path at all", "", {}, r"'' is no path; give the path of"),
+    ("no path at all", "", {}, r"'' is not a path; give the path of"),
     ("words under a Parquet name", "words.parquet", {}, r"words.parquet is not Parquet, or is damaged: Parquet magic bytes not found"),
     ("an empty file", "nothing.parquet", {}, r"nothing.parquet is not Parquet, or is damaged: .*0 bytes"),
     ("a torn file", "torn.parquet", {}, r"torn.parquet is not Parquet, or is damaged"),
@@ -60,9 +60,9 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("no suffix", "README", {}, r"unknown kind \(a file without suffix\); known: a file"),
     ("an unknown address", "nope://x/docs.parquet", {}, r"nope:// is not a known kind of address; known: .*s3://"),
     ("an address of a package that is not there", "dropbox://x/docs.parquet", {}, r"dropbox:// needs one more package"),
-    ("--table on Parquet", "docs.parquet", {"table": "docs"}, r"--table goes with a database .*docs.parquet; leave it out"),
-    ("--query on Parquet", "docs.parquet", {"query": "select 1"}, r"--query goes with a database"),
-    ("--query on a folder", "empty", {"query": "select 1"}, r"--query goes with a database"),
+    ("--table on Parquet", "docs.parquet", {"table": "docs"}, r"--table applies to databases only .*docs.parquet; remove it"),
+    ("--query on Parquet", "docs.parquet", {"query": "select 1"}, r"--query applies to databases only"),
+    ("--query on a folder", "empty", {"query": "select 1"}, r"--query applies to databases only"),
     ("neither on DuckDB", "shop.duckdb", {}, r"choose --table or --query; its tables: docs, none_yet, odd, outside, other.notes"),
     ("both on DuckDB", "shop.duckdb", {"table": "docs", "query": "select 1"}, r"both --table docs and --query were given"),
     ("a missing DuckDB file", "gone.duckdb", {"table": "docs"}, r"gone.duckdb does not exist"),

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from connectors import open_source, texts
-from connectors.cursor import BATCH_BYTES
-from connectors.files import DataFile
+from connectors.open import open_source
+from connectors.parquet.cursor import BATCH_BYTES
+from connectors.paths.files import DataFile
+from connectors.text import texts
 from harvester.errors import SourceError
 
 
@@ -115,7 +116,7 @@ def test_a_file_that_changes_under_the_reader_is_noticed_when_it_is_opened_again
         else:
             path.unlink()
         assert source.read(group, 51, 1)["id"].to_pylist() == [51], "the open file is still the old one"
-        with pytest.raises(SourceError, match=r"changed while it was read|is not there any more"):
+        with pytest.raises(SourceError, match=r"changed while it was read|no longer exists"):
             source.read(group, 0, 1)
 
 

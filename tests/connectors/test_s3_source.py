@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from connectors import open_source
+from connectors.open import open_source
 from harvester.errors import SourceError
 
 moto = pytest.importorskip("moto.server")

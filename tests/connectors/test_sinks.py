@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connectors import MemorySink, PartsSink, Sink
+from connectors.base import Sink
 from connectors.durable import LEFTOVER_AFTER_S
+from connectors.memory import MemorySink
+from connectors.parquet.parts import PartsSink
 from harvester.errors import StorageError
 
 TABLE = pa.table({"row_id": pa.array([0, 1], pa.int64()), "output": ["a", None]})
@@ -68,7 +70,7 @@ def test_names_are_sorted(sink: Sink) -> None:
 
 def test_a_part_that_is_not_there_has_no_metadata_and_cannot_be_read(sink: Sink) -> None:
     assert sink.metadata("part-000000") is None
-    with pytest.raises(StorageError, match=r"there is no part .*part-000000"):
+    with pytest.raises(StorageError, match=r"part .*part-000000.* does not exist"):
         sink.read("part-000000")
 
 
@@ -118,7 +120,7 @@ KILLED_WRITER = """
 import os, sys
 from pathlib import Path
 import pyarrow as pa
-from connectors import PartsSink
+from connectors.parquet.parts import PartsSink
 os.replace = lambda *_: os._exit(9)
 PartsSink(Path(sys.argv[1])).write("part-000000", pa.table({"a": [1]}), {})
 """

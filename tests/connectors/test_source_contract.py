@@ -22,8 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connectors import MemorySource, Source, open_source
-from connectors.incoming import keep_input
+from connectors.base import Source
+from connectors.files.stdin import keep_input
+from connectors.memory import MemorySource
+from connectors.open import open_source
 from harvester.errors import ColumnError, SourceError
 
 ROWS = 3_000
@@ -287,7 +289,7 @@ def test_close_may_be_called_twice(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_a_table_without_rows_is_refused(kind: Kind, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"no rows|no file"):
+    with pytest.raises(SourceError, match=r"no rows|no file|is empty"):
         kind.open(kind.store(tmp_path, make_table(0)))
 
 

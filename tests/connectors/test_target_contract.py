@@ -1,4 +1,4 @@
-"""One suite over every target: what `connectors.target.Target` promises, also to a writer that is killed."""
+"""One suite over every target: what `connectors.targets.target.Target` promises, also to a writer that is killed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from connectors import PartsSink
-from connectors.parts import Part
-from connectors.target import Target, TargetName
+from connectors.parquet.parts import Part, PartsSink
+from connectors.targets.target import Target, TargetName
 from harvester.errors import StorageError, UsageError
 
 ROWS = 5  # a part
@@ -137,9 +136,11 @@ def test_no_parts_are_no_rows(kind: Kind, tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from connectors import PartsSink
-from connectors import appended, durable, table
-from connectors.target import TargetName
+from connectors.parquet.parts import PartsSink
+from connectors import durable
+from connectors.targets import appended
+from connectors.targets import table
+from connectors.targets.target import TargetName
 
 calls = 0
 def dying(real):
@@ -279,7 +280,7 @@ def hold(path: Path, ready: Any, go: Any) -> None:
 
 
 def test_a_database_that_another_process_has_open_is_waited_for_and_named(sink: PartsSink, tmp_path: Path) -> None:
-    from connectors.table import TableCopy
+    from connectors.targets.table import TableCopy
 
     write(sink, 0)
     context = multiprocessing.get_context("spawn")
@@ -332,8 +333,8 @@ def test_a_disk_error_is_one_line_that_names_the_file(kind: Kind, sink: PartsSin
 
 NAMES = {
     "a DuckDB file alone": ("out.duckdb", "name the table too, as out.duckdb:results"),
-    "no ending": ("out", "cannot tell from 'out' what to write; give FILE.parquet"),
-    "an array": ("out.json", "cannot tell from 'out.json'"),
+    "no ending": ("out", "unknown kind of target 'out'; give FILE.parquet"),
+    "an array": ("out.json", "unknown kind of target 'out.json'"),
     "an address": ("s3://bucket/out.parquet", "are written to this machine's disks"),
 }
 

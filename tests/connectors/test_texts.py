@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connectors import TextProblem, texts
+from connectors.text import TextProblem, texts
 from harvester.errors import ColumnError
 
 CELLS = [b"hello", b"\xff\xfe", None, b"", b" \n\t ", "žluťoučký".encode(), b"ok \xc3", b"\xed\xa0\x80"]

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.demo_model.corpus import read_speeches
-from bench.demo_model.documents import Library
-from bench.demo_model.evaluation import LESSONS, Grammars, exact, exported
-from bench.demo_model.sample import Encoder, Ids
-from bench.realpath import on_cpu
+from bench.harness.device import on_cpu
 from harvester.config import parse_config
 from harvester.engine.embedded import EMBEDDED_NAME, embedded_model
 from tests.engine.asking import likeliest
 from tests.engine.checkpoint_child import NO_RESERVE
+from tools.embedded_model.evaluation import LESSONS, Grammars, exact, exported
+from tools.embedded_model.lessons.corpus import read_speeches
+from tools.embedded_model.lessons.documents import Library
+from tools.embedded_model.lessons.sample import Encoder, Ids
 
 ASKED = {"lead": (128, 40), "extract": (300, 24), "classify": (200, 24), "chat": (128, 24)}  # tokens, and samples
 AT_ONCE = 24
@@ -99,7 +99,7 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
     config = parse_config({"engine": ENGINE, "slo": {"ttft_slo_ms": 50.0}, "checkpoint": checkpoint} | NO_RESERVE, "test")
     shared = SharedState.make()
     values = engine_arguments(config, str(embedded_model()), EMBEDDED_NAME, cpu=on_cpu(), embedded=True, shared=shared.path)
-    values |= {"scheduler_cls": "tests.engine.greedy_scheduler.GreedyScheduler", "num_gpu_blocks_override": KV_BLOCKS}
+    values |= {"scheduler_cls": "tests.fakes.greedy_scheduler.GreedyScheduler", "num_gpu_blocks_override": KV_BLOCKS}
     values["additional_config"]["harvester_safepoints"]["chaos"] = given.chaos
     host = await EngineHost.start(values)
     try:

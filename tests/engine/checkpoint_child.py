@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.models import small_model
-from bench.realpath import on_cpu
+from bench.harness.device import on_cpu
+from bench.harness.models import small_model
 from harvester.config import parse_config
 from tests.engine.depth import keep_asynchronous_scheduling
 from tests.engine.tokens_child import OURS, answer
@@ -83,10 +83,10 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
         values = {key: value for key, value in values.items() if key not in OURS}
     else:
         kind = "AsyncGreedyScheduler" if values["async_scheduling"] else "GreedyScheduler"
-        values |= {"scheduler_cls": f"tests.engine.greedy_scheduler.{kind}", "num_gpu_blocks_override": given.blocks}
+        values |= {"scheduler_cls": f"tests.fakes.greedy_scheduler.{kind}", "num_gpu_blocks_override": given.blocks}
         values["additional_config"]["harvester_safepoints"]["chaos"] = given.chaos
         if given.faults:
-            values["worker_cls"] = "tests.engine.faulty_worker.FaultyWorker"
+            values["worker_cls"] = "tests.fakes.faulty_worker.FaultyWorker"
     host = await EngineHost.start(values)
     try:
         tokens = await ask_all(host, prompts(given.requests), given.faults, given.tokens)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+LONG = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 TWO_CORES = len(os.sched_getaffinity(0)) >= 2
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
@@ -27,6 +29,11 @@ class Mode:
     words: tuple[str, ...] = ()
     runner_v2: bool = False
     ranks: int = 1
+
+
+def forms(names: Iterable[str], *short: str) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: all but ``short`` are left to `make test-long`."""
+    return [pytest.param(name, marks=() if name in short else LONG) for name in names]
 
 
 def child(module: str, folder: Path, *words: str, mode: Mode | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.models import small_model
+from bench.harness.models import small_model
 from harvester.engine.embedded import embedded_model
 
 VOCABULARY = 4096

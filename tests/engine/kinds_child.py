@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.realpath import on_cpu
+from bench.harness.device import on_cpu
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from tests.engine.kinds import KINDS, adapter
 

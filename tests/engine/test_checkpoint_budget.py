@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
-
 import pytest
 
 from harvester.config import parse_config
@@ -12,13 +9,6 @@ from harvester.errors import ConfigError
 
 pytestmark = pytest.mark.engine
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.launch.arguments")
 
 
 def test_without_a_budget_the_replicas_share_a_quarter_of_what_is_free() -> None:

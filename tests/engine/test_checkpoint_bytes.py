@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engine.kv_drive import BLOCK, KvDrive
-from tests.engine.lagging_device import LaggingDevice
+from tests.fakes.kv_drive import BLOCK, KvDrive
+from tests.fakes.lagging_device import LaggingDevice
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
-            importlib.import_module(module)
 
 
 @pytest.fixture(scope="module")

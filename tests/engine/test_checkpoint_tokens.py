@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.engine.child import Mode, child
+from tests.engine.child import Mode, child, forms
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
@@ -29,7 +29,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", forms(MODES, "steps end early, two in flight"))
 def test_tokens_are_those_of_stock_vllm_however_often_requests_lose_their_kv(
     name: str, stock: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("bench.counting_harvest")
 
 
 def predict_s(load: Any) -> float:
@@ -35,7 +26,7 @@ def predict_s(load: Any) -> float:
     ids=["all of a step", "a part of a prompt", "one of two prompts", "a decode"],
 )
 def test_it_costs_what_the_step_takes_longer_by_it(scheduled: dict[str, int], again: dict[str, int], cost_s: float) -> None:
-    from bench.counting_harvest import Costing
+    from bench.harness.engine.counting_harvest import Costing
 
     before = {"prompt": 0, "other": 0, "decode": 300}
     requests = {name: SimpleNamespace(num_computed_tokens=before[name] + tokens) for name, tokens in scheduled.items()}

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.engine.device_copies import BLOCKS, SLOTS, layers, load, pages_of, store
-from tests.engine.lagging_device import LaggingDevice
+from tests.fakes.device_copies import BLOCKS, SLOTS, layers, load, pages_of, store
+from tests.fakes.lagging_device import LaggingDevice
 
 pytestmark = pytest.mark.engine
 
 PAGE_BYTES = 16 * 2 * 4  # keys and values of 16 tokens
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "harvester.engine.vllm.connector"):
-            importlib.import_module(module)
 
 
 def worker_of(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, ranks: int = 1, replicated: bool = False, verify: bool = False) -> Any:

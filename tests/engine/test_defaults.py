@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,14 +20,6 @@ from harvester.serve.turns import turn_on_gpu
 pytestmark = pytest.mark.engine
 GIB = 1 << 30
 H200 = "NVIDIA H200"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.vllm.launch")
-        importlib.import_module("harvester.engine.launch.profiles")
 
 
 @pytest.fixture
@@ -147,11 +138,11 @@ def test_a_replica_with_a_share_of_a_gpu_takes_its_share_of_the_memory(share: fl
         ({"num_gpus": 1.5}, "num_gpus=1.5 must be a whole number above 1"),
         (
             {"num_gpus": 0.5, "replicas": 2, "engine": {"gpu_memory_utilization": 0.6}},
-            "engine.gpu_memory_utilization=0.6 does not fit 2 times into one GPU, as num_gpus=0.5 puts replicas there; give at most 0.46,",
+            "engine.gpu_memory_utilization=0.6 is too much for 2 replicas on one GPU (num_gpus=0.5); give at most 0.46,",
         ),
         (
             {"num_gpus": 0.3, "replicas": 8, "engine": {"gpu_memory_utilization": 0.4}},
-            "engine.gpu_memory_utilization=0.4 does not fit 3 times into one GPU, as num_gpus=0.3 puts replicas there; give at most 0.3,",
+            "engine.gpu_memory_utilization=0.4 is too much for 3 replicas on one GPU (num_gpus=0.3); give at most 0.3,",
         ),
     ],
 )
@@ -169,7 +160,7 @@ def test_a_server_refuses_what_cannot_fit_before_it_starts_anything(tmp_path: Pa
     monkeypatch.setattr(server, "_device", lambda config: "cuda")
     values = {"num_gpus": 0.5, "replicas": 2, "engine": {"gpu_memory_utilization": 0.6}, "port": free_port()}
     events: list[str] = []
-    with pytest.raises(ConfigError, match="does not fit 2 times into one GPU"):
+    with pytest.raises(ConfigError, match="is too much for 2 replicas on one GPU"):
         server.run(parse_config(values, "test"), tmp_path, lambda kind, fields: events.append(kind))
     assert events == []
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engine.device_copies import BLOCKS, PAGE, SLOTS, copier_of, layers, load, store
-from tests.engine.lagging_device import LaggingDevice
+from tests.fakes.device_copies import BLOCKS, PAGE, SLOTS, copier_of, layers, load, store
+from tests.fakes.lagging_device import LaggingDevice
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "harvester.engine.vllm.connector"):
-            importlib.import_module(module)
 
 
 class Engine:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,20 +21,6 @@ pytestmark = pytest.mark.engine
 
 MODES = ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE"]
 SEQS = [1, 6, 250, 1024]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    """Import it once, here: what its own modules warn of on import is not ours to mend."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in (
-            "vllm.config",
-            "vllm.v1.cudagraph_dispatcher",
-            "vllm.v1.worker.gpu.cudagraph_utils",
-            "harvester.engine.vllm.scheduler",
-        ):
-            importlib.import_module(module)
 
 
 @cache

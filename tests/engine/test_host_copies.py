@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.device_copies import load, pages_of, store
+from tests.fakes.device_copies import load, pages_of, store
 
 pytestmark = pytest.mark.engine
 

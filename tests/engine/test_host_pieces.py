@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import mmap
 import random
-import warnings
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.device_copies import PAGE, SLOTS, copier_of, layers, pages_of, store
-from tests.engine.lagging_device import LaggingDevice, Pinned
+from tests.fakes.device_copies import PAGE, SLOTS, copier_of, layers, pages_of, store
+from tests.fakes.lagging_device import LaggingDevice, Pinned
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "harvester.engine.vllm.connector"):
-            importlib.import_module(module)
 
 
 def test_on_a_host_of_2_tb_a_budget_of_500_gb_pins_one_piece_at_start_and_more_as_it_is_used() -> None:

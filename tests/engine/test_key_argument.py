@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
-
 import pytest
 
 from harvester.config import ServeConfig
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.launch.arguments")
 
 
 @pytest.mark.parametrize("given", ["plain", ["plain"]])

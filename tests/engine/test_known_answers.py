@@ -12,7 +12,9 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("words", [(), ("--checkpoints",)], ids=["recomputed", "checkpointed"])
+@pytest.mark.parametrize(
+    "words", [pytest.param((), id="recomputed", marks=pytest.mark.long), pytest.param(("--checkpoints",), id="checkpointed")]
+)
 def test_answers_are_the_right_ones_under_preemption_and_aborted_steps(words: tuple[str, ...], tmp_path: Path) -> None:
     output, log = tmp_path / "found.json", tmp_path / "log.txt"
     command = [sys.executable, "-m", "tests.engine.answers_child", "--chaos", "0.6", "--turns", "2", "--output", str(output), *words]

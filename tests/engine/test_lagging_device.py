@@ -38,22 +38,22 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
-    import bench.drive as drive_module
+    from bench.harness.engine.drive import Drive
     from harvester.config import parse_config
     from harvester.engine.embedded import embedded_model
     from harvester.engine.shared.settings import pack
     from harvester.engine.shared.state import Count, SharedState
     from harvester.engine.vllm import scheduler
     from harvester.engine.worker.safepoint import segments
-    from tests.engine.lagging import SLO_S, Clock, Engine, InProcess, InThread
+    from tests.fakes.lagging_engine import SLO_S, Engine, InProcess, InThread
+    from tests.fakes.virtual_time import Clock
 
-    patch.setattr(drive_module, "MODEL_TOKENS", 4096)
     clock, shared = Clock(), SharedState.make()
     for name in ("monotonic", "time", "perf_counter"):
         patch.setattr(time, name, clock.now)
     slo = {"ttft_slo_ms": 1000 * SLO_S, "tpot_slo_ms": 40.0}
     config = parse_config({"slo": slo, "schedule": {"preempt_detect_ms": 10.0}}, "test")
-    drive = drive_module.Drive(Path(embedded_model()), scheduler.AsyncHarvestScheduler, 4000, 64, 16, pack(config, shared.path))
+    drive = Drive(Path(embedded_model()), scheduler.AsyncHarvestScheduler, 4000, 64, 16, pack(config, shared.path), model_tokens=4096)
     drive.scheduler._report._segments = segments(ranks=1, lags=True)  # its config names a CPU
     learnt: list[tuple[int, float]] = []
     learn = drive.scheduler._learn

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,19 +16,12 @@ from harvester.config import parse_config
 from harvester.policy.view import Plan, Running
 
 if TYPE_CHECKING:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
 
 pytestmark = pytest.mark.engine
 
 SLOTS, BLOCKS, BLOCK = 8, 120, 16
 STEPS = 600
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.vllm.scheduler")
 
 
 @pytest.fixture
@@ -44,7 +35,7 @@ def shared() -> Iterator[Path]:
 
 
 def drive_of(kind: str, shared: Path) -> Drive:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
     from harvester.engine.embedded import embedded_model
     from harvester.engine.shared.settings import pack
     from harvester.engine.vllm import scheduler

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,13 +12,6 @@ import pytest
 pytestmark = pytest.mark.engine
 
 NAMES = {"a": 3, "b": 1}
-
-
-@pytest.fixture(autouse=True)
-def _vllm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("harvester.engine.vllm.runner")
 
 
 @dataclass

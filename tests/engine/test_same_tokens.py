@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.child import Mode, child
+from tests.engine.child import Mode, child, forms
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1600)]
 
@@ -29,7 +29,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[int]]]:
     return tokens
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", forms(MODES, "eager, two steps in flight"))
 def test_tokens_are_those_of_stock_vllm_however_often_steps_end_early(
     name: str, stock: list[list[list[int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

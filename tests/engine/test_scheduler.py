@@ -6,9 +6,7 @@ of ours.
 
 from __future__ import annotations
 
-import importlib
 import math
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ import pytest
 from harvester.policy.step.plan import PolicyConfig
 
 if TYPE_CHECKING:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
 
 pytestmark = pytest.mark.engine
 
@@ -29,15 +27,6 @@ NO_RESERVE = PolicyConfig(reserved_slots=0, reserved_kv=0.0, offline_step_tokens
 WHILE_CHAT = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=60.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _vllm() -> None:
-    """Import it once, here: what its own modules warn of on import is not ours to mend."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
-            importlib.import_module(module)
-
-
 @pytest.fixture(scope="module")
 def model() -> Path:
     from harvester.engine.embedded import embedded_model
@@ -46,7 +35,7 @@ def model() -> Path:
 
 
 def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Drive:
-    from bench.drive import Drive
+    from bench.harness.engine.drive import Drive
 
     share = {
         "reserved_slots": limits.reserved_slots,

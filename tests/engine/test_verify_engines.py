@@ -24,6 +24,7 @@ with warnings.catch_warnings():
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 
+@pytest.mark.long
 def test_the_command_finds_tokens_signals_and_kv_right_on_this_machine(tmp_path: Path) -> None:
     """Times are a matter of the machine's other work: a wrong one may end the command with 1."""
     command = [sys.executable, "-m", "harvester", "verify", "--json", "--state", str(tmp_path)]
@@ -45,7 +46,7 @@ def test_the_command_finds_tokens_signals_and_kv_right_on_this_machine(tmp_path:
 def test_a_worker_that_spoils_kv_blocks_is_found_out() -> None:
     subject = Subject(parse_config({}, "test"), str(embedded_model()), embedded=True, cpu=True)
     spoiled = Subject(
-        parse_config({"engine": {"worker_cls": "tests.engine.spoiling_worker.SpoilingWorker"}}, "test"), subject.model, True, True
+        parse_config({"engine": {"worker_cls": "tests.fakes.spoiling_worker.SpoilingWorker"}}, "test"), subject.model, True, True
     )
     stock = apart(stock_tokens, subject)
     pressed = apart(pressed_tokens, spoiled, stock.block_tokens, stock.longest_tokens)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.models import small_model
-from bench.realpath import on_cpu
+from bench.harness.device import on_cpu
+from bench.harness.models import small_model
 from harvester.config import parse_config
 from tests.engine.asking import likeliest
 from tests.engine.depth import keep_asynchronous_scheduling

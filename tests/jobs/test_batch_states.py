@@ -14,12 +14,12 @@ from connectors.durable import publish
 from harvester.config import TierConfig
 from harvester.core import ServiceTier
 from harvester.errors import NotFoundError, ParameterError, StorageError
+from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.page import list_object, page
 from jobs.batches.record import BatchRecord, BatchWish
-from jobs.batches.shelf import BatchShelf
-from jobs.batches.states import ENDED_BATCH, BatchStatus, Step, final_status, next_step
+from jobs.batches.states import ENDED_BATCH, BatchStatus, BatchStep, final_status, next_step
+from jobs.batches.store import BatchStore
 from jobs.batches.window import parse_window
-from jobs.files import FileStore, new_file_id
 from jobs.states import ENDED, JobState
 from jobs.testing import ManualClock
 
@@ -29,33 +29,33 @@ OPEN = sorted(set(BatchStatus) - ENDED_BATCH)
 @pytest.mark.parametrize(
     ("status", "job", "held", "step"),
     [
-        (BatchStatus.VALIDATING, None, 0, Step.VALIDATE),
-        (BatchStatus.VALIDATING, JobState.QUEUED, 0, Step.BEGIN),
-        (BatchStatus.IN_PROGRESS, JobState.QUEUED, 0, Step.WAIT),
-        (BatchStatus.IN_PROGRESS, JobState.RUNNING, 2, Step.WAIT),
-        (BatchStatus.IN_PROGRESS, JobState.PAUSED, 0, Step.WAIT),
-        (BatchStatus.IN_PROGRESS, JobState.COMPLETED, 0, Step.FINALIZE),
-        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 1, Step.WAIT),
-        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 0, Step.FINALIZE),
-        (BatchStatus.IN_PROGRESS, JobState.FAILED, 0, Step.FINALIZE),
-        (BatchStatus.IN_PROGRESS, None, 0, Step.LOSE),
-        (BatchStatus.CANCELLING, None, 0, Step.DROP),
-        (BatchStatus.CANCELLING, JobState.RUNNING, 1, Step.STOP),
-        (BatchStatus.CANCELLING, JobState.CANCELLING, 1, Step.WAIT),
-        (BatchStatus.CANCELLING, JobState.CANCELLED, 0, Step.FINALIZE),
-        (BatchStatus.FINALIZING, JobState.COMPLETED, 0, Step.FINALIZE),
+        (BatchStatus.VALIDATING, None, 0, BatchStep.VALIDATE),
+        (BatchStatus.VALIDATING, JobState.QUEUED, 0, BatchStep.BEGIN),
+        (BatchStatus.IN_PROGRESS, JobState.QUEUED, 0, BatchStep.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.RUNNING, 2, BatchStep.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.PAUSED, 0, BatchStep.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.COMPLETED, 0, BatchStep.FINALIZE),
+        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 1, BatchStep.WAIT),
+        (BatchStatus.IN_PROGRESS, JobState.EXPIRED, 0, BatchStep.FINALIZE),
+        (BatchStatus.IN_PROGRESS, JobState.FAILED, 0, BatchStep.FINALIZE),
+        (BatchStatus.IN_PROGRESS, None, 0, BatchStep.LOSE),
+        (BatchStatus.CANCELLING, None, 0, BatchStep.DROP),
+        (BatchStatus.CANCELLING, JobState.RUNNING, 1, BatchStep.STOP),
+        (BatchStatus.CANCELLING, JobState.CANCELLING, 1, BatchStep.WAIT),
+        (BatchStatus.CANCELLING, JobState.CANCELLED, 0, BatchStep.FINALIZE),
+        (BatchStatus.FINALIZING, JobState.COMPLETED, 0, BatchStep.FINALIZE),
     ],
     ids=str,
 )
-def test_the_next_step_follows_from_batch_and_job(status: BatchStatus, job: JobState | None, held: int, step: Step) -> None:
+def test_the_next_step_follows_from_batch_and_job(status: BatchStatus, job: JobState | None, held: int, step: BatchStep) -> None:
     assert next_step(status, job, held) is step
 
 
 @pytest.mark.parametrize("job", sorted(ENDED))
 @pytest.mark.parametrize("status", OPEN)
 def test_files_are_made_only_once_no_slice_is_leased_and_every_end_of_a_job_ends_its_batch(status: BatchStatus, job: JobState) -> None:
-    assert next_step(status, job, 1) is Step.WAIT
-    assert next_step(status, job, 0) is Step.FINALIZE
+    assert next_step(status, job, 1) is BatchStep.WAIT
+    assert next_step(status, job, 0) is BatchStep.FINALIZE
     assert final_status(status, job) in ENDED_BATCH
 
 
@@ -73,7 +73,7 @@ def test_a_window_is_any_duration(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1y", "-1h", "0s", "1.2.3h", "1e9h", "999999999w", "24h!", "１h"])
 def test_a_window_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ParameterError, match="write one like 24h"):
+    with pytest.raises(ParameterError, match="use one like 24h"):
         parse_window(text)
 
 
@@ -109,11 +109,11 @@ WISH = BatchWish(input_file_id="file-x", endpoint="/v1/completions", completion_
 
 
 def test_records_are_found_again_and_the_time_of_a_state_is_its_first(tmp_path: Path) -> None:
-    shelf = BatchShelf(tmp_path / "batches")
+    store = BatchStore(tmp_path / "batches")
     record = BatchRecord.of(WISH, 100.0)
-    shelf.put(record)
-    shelf.put(record.reach(BatchStatus.IN_PROGRESS, 101.0).reach(BatchStatus.FINALIZING, 102.0).reach(BatchStatus.FINALIZING, 103.0))
-    (found,) = BatchShelf(tmp_path / "batches").list()
+    store.put(record)
+    store.put(record.reach(BatchStatus.IN_PROGRESS, 101.0).reach(BatchStatus.FINALIZING, 102.0).reach(BatchStatus.FINALIZING, 103.0))
+    (found,) = BatchStore(tmp_path / "batches").list()
     shown = found.to_openai(None)
     assert (shown["status"], shown["in_progress_at"], shown["finalizing_at"], shown["expires_at"]) == ("finalizing", 101, 102, 3700)
 
@@ -121,7 +121,7 @@ def test_records_are_found_again_and_the_time_of_a_state_is_its_first(tmp_path: 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "batch_1.json").write_text("{")
     with pytest.raises(StorageError, match=r"batch_1\.json is damaged; move it away"):
-        BatchShelf(tmp_path)
+        BatchStore(tmp_path)
 
 
 @given(st.text())

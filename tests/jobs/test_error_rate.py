@@ -9,7 +9,7 @@ import test_runner
 from test_runner import World, at_work, harvest, until
 
 from jobs.engine import Prompt, RowError
-from jobs.errorrate import over_rate
+from jobs.ledger.register import over_rate
 from jobs.states import JobState
 from jobs.testing import ScriptedEngine, last_line
 
@@ -17,7 +17,7 @@ world = test_runner.world
 
 
 @pytest.mark.parametrize(
-    ("rows", "errors", "most_share", "stops"),
+    ("rows", "errors", "max_share", "stops"),
     [
         (99, 99, 0.5, False),
         (100, 50, 0.5, False),
@@ -28,8 +28,8 @@ world = test_runner.world
     ],
     ids=["too few rows", "as many as allowed", "one more", "a share of one", "none allowed", "none failed"],
 )
-def test_a_job_stops_when_more_than_the_share_of_a_hundred_rows_failed(rows: int, errors: int, most_share: float, stops: bool) -> None:
-    assert over_rate(rows, errors, most_share) is stops
+def test_a_job_stops_when_more_than_the_share_of_a_hundred_rows_failed(rows: int, errors: int, max_share: float, stops: bool) -> None:
+    assert over_rate(rows, errors, max_share) is stops
 
 
 def refuse(prompt: Prompt) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.engine import RowError
-from jobs.tasks.fit import FitResult, cut_at_sentence, fit
+from jobs.longtext.fit import FitResult, cut_at_sentence, fit
 
 OVERHEAD_TOKENS = 10
 prose = st.lists(st.sampled_from(["word", "a", "3.14", "end.", "Really?", "no!", "\n", "  ", "文。", "long" * 9]), max_size=120).map(

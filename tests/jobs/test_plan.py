@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.base import RowGroup
-from harvester.config import HarvestConfig
 from harvester.errors import ColumnError, SourceError, TaskError
-from jobs.plan import columns_needed, cut_slices, plan_job
-from jobs.prompt import build_messages
+from jobs.config import HarvestConfig
+from jobs.plan.job import columns_needed, cut_slices, plan_job
 from jobs.spec import JobPlan, JobRequest, SourceSpec
 from jobs.tasks.load import resolve_task
+from jobs.tasks.template import build_messages
 
 HARVEST = HarvestConfig()
 

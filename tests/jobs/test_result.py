@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jobs.result import RESULT_NAMES, Row, kept_names, part_stats, part_table, result_schema
 from jobs.spec import PartStats
 from jobs.tasks.load import resolve_task
+from jobs.usage import Usage
 
 TEXT = resolve_task("summarize")
 ENDING = {
@@ -48,16 +49,14 @@ def row(row_id: int, **changes: Any) -> Row:
         "error_code": None,
         "error_message": None,
         "finish_reason": "stop",
-        "prompt_tokens": 100,
-        "cached_tokens": 40,
-        "output_tokens": 7,
-        "preemptions": 1,
+        "usage": Usage(prompt_tokens=100, cached_tokens=40, output_tokens=7, preemptions=1),
         "attempts": 1,
         "latency_ms": 12.5,
         "truncated": False,
         "completed_at_s": 1_700_000_000.123456,
     }
-    return Row(**{**values, **changes})
+    usage = values["usage"].model_copy(update={name: changes.pop(name) for name in Usage.model_fields if name in changes})
+    return Row(**{**values, "usage": usage, **changes})
 
 
 FAILED = row(2, values={}, status="error", error_code="bad_json", error_message="not JSON \ud800", finish_reason=None, output_tokens=0)

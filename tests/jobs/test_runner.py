@@ -13,17 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import connectors
-from connectors import MemorySink, PartsSink
 from connectors.base import Sink
-from harvester.config import HarvestConfig
+from connectors.memory import MemorySink
+from connectors.open import open_source
+from connectors.parquet.parts import PartsSink
 from harvester.errors import StorageError
-from jobs import runner as runner_module
+from jobs.config import HarvestConfig
 from jobs.engine import EngineGone, Prompt, RowError
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
-from jobs.plan import plan_job
-from jobs.runner import LedgerClient, Runner
+from jobs.ledger.ledger import Ledger
+from jobs.plan.job import plan_job
+from jobs.run import runner as runner_module
+from jobs.run.runner import LedgerClient, Runner
 from jobs.spec import JobRequest, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line
@@ -68,7 +69,7 @@ class World:
         self.clock.advance(1.0)
         inline = {"prompt": "Answer with the last line.\n{text}", "max_tokens": 8}
         request = JobRequest(source=spec, task="echo", task_inline=inline, column="text", **fields)
-        with connectors.open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=self.folder.snapshot(job_id)) as source:
+        with open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=self.folder.snapshot(job_id)) as source:
             plan = plan_job(request, source, model="scripted", harvest=self.harvest, now_s=self.clock(), token="0001")
         return self.ledger.submit(plan, new=True)[0].id
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from harvester.errors import TaskError
 from jobs.engine import Completion, EngineGone, Prompt, RowError
+from jobs.longtext.combine import grouped, joined
+from jobs.longtext.split import OVERLAP_SHARE, spans, split
 from jobs.result import Row
-from jobs.row import RowWork
+from jobs.run.row import RowWork
 from jobs.spec import JobSpec, OnLong
-from jobs.tasks.combine import grouped, joined
 from jobs.tasks.load import resolve_task
-from jobs.tasks.split import OVERLAP_SHARE, spans, split
 from jobs.testing import ScriptedEngine, scripted_plan
 
 TASK = {"prompt": "Sum up.\n{text}", "combine": "Put together.\n{text}"}
@@ -120,7 +120,7 @@ async def test_a_long_text_is_answered_in_parts_and_combined_level_by_level() ->
     assert len({prompt.request_id for prompt in seen}) == len(seen)
     for prompt in seen:
         assert await engine.count_tokens(prompt.messages) <= 40
-    assert row.output_tokens == sum([engine._tokens(digest(prompt)) for prompt in seen])
+    assert row.usage.output_tokens == sum([engine._tokens(digest(prompt)) for prompt in seen])
 
 
 async def test_a_text_that_fits_is_one_request() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from harvester.errors import StorageError
 from jobs.result import Row
-from jobs.spool import Spool
+from jobs.run.spool import Spool
+from jobs.usage import Usage
 
 
 def row(row_id: int, text: str = "an answer") -> Row:
@@ -25,10 +26,7 @@ def row(row_id: int, text: str = "an answer") -> Row:
         error_code=None,
         error_message=None,
         finish_reason="stop",
-        prompt_tokens=5,
-        cached_tokens=0,
-        output_tokens=2,
-        preemptions=0,
+        usage=Usage(prompt_tokens=5, output_tokens=2),
         attempts=1,
         latency_ms=1.5,
         truncated=False,

@@ -39,7 +39,7 @@ def test_a_built_in_task_resolves_to_a_prompt_over_the_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_built_in_file_starts_with_a_comment_for_who_copies_it(name: str) -> None:
-    path = Path(load_task.__code__.co_filename).parent / f"{name}.yaml"
+    path = Path(load_task.__code__.co_filename).parent / "builtin" / f"{name}.yaml"
     head = path.read_text(encoding="utf-8").split("\nname:")[0].splitlines()
     assert len(head) >= 4
     assert all(line.startswith("#") for line in head)
@@ -107,7 +107,7 @@ def test_a_loaded_file_travels_inline_and_resolves_to_the_same(tmp_path: Path) -
 
 
 def test_an_option_neither_required_nor_given_is_null() -> None:
-    inline = {"prompt": "{text}", "system": "{tone}", "options": {"tone": {"description": "System message."}}}
+    inline = {"prompt": "{text}", "system": "{tone}", "options": {"tone": {"description": "System message of the conversation."}}}
     assert resolve_task("t", inline=inline).system is None
     assert resolve_task("t", inline=inline, options={"tone": "Be kind to {author}."}).system == "Be kind to {author}."
 
@@ -121,15 +121,15 @@ def test_an_option_neither_required_nor_given_is_null() -> None:
         pytest.param("summarize", {"zzz": 1}, "no option zzz; its options: none", id="no-options"),
         pytest.param("translate", {}, "needs option to: The language", id="missing-option"),
         pytest.param("translate", {"to": ""}, "needs option to: ", id="empty-option"),
-        pytest.param("classify", {"labels": "one"}, "two labels or more are needed, given 'one'", id="one-label"),
+        pytest.param("classify", {"labels": "one"}, "at least two labels are needed, given 'one'", id="one-label"),
         pytest.param("classify", {"labels": "a,b,a"}, "label 'a' is given twice", id="double-label"),
         pytest.param("classify", {"labels": "a,,b"}, "label 2 is empty", id="empty-label"),
         pytest.param("classify", {"labels": [True, "b"]}, "label True is not text; put it in quotes", id="bool-label"),
-        pytest.param("classify", {"labels": 7}, "labels must be a list, given '7'", id="number-labels"),
+        pytest.param("classify", {"labels": 7}, "task classify: option labels takes a list, like a,b, given '7'", id="number-labels"),
         pytest.param("ask", {"prompt": "What?"}, "the prompt names no column", id="no-place"),
         pytest.param("ask", {"prompt": "Why {text"}, "task ask: prompt, line 1, character 5: a { is not closed", id="bad-prompt"),
         pytest.param("ask", {"prompt": 7}, "prompt must be text", id="prompt-type"),
-        pytest.param("extract", {"schema": "x.json"}, "a JSON schema is an object, given str", id="schema-text"),
+        pytest.param("extract", {"schema": "x.json"}, "task extract: option schema takes a JSON object, given 'x.json'", id="schema-text"),
     ],
 )
 def test_a_wrong_request_says_what_to_do(name: str, options: dict[str, Any], message: str) -> None:
@@ -174,7 +174,7 @@ def test_a_schema_that_is_none_says_why(schema: dict[str, Any], message: str) ->
         ),
         pytest.param("prompt: '{text}'\nmax_tokens: 0", "max_tokens: ", id="bad-bound"),
         pytest.param("prompt: '{text} {to}'\noptions: {to: {requird: true}}", "did you mean required?", id="option-key"),
-        pytest.param("prompt: '{text}'\noptions: {to: {required: true}}", "option to is used nowhere", id="unused-option"),
+        pytest.param("prompt: '{text}'\noptions: {to: {required: true}}", "option to is never used", id="unused-option"),
         pytest.param("prompt: '{text}'\noptions: {text: {}}", "an option cannot be named text", id="option-text"),
         pytest.param("prompt: '{to}'\noptions: {to: {required: true, default: a}}", "is required and has default 'a'", id="both"),
         pytest.param("- prompt", "holds a list; it must be a mapping", id="no-mapping"),
@@ -208,3 +208,58 @@ def test_the_answer_and_its_shape_must_fit(inline: dict[str, Any], message: str)
 def test_a_missing_task_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"cannot read task file .*none.yaml: No such file or directory"):
         load_task(tmp_path / "none.yaml")
+
+
+TYPED = {
+    "prompt": "{text}: {words} {share} {loud} {tags} {shape} {tone}",
+    "options": {
+        "words": {"type": "integer"},
+        "share": {"default": 0.5},
+        "loud": {"default": False},
+        "tags": {"default": ["a"]},
+        "shape": {"type": "object"},
+        "tone": {"default": "calm"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        ("words", " 7 ", 7),
+        ("share", "0.25", 0.25),
+        ("share", "1", 1),
+        ("loud", "Yes", True),
+        ("tags", "b, c", ["b", "c"]),
+        ("shape", '{"a": 1}', {"a": 1}),
+        ("tone", "7", 7),
+    ],
+)
+def test_text_on_the_command_line_means_what_json_means_in_a_request(option: str, text: str, value: object) -> None:
+    assert resolve_task("t", inline=TYPED, options={option: text}) == resolve_task("t", inline=TYPED, options={option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "takes"),
+    [
+        ("words", "many", "a whole number"),
+        ("words", "1.5", "a whole number"),
+        ("words", True, "a whole number"),
+        ("share", "nan", "a number"),
+        ("loud", "loud", "true or false"),
+        ("loud", 1, "true or false"),
+        ("tags", {"a": 1}, "a list, like a,b"),
+        ("shape", "[1]", "a JSON object"),
+        ("shape", "{", "a JSON object"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(option: str, value: object, takes: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        resolve_task("t", inline=TYPED, options={option: value})
+    assert caught.value.message == f"task t: option {option} takes {takes}, given {str(value)!r}"
+
+
+def test_a_default_must_be_of_the_options_type() -> None:
+    inline = {"prompt": "{text} {words}", "options": {"words": {"type": "integer", "default": "many"}}}
+    with pytest.raises(TaskError, match="default of option words takes a whole number, given 'many'"):
+        resolve_task("t", inline=inline)

@@ -10,9 +10,10 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
-from harvester.config import HarvestConfig, ServeConfig
-from harvester.serve.jobs_api import Planner, jobs_api
-from harvester.serve.watch import Watch
+from harvester.config import ServeConfig
+from harvester.serve.broadcast import Broadcaster
+from harvester.serve.jobs_api import JobPlanner, jobs_api
+from jobs.config import HarvestConfig
 from jobs.testing import DirectLedger
 
 __all__ = ["office"]
@@ -25,8 +26,8 @@ def guarded(office: Office) -> FastAPI:
     async def look() -> dict[str, str]:
         return {}
 
-    planner = Planner(office.folder, HarvestConfig(), MODEL)
-    return jobs_api(DirectLedger(office.ledger, office.clock), planner, info, watch=Watch(look), keys=["one", "two"])
+    planner = JobPlanner(office.folder, HarvestConfig(), MODEL)
+    return jobs_api(DirectLedger(office.ledger, office.clock), planner, info, broadcaster=Broadcaster(look), keys=["one", "two"])
 
 
 @pytest.fixture
@@ -47,12 +48,12 @@ def operations(app: FastAPI) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (None, "none came"),
-        ("one", "none came"),
-        ("Basic one", "none came"),
-        ("Bearer three", "is not known"),
-        ("Bearer ", "is not known"),
-        ("Bearer one two", "is not known"),
+        (None, "none was sent"),
+        ("one", "none was sent"),
+        ("Basic one", "none was sent"),
+        ("Bearer three", "is unknown"),
+        ("Bearer ", "is unknown"),
+        ("Bearer one two", "is unknown"),
     ],
 )
 async def test_every_operation_asks_for_a_key(office: Office, http: httpx.AsyncClient, given: str | None, why: str) -> None:

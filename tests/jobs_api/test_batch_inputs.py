@@ -13,12 +13,12 @@ import pytest
 from openai.types import Batch
 from test_openai_api import ENDED, MODEL, Bureau, bureau, going, jsonl, last_content, limits, line, office, reply
 
-from harvester.config import BatchConfig
 from jobs.batches.input import InputReader
 from jobs.batches.line import LineRules
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchWish
 from jobs.batches.states import BatchStatus
+from jobs.config import BatchConfig
 from jobs.testing import Refused
 
 __all__ = ["bureau", "limits", "office", "reply"]
@@ -38,7 +38,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def has_rows(bureau: Bureau, batch: Batch) -> bool:
-    await bureau.keeper.tidy()
+    await bureau.controller.tidy()
     return rows(bureau, batch).exists()
 
 
@@ -123,22 +123,22 @@ async def test_rows_without_a_job_go(tmp_path: Path) -> None:
     async with bureau.http:
         wish = BatchWish(input_file_id=await bureau.upload(LINES), endpoint="/v1/chat/completions", completion_window="24h")
         for status in (BatchStatus.CANCELLED, BatchStatus.FAILED):
-            await bureau.keeper.create(wish)
-            record = bureau.keeper.records()[0]
+            await bureau.controller.create(wish)
+            record = bureau.controller.records()[0]
             BatchPlanner(bureau.folder, bureau.files, BatchConfig(), bureau.runner().config, "scripted").plan(
                 record, ["scripted"], lambda: False
             )
             assert bureau.folder.snapshot(record.id).exists()
-            bureau.keeper._shelf.put(record.reach(status, bureau.clock()))
-            await bureau.keeper.tidy()
+            bureau.controller._store.put(record.reach(status, bureau.clock()))
+            await bureau.controller.tidy()
             assert not (bureau.folder.jobs / record.id).exists()
     bureau.ledger.close()
 
 
 async def test_a_keeper_tidies_by_itself(tmp_path: Path) -> None:
     bureau = Bureau(tmp_path, BatchConfig(), last_content)
-    bureau.keeper._tidy_s = 0.01
-    async with bureau.http, going(bureau.keeper.run(), bureau.runner().run()):
+    bureau.controller._tidy_s = 0.01
+    async with bureau.http, going(bureau.controller.run(), bureau.runner().run()):
         batch = await bureau.ended(LINES)
         assert rows(bureau, batch).exists()
         await delete(bureau, batch.input_file_id)

@@ -24,11 +24,12 @@ from schemathesis.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from schemathesis.config import SchemathesisConfig
 from schemathesis.core.failures import FailureGroup
 from test_jobs_api import MODEL, Office
 from test_openai_api import Bureau, jsonl, line
 
-from harvester.config import BatchConfig
+from jobs.config import BatchConfig
 from jobs.testing import last_content
 
 CHECKS = [
@@ -39,6 +40,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 FUZZ = settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+SETTINGS = SchemathesisConfig.from_dict({"cache": {"enabled": False}})  # else it may write .schemathesis/ where the tests run
 # Operations that refuse some requests by their form, and those that take any text.
 JOBS = ("POST /jobs", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile")
 JOBS_FREE = ("GET /server", "GET /tasks", "GET /jobs", "GET /jobs/{job_id}", "POST /jobs/{job_id}/{verb}", "GET /ledger/{name}")
@@ -59,7 +61,7 @@ class Stage:
         self.loop = asyncio.Runner()
         self.http = http
         self.known = known  # by the name of a parameter or of a field, what is there
-        self.schema = schemathesis.openapi.from_dict(self.loop.run(http.get(document)).json())
+        self.schema = schemathesis.openapi.from_dict(self.loop.run(http.get(document)).json(), config=SETTINGS)
 
     def send(self, case: Case) -> httpx.Response:
         wire = requests.Request(**case.as_transport_kwargs(base_url=str(self.http.base_url))).prepare()
@@ -150,7 +152,7 @@ def bureau(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(bureau.http, "/v1/files/openapi.json", known)
 
     async def prepare() -> None:
-        works = [bureau.keeper.run(), bureau.runner().run()]
+        works = [bureau.controller.run(), bureau.runner().run()]
         stage.working = [asyncio.create_task(work) for work in works]
         batches = [await bureau.ended(lines) for lines in ([line(0), line(1)], b"torn")]
         uploads = [await bureau.upload(jsonl([line(0)])) for _ in range(3)]

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harvester.config import HarvestConfig
 from harvester.errors import NotFoundError, StateError, UsageError, from_json
 from harvester.serve import jobs_api as module
-from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.jobs_api import JobPlanner, jobs_api
+from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobView, PartStats
 from jobs.testing import DirectLedger, ManualClock
 
@@ -38,7 +38,7 @@ class Office:
         self.folder = StateFolder(root / "state")
         self.folder.prepare()
         self.ledger = Ledger(Path(":memory:"), self.folder.jobs, lease_s=10.0, now_s=self.clock(), new_server=True)
-        self.app = jobs_api(DirectLedger(self.ledger, self.clock), Planner(self.folder, HarvestConfig(), MODEL), self._info)
+        self.app = jobs_api(DirectLedger(self.ledger, self.clock), JobPlanner(self.folder, HarvestConfig(), MODEL), self._info)
         # Starlette's test client would need a thread; this one calls the application itself.
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://jobs")
         self.docs = root / "docs.parquet"
@@ -289,18 +289,18 @@ async def test_an_unknown_job_is_not_found_and_the_newest_are_named(office: Offi
     assert "there are none yet" in refused(await office.http.request(method, path), 404)
     job = await office.submitted()
     message = refused(await office.http.request(method, path.replace("latest", "docs-0")), 404)
-    assert message == f"no job 'docs-0'; the newest are: {job.id}"
+    assert message == f"unknown job 'docs-0'; the newest are: {job.id}"
 
 
 async def test_an_unknown_change_is_not_found(office: Office) -> None:
     job = await office.submitted()
-    assert "there are cancel, pause, resume and retry" in refused(await office.post(f"/jobs/{job.id}/stop"), 404)
+    assert "use cancel, pause, resume or retry" in refused(await office.post(f"/jobs/{job.id}/stop"), 404)
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/jobs", 405)])
 async def test_a_path_that_is_not_there_is_answered_as_every_error_is(office: Office, method: str, path: str, status: int) -> None:
     answer = await office.http.request(method, path)
-    assert refused(answer, status) == f"there is no {method} {path}; what there is, is in /api/openapi.json"
+    assert refused(answer, status) == f"unknown route {method} {path}; see /api/openapi.json"
     assert ("allow" in answer.headers) is (status == 405)
 
 

@@ -1,4 +1,4 @@
-"""Files and batches over HTTP with the official client; ledger, keeper and a replica with a scripted engine in this process."""
+"""Files and batches over HTTP with the official client; ledger, controller and a replica with a scripted engine in this process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from connectors import PartsSink
-from harvester.config import BatchConfig, HarvestConfig
+from connectors.parquet.parts import PartsSink
 from harvester.serve.openai_api import openai_api
-from jobs.batches import keeper as keeper_module
-from jobs.batches.keeper import Keeper
+from jobs.batches import controller as keeper_module
+from jobs.batches.controller import BatchController
+from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
-from jobs.batches.shelf import BatchShelf
 from jobs.batches.states import BatchStatus
-from jobs.engine import ApiRequest, Claim
-from jobs.files import FileStore
+from jobs.batches.store import BatchStore
+from jobs.config import BatchConfig, HarvestConfig
+from jobs.engine import ApiRequest
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
-from jobs.runner import Runner
+from jobs.hint import SchedulingHint
+from jobs.ledger.ledger import Ledger
+from jobs.run.runner import Runner
 from jobs.spec import JobView, PartStats
 from jobs.testing import DirectLedger, ManualClock, Refused, ScriptedEngine, last_content
 
@@ -61,16 +62,16 @@ class Bureau:
         self.engine = ScriptedEngine(MODEL, concurrency=4, reply=reply)
         self.limits = limits
         self.files = FileStore(self.folder.files, self.clock)
-        self.keeper = self.new_keeper()
-        app = openai_api(self.files, self.keeper, max_bytes=limits.max_file_bytes)
+        self.controller = self.new_controller()
+        app = openai_api(self.files, self.controller, max_bytes=limits.max_file_bytes)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://bureau")
         made: Any = self.http  # the client names a fork of httpx as its type
         self.api = AsyncOpenAI(base_url="http://bureau/v1", api_key="none", http_client=made, max_retries=0)
 
-    def new_keeper(self) -> Keeper:
+    def new_controller(self) -> BatchController:
         planner = BatchPlanner(self.folder, self.files, self.limits, HARVEST, MODEL)
-        shelf = BatchShelf(self.folder.batches)
-        return Keeper(self.client, shelf, self.files, planner, self.folder, self._models, self.clock, poll_s=0.01)
+        store = BatchStore(self.folder.batches)
+        return BatchController(self.client, store, self.files, planner, self.folder, self._models, self.clock, poll_s=0.01)
 
     async def _models(self) -> list[str]:
         return [MODEL]
@@ -135,9 +136,9 @@ def reply() -> Callable[[ApiRequest], str]:
 
 @pytest.fixture
 async def office(tmp_path: Path, limits: BatchConfig, reply: Callable[[ApiRequest], str]) -> AsyncIterator[Bureau]:
-    """With a keeper at work and no replica."""
+    """With a controller at work and no replica."""
     office = Bureau(tmp_path, limits, reply)
-    async with office.http, going(office.keeper.run()):
+    async with office.http, going(office.controller.run()):
         yield office
     office.ledger.check()
     office.ledger.close()
@@ -151,12 +152,12 @@ async def bureau(office: Bureau) -> AsyncIterator[Bureau]:
 
 
 async def test_a_keeper_that_is_woken_and_told_to_end_at_once_ends(tmp_path: Path) -> None:
-    keeper = Bureau(tmp_path, BatchConfig(), last_content).keeper
-    task = asyncio.create_task(keeper.run())
+    controller = Bureau(tmp_path, BatchConfig(), last_content).controller
+    task = asyncio.create_task(controller.run())
     await asyncio.sleep(0.05)
-    keeper._poll_s = 60.0
+    controller._poll_s = 60.0
     await asyncio.sleep(0.05)  # it sleeps
-    keeper._wake.set()
+    controller._wake.set()
     task.cancel()
     done, _ = await asyncio.wait([task], timeout=PATIENCE_S)
     assert task in done
@@ -206,20 +207,20 @@ async def test_a_batch_that_will_be_late_is_raised_as_any_job(bureau: Bureau) ->
 
     told = asyncio.Event()
 
-    async def claims() -> dict[str, Claim]:
+    async def hints() -> dict[str, SchedulingHint]:
         if bureau.engine.running:
             told.set()
-        return {batch.id: Claim(8.0, 0.25) for batch in bureau.keeper.records()}
+        return {batch.id: SchedulingHint(batch.id, boost=8.0, share=0.25) for batch in bureau.controller.records()}
 
     bureau.engine.respond = raised  # type: ignore[method-assign]
-    bureau.client.claims = claims  # type: ignore[method-assign]
+    bureau.client.hints = hints  # type: ignore[method-assign]
     bureau.engine.hold()
     batch = await bureau.create([line(i) for i in range(12)])
     async with asyncio.timeout(PATIENCE_S):
         await told.wait()
     bureau.engine.go_on()
     await bureau.until(batch.id, ENDED)
-    assert asked[-1].claim == Claim(8.0, 0.25)
+    assert asked[-1].hint == SchedulingHint(batch.id, boost=8.0, share=0.25)
 
 
 async def test_completions_are_batched_too(bureau: Bureau) -> None:
@@ -424,7 +425,7 @@ async def test_a_file_deleted_before_it_was_read_fails_its_batch(tmp_path: Path)
     async with bureau.http:
         batch = await bureau.create([line(0)])
         await bureau.api.files.delete(batch.input_file_id)
-        async with going(bureau.keeper.run()):
+        async with going(bureau.controller.run()):
             done = await bureau.until(batch.id, ENDED)
     assert done.errors is not None
     assert [error.code for error in done.errors.data or ()] == ["file_not_found"]
@@ -636,7 +637,7 @@ async def test_every_refusal_has_openais_shape(office: Bureau, method: str, path
 async def test_the_application_describes_itself_below_its_prefix(office: Bureau) -> None:
     described = (await office.http.get("/v1/files/openapi.json")).json()
     assert {"/v1/files", "/v1/files/{file_id}/content", "/v1/batches/{batch_id}/cancel"} <= set(described["paths"])
-    alone = openai_api(None, office.keeper)
+    alone = openai_api(None, office.controller)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(alone), base_url="http://bureau") as http:
         assert (await http.get("/v1/batches/openapi.json")).status_code == 200
 
@@ -683,7 +684,7 @@ async def test_a_servers_api_key_guards_files_and_batches(tmp_path: Path) -> Non
     assert statuses == [401, 401, 401, 200]
 
 
-# -- a keeper that dies -------------------------------------------------------------------------------------------------------------
+# -- a controller that dies -------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_new_keeper_takes_up_what_the_last_one_left(tmp_path: Path) -> None:
@@ -691,18 +692,18 @@ async def test_a_new_keeper_takes_up_what_the_last_one_left(tmp_path: Path) -> N
     bureau = Bureau(tmp_path, BatchConfig(), last_content)
     async with bureau.http:
         batch = await bureau.create([line(i) for i in range(8)])
-        record = bureau.new_keeper().records()[0]
+        record = bureau.new_controller().records()[0]
         assert record.status == "validating"
         plan, _ = BatchPlanner(bureau.folder, bureau.files, BatchConfig(), HARVEST, MODEL).plan(record, [MODEL], lambda: False)
         bureau.ledger.submit(plan, new=True)
-        async with going(bureau.runner().run(), bureau.keeper.run()):
+        async with going(bureau.runner().run(), bureau.controller.run()):
             done = await bureau.until(batch.id, ENDED)
         assert done.status == "completed"
-        finished = bureau.new_keeper()
-        BatchShelf(bureau.folder.batches).put(
+        finished = bureau.new_controller()
+        BatchStore(bureau.folder.batches).put(
             finished.records()[0].reach(BatchStatus.FINALIZING, bureau.clock(), output_file_id=None, counts=None)
         )
-        again = bureau.new_keeper()
+        again = bureau.new_controller()
         await again.look()
         await again.settle()
         assert (await again.show(batch.id))["output_file_id"] == done.output_file_id
@@ -712,7 +713,7 @@ async def test_a_new_keeper_takes_up_what_the_last_one_left(tmp_path: Path) -> N
 
 
 async def test_a_batch_is_shown_while_the_ledger_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its counts are those of the keeper's last look; once that is long ago the ledger is asked."""
+    """Its counts are those of the controller's last look; once that is long ago the ledger is asked."""
     bureau = Bureau(tmp_path, BatchConfig(), last_content)
     asked = 0
     ask = bureau.client.show
@@ -727,8 +728,8 @@ async def test_a_batch_is_shown_while_the_ledger_writes(tmp_path: Path, monkeypa
         batch = await bureau.create([line(i) for i in range(8)])
         assert (await bureau.api.batches.retrieve(batch.id)).status == "validating"
         assert asked == 0, "it has no job yet"
-        await bureau.keeper.look()  # the input is read, the job entered
-        await bureau.keeper.settle()
+        await bureau.controller.look()  # the input is read, the job entered
+        await bureau.controller.settle()
         lease = bureau.ledger.lease("a", MODEL, bureau.clock())
         assert lease is not None
         bureau.ledger.commit(lease.lease_id, batch.id, lease.slice.slice_id, PartStats(rows_ok=4), bureau.clock())
@@ -748,7 +749,7 @@ async def test_a_batch_cancelled_before_it_was_read_has_no_job(tmp_path: Path) -
     async with bureau.http:
         batch = await bureau.create([line(0)])
         assert (await bureau.api.batches.cancel(batch.id)).status == "cancelling"
-        async with going(bureau.keeper.run()):
+        async with going(bureau.controller.run()):
             done = await bureau.until(batch.id, ENDED)
     assert (done.status, done.output_file_id, bureau.ledger.jobs()) == ("cancelled", None, [])
     bureau.ledger.close()

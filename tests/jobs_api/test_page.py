@@ -14,17 +14,17 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
-from harvester.config import HarvestConfig
 from harvester.engine.frontend.window import Recent
 from harvester.errors import BusyError
+from harvester.serve.broadcast import Broadcaster, Frame
 from harvester.serve.crosssite import known_hosts
-from harvester.serve.events import Looks, add_events
-from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.events import FrameSource, add_events
+from harvester.serve.jobs_api import JobPlanner, jobs_api
 from harvester.serve.openai_api import openai_api
 from harvester.serve.page import POLICY, STATIC, add_page
-from harvester.serve.pulse import Pulse
-from harvester.serve.watch import Frame, Watch
-from jobs.files import FileStore
+from harvester.serve.rates import RateWindow
+from jobs.batches.files import FileStore
+from jobs.config import HarvestConfig
 from jobs.testing import DirectLedger, ManualClock
 
 __all__ = ["office"]
@@ -46,8 +46,8 @@ def replica(at_s: float = 0.0, name: str = "a", **fields: Any) -> dict[str, Any]
     return {"id": name, "at_s": at_s, **quiet, "ttft_slo_s": 0.5, "tpot_slo_s": 0.1} | fields
 
 
-def planner(office: Office) -> Planner:
-    return Planner(office.folder, HarvestConfig(), MODEL)
+def planner(office: Office) -> JobPlanner:
+    return JobPlanner(office.folder, HarvestConfig(), MODEL)
 
 
 # -- the documents ------------------------------------------------------------------------------------------------------------------
@@ -88,9 +88,9 @@ async def test_what_the_page_loads_is_below_the_api(office: Office, name: str, k
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("index.html", "the page has no index.html"),
-        ("page.js.map", "the page has no page.js.map"),
-        ("..%2fpage.py", "there is no GET /page/.."),
+        ("index.html", "unknown file index.html"),
+        ("page.js.map", "unknown file page.js.map"),
+        ("..%2fpage.py", "unknown route GET /page/.."),
     ],
 )
 async def test_other_files_are_not_served(office: Office, name: str, why: str) -> None:
@@ -196,7 +196,7 @@ def test_a_server_on_the_network_is_called_by_names_it_does_not_know() -> None:
 
 
 def test_rates_and_shares_are_of_the_last_seconds() -> None:
-    pulse = Pulse()
+    pulse = RateWindow()
     work = {"running": 1, "waiting": 2}
     pulse.take([replica(100.0, busy_s=50.0, harvested_s=40.0, online={**work, "tokens": 0}, offline={**work, "tokens": 1000})])
     later = replica(104.0, busy_s=53.0, harvested_s=42.0, online={**work, "tokens": 100}, offline={**work, "tokens": 1300})
@@ -206,32 +206,32 @@ def test_rates_and_shares_are_of_the_last_seconds() -> None:
 
 
 def test_at_the_first_look_there_is_no_rate() -> None:
-    (now,) = Pulse().take([replica()])
+    (now,) = RateWindow().take([replica()])
     assert (now["busy_time"], now["harvested_tokens"], now["online"]["tokens_per_s"]) == (None, None, None)
 
 
 def test_what_was_long_ago_counts_no_more() -> None:
-    pulse = Pulse()
+    pulse = RateWindow()
     for second in range(60):
         (now,) = pulse.take([replica(float(second), busy_s=min(second, 30.0))])
     assert now["busy_time"] == 0.0
 
 
 def test_a_replica_that_began_anew_is_not_compared_with_the_one_before() -> None:
-    pulse = Pulse()
+    pulse = RateWindow()
     pulse.take([replica(10.0, busy_s=9.0)])
     (now,) = pulse.take([replica(11.0, busy_s=0.5)])
     assert now["busy_time"] is None
 
 
 def test_latencies_are_told_in_milliseconds_beside_what_is_promised() -> None:
-    (now,) = Pulse().take([replica(ttft={"count": 3, "p50": 0.0123456, "p99": 0.7})])
+    (now,) = RateWindow().take([replica(ttft={"count": 3, "p50": 0.0123456, "p99": 0.7})])
     assert now["ttft"] == {"count": 3, "p50": 12.35, "p99": 700.0, "slo": 500.0}
     assert now["tpot"] == {"count": 0, "p50": None, "p99": None, "slo": 100.0}
 
 
 def test_a_replica_without_a_board_is_left_out() -> None:
-    assert Pulse().take([{"id": "a"}, replica(name="b")])[0]["id"] == "b"
+    assert RateWindow().take([{"id": "a"}, replica(name="b")])[0]["id"] == "b"
 
 
 async def test_a_look_tells_of_replicas_and_jobs(office: Office) -> None:
@@ -240,7 +240,7 @@ async def test_a_look_tells_of_replicas_and_jobs(office: Office) -> None:
     async def replicas() -> list[dict[str, Any]]:
         return [replica()]
 
-    frame = await Looks(replicas, Ledger(office), INFO)()
+    frame = await FrameSource(replicas, Ledger(office), INFO)()
     assert json.loads(frame["server"]) == INFO
     assert [one["id"] for one in json.loads(frame["replicas"])] == ["a"]
     (shown,) = json.loads(frame["jobs"])["jobs"]
@@ -249,11 +249,11 @@ async def test_a_look_tells_of_replicas_and_jobs(office: Office) -> None:
 
 
 async def test_old_jobs_that_have_ended_are_only_counted(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harvester.serve.events.MOST_ENDED", 2)
+    monkeypatch.setattr("harvester.serve.events.MAX_ENDED", 2)
     going, *ended = [(await office.submitted(new=True)).id for _ in range(5)]
     for job in ended:
         await office.post(f"/jobs/{job}/cancel")
-    frame = await Looks(no_replicas, Ledger(office), INFO)()
+    frame = await FrameSource(no_replicas, Ledger(office), INFO)()
     listed = json.loads(frame["jobs"])
     assert ({job["id"] for job in listed["jobs"]}, listed["older"]) == ({going, *ended[-2:]}, 2)
 
@@ -274,7 +274,7 @@ async def test_replicas_that_do_not_answer_are_said_to_and_the_jobs_are_shown(of
     async def replicas() -> list[dict[str, Any]]:
         raise RuntimeError("the actor died")
 
-    frame = await Looks(replicas, Ledger(office), INFO)()
+    frame = await FrameSource(replicas, Ledger(office), INFO)()
     assert "replicas" not in frame
     assert "jobs" in frame
     assert "No replica answers" in json.loads(frame["trouble"])
@@ -302,7 +302,7 @@ def test_values_older_than_a_minute_are_forgotten() -> None:
 
 
 class Source:
-    """Looks that are told one at a time."""
+    """FrameSource that are told one at a time."""
 
     def __init__(self) -> None:
         self.looks: asyncio.Queue[Frame] = asyncio.Queue()
@@ -319,45 +319,45 @@ def source() -> Source:
 
 
 @pytest.fixture
-def watch(source: Source) -> Watch:
-    return Watch(source, every_s=0.0, most_viewers=2)
+def broadcaster(source: Source) -> Broadcaster:
+    return Broadcaster(source, every_s=0.0, max_viewers=2)
 
 
-async def test_nobody_looks_while_nobody_watches(source: Source, watch: Watch) -> None:
-    with watch.seat():
+async def test_nobody_looks_while_nobody_watches(source: Source, broadcaster: Broadcaster) -> None:
+    with broadcaster.seat():
         await asyncio.sleep(0)
-        assert (watch.is_looking, source.asked) == (True, 1)
-    assert not watch.is_looking
+        assert (broadcaster.is_polling, source.asked) == (True, 1)
+    assert not broadcaster.is_polling
 
 
-async def test_viewers_share_one_look(source: Source, watch: Watch) -> None:
-    with watch.seat(), watch.seat():
-        first, second = watch.frames(), watch.frames()
+async def test_viewers_share_one_look(source: Source, broadcaster: Broadcaster) -> None:
+    with broadcaster.seat(), broadcaster.seat():
+        first, second = broadcaster.frames(), broadcaster.frames()
         waiting = asyncio.gather(anext(first), anext(second))
         await source.looks.put({"jobs": "1"})
         assert await waiting == [{"jobs": "1"}, {"jobs": "1"}]
         assert source.asked == 2, "the look that both saw, and the next"
 
 
-async def test_a_viewer_is_told_what_is_new_to_it(source: Source, watch: Watch) -> None:
-    with watch.seat():
-        frames = watch.frames()
+async def test_a_viewer_is_told_what_is_new_to_it(source: Source, broadcaster: Broadcaster) -> None:
+    with broadcaster.seat():
+        frames = broadcaster.frames()
         told = []
         for frame in ({"jobs": "1", "look": "1"}, {"jobs": "1", "look": "2"}, {"jobs": "2", "look": "3"}):
             waiting = asyncio.ensure_future(anext(frames))
             await source.looks.put(frame)
             told.append(await waiting)
-        late = watch.frames()
+        late = broadcaster.frames()
         assert told == [{"jobs": "1", "look": "1"}, {"look": "2"}, {"jobs": "2", "look": "3"}]
         assert await anext(late) == {"jobs": "2", "look": "3"}, "who comes later sees at once how it stands"
 
 
-async def test_more_viewers_than_seats_are_refused_and_a_seat_comes_free(watch: Watch) -> None:
-    with watch.seat():
-        with watch.seat(), pytest.raises(BusyError, match="2 pages watch"), watch.seat():
+async def test_more_viewers_than_seats_are_refused_and_a_seat_comes_free(broadcaster: Broadcaster) -> None:
+    with broadcaster.seat():
+        with broadcaster.seat(), pytest.raises(BusyError, match="2 pages are open"), broadcaster.seat():
             pass
-        with watch.seat():
-            assert watch.is_looking
+        with broadcaster.seat():
+            assert broadcaster.is_polling
 
 
 # -- the stream ---------------------------------------------------------------------------------------------------------------------
@@ -394,21 +394,21 @@ async def stream(app: FastAPI, until: str) -> str:
     return sent
 
 
-async def test_the_stream_is_of_named_events_and_ends_with_its_reader(source: Source, watch: Watch) -> None:
+async def test_the_stream_is_of_named_events_and_ends_with_its_reader(source: Source, broadcaster: Broadcaster) -> None:
     app = FastAPI()
-    add_events(app, watch)
+    add_events(app, broadcaster)
     await source.looks.put({"look": "1", "trouble": "null"})
     sent = await stream(app, "data: null\n\n")
     assert sent.startswith("200\n")
     assert "retry: 2000\n" in sent
     assert "\n\nevent: look\ndata: 1\n\nevent: trouble\ndata: null\n\n" in sent
-    assert not watch.is_looking, "the seat is given back"
+    assert not broadcaster.is_polling, "the seat is given back"
 
 
 async def test_a_page_too_many_is_told_so(office: Office, source: Source) -> None:
     async def info() -> dict[str, Any]:
         return INFO
 
-    app = jobs_api(DirectLedger(office.ledger, office.clock), planner(office), info, watch=Watch(source, most_viewers=0))
+    app = jobs_api(DirectLedger(office.ledger, office.clock), planner(office), info, broadcaster=Broadcaster(source, max_viewers=0))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         assert "close one" in refused(await http.get("/events"), 503)

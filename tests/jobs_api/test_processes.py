@@ -87,9 +87,9 @@ def test_where_the_class_may_not_be_set_the_niceness_still_is(monkeypatch: pytes
 def test_a_process_stands_back_with_all_threads_or_with_its_main_one(whole: str, others: int) -> None:
     told = """
 import os, threading, time, psutil
-from harvester.serve.processes import stand_back
+from harvester.serve.processes import lower_priority
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-stand_back(whole=WHOLE)
+lower_priority(whole=WHOLE)
 print(*(os.sched_getscheduler(thread.id) for thread in sorted(psutil.Process().threads())))
 """.replace("WHOLE", whole)
     said = subprocess.run([sys.executable, "-c", told], capture_output=True, check=True, text=True).stdout

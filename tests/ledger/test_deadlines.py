@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harvester.config import DeadlineConfig
-from harvester.policy.finish import Span
-from jobs.engine import Claim
-from jobs.harvestlog import recent_spans
-from jobs.ledger import Ledger
+from jobs.config import DeadlineConfig
+from jobs.forecast.finish import Span
+from jobs.hint import SchedulingHint
+from jobs.ledger.history import recent_spans
+from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import scripted_plan
@@ -155,23 +155,23 @@ def test_the_same_job_asked_for_again_takes_over_its_new_terms(tmp_path: Path) -
     again.close()
 
 
-def run_for(ledger: Ledger, seconds: int, from_s: float, every_s: int = 15) -> Claim:
-    claim = Claim()
+def run_for(ledger: Ledger, seconds: int, from_s: float, every_s: int = 15) -> SchedulingHint:
+    hint = SchedulingHint()
     for at in range(0, seconds, every_s):
         work(ledger, from_s + at)
-        claim = ledger.claims(from_s + at).get("late", claim)
-    return claim
+        hint = ledger.hints(from_s + at).get("late", hint)
+    return hint
 
 
 def test_a_job_that_will_be_late_is_raised_and_says_so(ledger: Ledger) -> None:
     enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
     enter(ledger, "other", rows=4000)
-    assert run_for(ledger, 300, NOW_S) == Claim(weight=8.0, share=0.25)
+    assert run_for(ledger, 300, NOW_S) == SchedulingHint("late", boost=8.0, share=0.25)
     view = ledger.show("late")
     assert (view.boost, view.guaranteed_share) == (8.0, 0.25)
     assert view.standing is not None
     assert "after its deadline; raised: 8 times its weight, 25% of the engine guaranteed" in view.standing
-    assert ledger.claims(NOW_S + 300)["other"] == Claim(weight=1.0)
+    assert ledger.hints(NOW_S + 300)["other"] == SchedulingHint("other")
     got = Counter(work(ledger, NOW_S + 301) for _ in range(18))
     assert got["late"] == 16
 
@@ -179,7 +179,7 @@ def test_a_job_that_will_be_late_is_raised_and_says_so(ledger: Ledger) -> None:
 def test_a_rate_seen_for_seconds_raises_nobody_while_there_is_time(ledger: Ledger) -> None:
     enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
     enter(ledger, "other", rows=4000)
-    assert run_for(ledger, 15, NOW_S, every_s=5) == Claim()
+    assert run_for(ledger, 15, NOW_S, every_s=5) == SchedulingHint("late")
 
 
 @pytest.mark.parametrize("at_s", [float("nan"), float("inf"), 1e15])
@@ -189,10 +189,10 @@ def test_a_deadline_that_is_no_time_is_refused(at_s: float) -> None:
 
 
 def test_limits_are_the_configs(ledger: Ledger) -> None:
-    ledger = opened(Path(":memory:"), deadlines=DeadlineConfig(most_boost=2.0, share_cap=0.1, above_slo=True))
+    ledger = opened(Path(":memory:"), deadlines=DeadlineConfig(max_boost=2.0, share_cap=0.1, above_slo=True))
     enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
     enter(ledger, "other", rows=4000)
-    assert run_for(ledger, 300, NOW_S) == Claim(weight=2.0, share=0.1, above_slo=True)
+    assert run_for(ledger, 300, NOW_S) == SchedulingHint("late", boost=2.0, share=0.1, above_slo=True)
 
 
 def test_a_job_in_time_is_not_raised_and_one_that_is_given_more_time_is_let_down(ledger: Ledger) -> None:
@@ -200,7 +200,7 @@ def test_a_job_in_time_is_not_raised_and_one_that_is_given_more_time_is_let_down
     run_for(ledger, 100, NOW_S)
     assert ledger.show("late").guaranteed_share > 0.0
     ledger.adjust("late", JobChange(deadline_at_s=NOW_S + 1e7))
-    assert run_for(ledger, 60, NOW_S + 100) == Claim()
+    assert run_for(ledger, 60, NOW_S + 100) == SchedulingHint("late")
     assert ledger.show("late").standing is None
 
 

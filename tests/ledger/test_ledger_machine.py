@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from harvester.errors import StateError
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.spec import Lease, LeaseProgress, PartStats
 from jobs.states import ACTIVE, ENDED, JobState
 from jobs.testing import scripted_plan
@@ -194,13 +194,6 @@ class LedgerMachine(RuleBasedStateMachine):
             part.ok, part.errors = rows, 0
         self._end(lease.lease_id)
         self.past.append(lease)
-
-    @rule(holder=st.sampled_from(HOLDERS))
-    def release_holder(self, holder: str) -> None:
-        self.ledger.release_holder(holder, self.now_s)
-        for lease_id in [lease_id for lease_id, term in self.terms.items() if term.holder == holder]:
-            self._end(lease_id)
-        self.crash(holder)
 
     # -- users --------------------------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def test_a_burst_long_ago_counts_little_once_others_come() -> None:
     assert after((0.0, 40), (1000.0, 1), (1002.0, 1), (1004.0, 1)).reserve(1004.1)[0] <= 2
 
 
-def test_asking_changes_nothing() -> None:
+def test_row_request_changes_nothing() -> None:
     kept = after((0.0, 3), (2.0, 5))
     assert kept.reserve(50.0) == kept.reserve(50.0)
     assert kept.reserve(2.1) >= kept.reserve(50.0)

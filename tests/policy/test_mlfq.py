@@ -1,15 +1,15 @@
-"""The order among online requests, and who of them takes part in a step, by example and by property."""
+"""The order among online requests, by example and by property."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harvester.policy.order.mlfq import Mlfq, choose
+from harvester.policy.order.mlfq import Mlfq
 
 
 def queue(levels: int = 4, quantum_s: float = 1.0, starvation_s: float = 100.0) -> Mlfq:
@@ -231,47 +231,3 @@ class Queues(RuleBasedStateMachine):
 
 TestQueues = Queues.TestCase
 TestQueues.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
-
-
-# -- who takes part -----------------------------------------------------------------------------------------------------------------
-
-
-def test_the_batch_is_filled_from_the_front_until_the_slots_are_taken() -> None:
-    turns = choose("abc", 2, 100, 10, {"a": 1, "c": 1}, lambda name: (1, 1))
-    assert (turns.take, turns.evict) == (("a", "b"), ())
-
-
-def test_a_request_without_a_turn_keeps_its_kv_while_the_batch_does_not_need_it() -> None:
-    assert choose("abc", 2, 100, 10, {"a": 3, "c": 4}, lambda name: (3, 1)).evict == ()
-    assert choose("abc", 2, 100, 9, {"a": 3, "c": 4}, lambda name: (3, 1)).evict == ("c",)
-
-
-def test_of_those_without_a_turn_the_last_in_the_order_lose_their_kv_first() -> None:
-    held = {"b": 4, "c": 4, "d": 4}
-    assert choose("abcd", 1, 100, 12, held, lambda name: (2, 1)).evict == ("d",)
-    assert choose("abcd", 1, 100, 12, held, lambda name: (5, 1)).evict == ("d", "c")
-
-
-def test_the_first_that_does_not_fit_ends_the_batch() -> None:
-    assert choose("abc", 3, 100, 5, {}, lambda name: (9 if name == "b" else 1, 1)).take == ("a",)
-
-
-def test_a_batch_without_tokens_left_takes_nobody_more() -> None:
-    assert choose("abc", 3, 10, 50, {}, lambda name: (1, 6)).take == ("a", "b")
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(1, 50)), max_size=12),
-    st.integers(1, 6),
-    st.integers(1, 100),
-    st.integers(1, 40),
-)
-def test_a_batch_always_fits_beside_what_keeps_its_kv(rows: list[tuple[int, int, int]], slots: int, tokens: int, total: int) -> None:
-    names = [str(i) for i in range(len(rows))]
-    held = {name: row[0] for name, row in zip(names, rows, strict=True) if row[0]}
-    needs = {name: (row[0] + row[1], row[2]) for name, row in zip(names, rows, strict=True)}
-    turns = choose(names, slots, tokens, total, held, needs.__getitem__)
-    assert turns.take == tuple(names[: len(turns.take)])
-    assert len(turns.take) <= slots
-    kept = [name for name in held if name not in turns.take and name not in turns.evict]
-    assert sum(needs[name][0] for name in turns.take) + sum(held[name] for name in kept) <= total

@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from jobs.prompt import build_messages
 from jobs.tasks.load import resolve_task
+from jobs.tasks.template import build_messages
 from tests.real_server import RealServer, ids
 from tests.serve.test_jobs import harvester
 

@@ -13,8 +13,8 @@ import pytest
 from openai import OpenAI
 
 from harvester.engine.embedded.conversation import GREETING, HOW_TO_CHOOSE, reply
-from jobs.prompt import build_messages
 from jobs.tasks.load import resolve_task
+from jobs.tasks.template import build_messages
 from tests.real_server import RealServer
 
 pytestmark = pytest.mark.serve

@@ -14,14 +14,14 @@ from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect
 
-from harvester.config import HarvestConfig
 from harvester.ports import free_port
-from harvester.serve.events import Looks
-from harvester.serve.jobs_api import Planner, jobs_api
+from harvester.serve.broadcast import Broadcaster
+from harvester.serve.events import FrameSource
+from harvester.serve.jobs_api import JobPlanner, jobs_api
 from harvester.serve.page import add_page
-from harvester.serve.watch import Watch
+from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
-from jobs.ledger import Ledger
+from jobs.ledger.ledger import Ledger
 from jobs.testing import DirectLedger, scripted_plan
 
 pytestmark = pytest.mark.serve
@@ -43,10 +43,10 @@ def guarded(tmp_path: Path) -> Iterator[str]:
     async def no_replicas() -> list[dict[str, Any]]:
         return []
 
-    watch = Watch(Looks(no_replicas, client, INFO), every_s=0.1)
+    broadcaster = Broadcaster(FrameSource(no_replicas, client, INFO), every_s=0.1)
     app = FastAPI()
     add_page(app)
-    app.mount("/api", jobs_api(client, Planner(folder, HarvestConfig(), "tiny"), info, watch=watch, keys=["other", "right"]))
+    app.mount("/api", jobs_api(client, JobPlanner(folder, HarvestConfig(), "tiny"), info, broadcaster=broadcaster, keys=["other", "right"]))
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)

@@ -53,7 +53,7 @@ FAULTS = [
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas.serve, "get_app_handle", lambda name: Handle(request.param))
     monkeypatch.setattr(replicas, "ANSWER_WAIT_S", 0.05)
-    monkeypatch.setattr(jobs_app, "stand_back", lambda: None)
+    monkeypatch.setattr(jobs_app, "lower_priority", lambda: None)
 
 
 @pytest.mark.parametrize(("fault", "why"), FAULTS, indirect=["fault"])

@@ -30,7 +30,7 @@ class Batches(openai_app.BatchesApp):
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This thread as Ray starts its own."""
-    monkeypatch.setattr(openai_app, "stand_back", lambda: None)
+    monkeypatch.setattr(openai_app, "lower_priority", lambda: None)
     switch_s = sys.getswitchinterval()
     set_timer_slack(PATIENT_S)
     yield

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 
-from harvester.config import SloConfig
-from harvester.policy.model.arrivals import BurstReserve
 from harvester.policy.model.latency import LatencyModel
-from harvester.policy.step.plan import PolicyConfig
+from harvester.policy.parts import PartsConfig
+from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import MODELS, kv_blocks
-from harvester.sim.engine import Brain, Engine
+from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation
-from harvester.sim.trace import SHAREGPT, Drawn, LogNormal, gamma, offline_job
+from harvester.sim.trace import SHAREGPT, Drawn, LogNormal, gamma, offline_job, promised
 from tests.policy.stairs import DEFAULT, H200, NOISE, Knower, truth
+from tests.sim.brains import a_brain
 
 WARM_UP_S, SECONDS, TPOT_S = 5.0, 8.0, 0.009
 
@@ -20,12 +20,11 @@ WARM_UP_S, SECONDS, TPOT_S = 5.0, 8.0, 0.009
 def served(model: LatencyModel) -> tuple[float, int]:
     """Of the gaps between tokens of chat, those above the objective; and tokens of the rows that ended. After the warm-up."""
     rng, noise, cost = random.Random(7), random.Random(8), truth()
-    chat = gamma(8.0, 2.0, WARM_UP_S + SECONDS, SHAREGPT, rng)
+    chat = promised(gamma(8.0, 2.0, WARM_UP_S + SECONDS, SHAREGPT, rng), 1.0, TPOT_S)
     rows = offline_job("sum", 2000, Drawn(LogNormal(300, 0.7, 16, 3000), LogNormal(100, 0.5, 8, 400)), rng)
     blocks = kv_blocks(MODELS["llama-3.1-8b"], H200)
     engine = Engine(lambda load: cost(load) * noise.lognormvariate(0.0, NOISE), blocks, max_seqs=256, max_tokens=2048)
-    slo = SloConfig(ttft_slo_ms=1000.0, tpot_slo_ms=1000 * TPOT_S)
-    simulation = Simulation(engine, Brain(PolicyConfig(16, 0.05, 256), model=model, slo=slo, bursts=BurstReserve()))
+    simulation = Simulation(engine, a_brain(PartsConfig(), PolicyConfig(16, 0.05, 256), model))
     simulation.run([*chat, *rows], until_s=WARM_UP_S)
     ended = simulation.run(until_s=WARM_UP_S + SECONDS)
     gaps = [gap for outcome in ended if not outcome.request.offline for gap in outcome.gaps_s]

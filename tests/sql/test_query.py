@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvester.errors import QueryError, StorageError
-from jobs.ledgerfile import read_ledger
-from jobs.query import batches, connect, run
+from jobs.ledger.store import read_ledger, statements
 from jobs.spec import JobSpec, SourceSpec
-from jobs.statements import statements
+from jobs.sql.query import batches, connect, run
 from jobs.tasks.spec import Task
 
 
@@ -116,7 +115,7 @@ def test_the_views_hide_what_only_the_ledger_needs(state):
 
 
 def test_an_unknown_job_is_answered_with_the_newest_jobs(state):
-    with pytest.raises(QueryError, match="there is no job docs; the newest are: mail-11aa, docs-7f3a, empty-22bb"):
+    with pytest.raises(QueryError, match="unknown job docs; the newest are: mail-11aa, docs-7f3a, empty-22bb"):
         rows(state, "from results('docs')")
 
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvester.errors import QueryError
-from jobs import sandbox
-from jobs.sandbox import Answer, ask
+from jobs.sql import sandbox
+from jobs.sql.sandbox import QueryAnswer, ask
 
 JOBS = pa.table({"id": ["docs-7f3a"], "key": ["k"], "spec": ["{}"], "created_at_s": [1.0], "state": ["running"]})
 LEASES = pa.table({"job_id": ["docs-7f3a"], "slice_id": [0]})
@@ -28,7 +28,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def answer(state: Path, query: str, limit_rows: int = 100, seconds: float = 30.0) -> Answer:
+def answer(state: Path, query: str, limit_rows: int = 100, seconds: float = 30.0) -> QueryAnswer:
     return ask(state, TABLES.get, query, limit_rows=limit_rows, seconds=seconds)
 
 
@@ -111,7 +111,7 @@ def test_a_long_answer_is_cut(state: Path) -> None:
 
 
 def test_an_answer_of_huge_cells_is_cut(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.sandbox.ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr("jobs.sql.sandbox.ANSWER_BYTES", 1 << 20)
     found = answer(state, "select repeat('x', 10_000) from range(100_000)", limit_rows=10_000)
     assert found.is_cut
     assert len(found.rows) < 1000
@@ -147,5 +147,5 @@ def test_values_are_such_as_json_holds(state: Path) -> None:
 
 
 def test_a_query_of_a_megabyte_is_refused(state: Path) -> None:
-    with pytest.raises(QueryError, match="at most 100,000 are taken"):
+    with pytest.raises(QueryError, match="the limit is 100,000"):
         answer(state, "select '" + "x" * 1_000_000 + "'")

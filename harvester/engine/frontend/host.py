@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,8 @@ from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from harvester.config import TierConfig
-from harvester.engine.frontend.engine import Generated
 from harvester.engine.frontend.metrics import BoardMetrics
+from harvester.engine.frontend.offline import OfflineEngine
 from harvester.engine.frontend.snapshot import snapshot
 from harvester.engine.launch import profiler
 from harvester.engine.launch.abilities import OFF_KEY
@@ -34,14 +32,12 @@ class EngineHost:
         self, llm: HarvestLLM, app: FastAPI, chat_template: str | None, shared: SharedState | None = None, tiers: TierConfig | None = None
     ) -> None:
         self.llm = llm
-        self.openai = OfflineApi(app, llm, tiers or TierConfig())
+        self._api = OfflineApi(app, llm, tiers or TierConfig())
+        self._offline: OfflineEngine | None = None
         self.shared = shared
         self.app = app
         self._verified: Verified | None = None
         self._chat_template = chat_template
-        self._tokenizer = llm.get_tokenizer()
-        self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     @classmethod
     async def start(cls, values: Mapping[str, Any], tiers: TierConfig | None = None) -> EngineHost:
@@ -64,6 +60,11 @@ class EngineHost:
     @property
     def max_seqs(self) -> int:
         return self.llm.sizes.max_seqs
+
+    def offline(self, model: str, concurrency: int) -> OfflineEngine:
+        """The engine for the rows of jobs that ask for ``model``; called once. `close` ends it too."""
+        self._offline = OfflineEngine(self.llm, self._api, self._chat_template, model, concurrency)
+        return self._offline
 
     def models(self) -> list[str]:
         """Every name that the chat route answers to."""
@@ -111,46 +112,5 @@ class EngineHost:
         self.llm.shutdown()
         if self.shared is not None:
             self.shared.remove()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    async def tokenize(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of the rendered chat prompt."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages))
-
-    def _render(self, messages: list[Any]) -> list[int]:
-        ids = self._tokenizer.apply_chat_template(
-            messages, tokenize=True, add_generation_prompt=True, return_dict=False, chat_template=self._chat_template
-        )
-        assert not isinstance(ids, str), "asked for tokens"
-        return list(ids)
-
-    async def answer(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        choices: Sequence[str] | None = None,
-        json_schema: dict[str, Any] | None = None,
-        job: str = "",
-        window: int = 0,
-        claim: dict[str, Any] | None = None,
-    ) -> Generated:
-        """Answer one prompt as offline work; cancelling the task aborts it in the engine.
-
-        Jobs share the engine by tokens served, as the ``claim`` (weight, share, above_slo) of their newest prompt
-        says. The prompts of one ``window`` of a job may be run in any order, windows are run in theirs.
-
-        Raises `UsageError` for a prompt vLLM refuses and `EngineError` when the engine is dead.
-        """
-        return await self.llm.complete(
-            request_id,
-            token_ids,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            choices=choices,
-            json_schema=json_schema,
-            extra={"job": job, "slice": window, **(claim or {})},
-            sampling=self._defaults,
-        )
+        if self._offline is not None:
+            self._offline.close()

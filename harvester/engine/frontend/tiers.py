@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from fastapi import Request
 
 from harvester.core import ServiceTier, WorkClass, work_class
+from jobs.hint import ARGS
 
-OUR_ARGS = ("job", "slice", "weight", "share", "above_slo")  # of `vllm_xargs`: what the offline order goes by, said by jobs alone
 _DATA = "data: {"
 
 
@@ -32,7 +32,7 @@ def settle(request: TieredRequest, priority: int) -> str | None:
     if request.use_beam_search:
         return "use_beam_search is not for offline work: vLLM runs its beams without a priority; leave it out"
     if request.vllm_xargs:
-        request.vllm_xargs = {name: value for name, value in request.vllm_xargs.items() if name not in OUR_ARGS} or None
+        request.vllm_xargs = {name: value for name, value in request.vllm_xargs.items() if name not in ARGS} or None
     return None
 
 

@@ -79,7 +79,7 @@ def check_gpus(config: ServeConfig) -> None:
     if given is not None and together * float(given) > 1 and config.engine.get("kv_cache_memory_bytes") is None:
         most = _memory(1 / together)["gpu_memory_utilization"]
         raise ConfigError(
-            f"engine.gpu_memory_utilization={given} does not fit {together} times into one GPU, as num_gpus={share:g} puts replicas there; "
+            f"engine.gpu_memory_utilization={given} is too much for {together} replicas on one GPU (num_gpus={share:g}); "
             f"give at most {most:g}, or leave it out"
         )
 

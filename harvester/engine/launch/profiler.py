@@ -90,7 +90,7 @@ async def _save(llm: Engine, shared: SharedState, rng: random.Random) -> None:
     end_s = time.monotonic() + SAVE_WAIT_S
     while shared[Field.SAVED_PROFILE] < wish:
         if time.monotonic() > end_s:
-            raise EngineError("the engine core did not write the profile; look into its log")
+            raise EngineError("the engine core did not write the profile; see its log")
         await _run(llm, Probe(1, 16, 2), rng, f"save-{time.monotonic_ns()}")  # it looks for the wish after a step
 
 

@@ -62,8 +62,6 @@ class Settings:
             admission=schedule.admission,
             budget=schedule.budget,
             reserve=schedule.reserve,
-            mlfq_levels=schedule.mlfq_levels,
-            starvation_s=schedule.starvation_ms / 1000,
             first_slots=share.reserved_slots,
             first_blocks=int(share.reserved_kv * total_blocks),
         )

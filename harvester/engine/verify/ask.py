@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,16 +27,9 @@ def random_ids(rng: random.Random, vocabulary: int, tokens: int) -> list[int]:
 
 
 @asynccontextmanager
-async def busy(llm: Engine, streams: int, prompt_tokens: int, answer_tokens: int, name: str) -> AsyncIterator[None]:
-    """Offline requests, ``streams`` at a time, for as long as the block runs; cut off at its end. Raises what ended one of them."""
-    vocabulary, numbers = llm.sizes.vocabulary, itertools.count()
-
-    async def stream(seed: int) -> None:
-        rng = random.Random(seed)
-        while True:
-            await ask(llm, f"{name}-{next(numbers)}", random_ids(rng, vocabulary, prompt_tokens), answer_tokens)
-
-    tasks = [asyncio.create_task(stream(seed)) for seed in range(streams)]
+async def beside(works: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Run coroutines that never end for as long as the block runs; cut off at its end. Raises what ended one of them."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
         yield
     finally:
@@ -46,3 +39,17 @@ async def busy(llm: Engine, streams: int, prompt_tokens: int, answer_tokens: int
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in dead:
         task.result()
+
+
+@asynccontextmanager
+async def busy(llm: Engine, streams: int, prompt_tokens: int, answer_tokens: int, name: str) -> AsyncIterator[None]:
+    """Offline requests, ``streams`` at a time, `beside` the block."""
+    vocabulary, numbers = llm.sizes.vocabulary, itertools.count()
+
+    async def stream(seed: int) -> None:
+        rng = random.Random(seed)
+        while True:
+            await ask(llm, f"{name}-{next(numbers)}", random_ids(rng, vocabulary, prompt_tokens), answer_tokens)
+
+    async with beside(stream(seed) for seed in range(streams)):
+        yield

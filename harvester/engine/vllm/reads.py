@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,9 +18,7 @@ from harvester.policy.order.online import OnlineRequest
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.view import Guarantee
 from harvester.policy.view import EngineView, Running, Waiting
-
-MIN_WEIGHT = 1e-6
-MAX_SHARE = 0.9
+from jobs.hint import SchedulingHint
 
 
 def is_offline(request: Request) -> bool:
@@ -51,16 +48,15 @@ def answered(request: Request) -> int:
 
 def row_of(request: Request, block_tokens: int) -> OfflineRow:
     """An offline request that waits. What it says of its job may come from a chat client, and is bounded."""
-    extra = extra_of(request)
-    share = _bounded(extra.get("share"), 0.0, MAX_SHARE, 0.0)
+    hint = SchedulingHint.from_args(extra_of(request))
     return OfflineRow(
         name=request.request_id,
-        job=str(extra.get("job", "")),
+        job=hint.job,
         begun=request.num_preemptions > 0,
-        weight=_bounded(extra.get("weight"), MIN_WEIGHT, math.inf, 1.0),
-        guarantee=Guarantee(share, extra.get("above_slo") is True) if share > 0.0 else None,
+        weight=hint.total_weight,
+        guarantee=Guarantee(hint.share, hint.above_slo) if hint.share > 0.0 else None,
         priority=request.priority,
-        slice_id=int(extra.get("slice", 0)),
+        slice_id=hint.window,
         prefix=tuple((request.prompt_token_ids or ())[:PREFIX_TOKENS]),
         arrival_s=request.arrival_time,
         final_blocks=final_blocks(request, block_tokens),
@@ -161,8 +157,3 @@ def load_of(output: SchedulerOutput, computed: Mapping[str, int]) -> StepLoad:
             chunks += tokens
             attention += tokens * (before + tokens / 2)
     return StepLoad(chunks, attention, decodes, contexts, len(output.num_scheduled_tokens))
-
-
-def _bounded(value: object, low: float, high: float, otherwise: float) -> float:
-    """A number of the request, or ``otherwise``."""
-    return min(max(float(value), low), high) if isinstance(value, int | float) and math.isfinite(value) else otherwise

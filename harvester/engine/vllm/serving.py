@@ -15,15 +15,16 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve import create_error_response
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse, UsageInfo
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.config import TierConfig
 from harvester.core import PRIORITY_OFFLINE, TIER_PRIORITY, ServiceTier, tier_of_priority
-from harvester.engine.frontend.response import Response
 from harvester.engine.frontend.tiers import bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.client import HarvestLLM
-from harvester.errors import EngineError, ParameterError
+from harvester.errors import ParameterError
+from jobs.engine import ApiRequest, Completion, EngineGone
+from jobs.usage import Usage
 
 BUSY = (429, 503)  # the engine's queue is full: later it is not
 BUSY_WAIT_S = 1.0
@@ -101,55 +102,50 @@ class OfflineApi:
             COMPLETIONS: _Endpoint(CompletionRequest, None if plain is None else install(plain, "create_completion", tiers)),
         }
 
-    async def respond(self, request_id: str, endpoint: str, body: dict[str, Any], extra: dict[str, Any]) -> Response:
-        """``extra``: job, slice and claim, for the offline order. Waits while the engine's queue is full.
-
-        A request that cannot work gets the status and the error it would get over HTTP. Raises `EngineError` when the engine is dead.
-        """
+    async def respond(self, request: ApiRequest) -> Completion:
+        """See `jobs.engine.Engine.respond`. Waits while the engine's queue is full."""
         number = 0
         while True:
-            answer = await self._once(f"{request_id}-{number}" if number else request_id, endpoint, body, extra)
+            answer = await self._once(f"{request.request_id}-{number}" if number else request.request_id, request)
             if not (isinstance(answer, ErrorResponse) and answer.error.code in BUSY):
                 break
             number += 1
             await asyncio.sleep(BUSY_WAIT_S)
         if isinstance(answer, ErrorResponse):
-            return Response(answer.error.code, answer.model_dump_json(), "error")
-        usage = answer.usage
-        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
-        return Response(
-            200,
-            _mark(answer, ServiceTier.FLEX).model_dump_json(),
-            str(answer.choices[0].finish_reason or "stop"),
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=cached or 0,
-            output_tokens=usage.completion_tokens or 0,
-        )
+            return Completion(answer.model_dump_json(), "error", status_code=answer.error.code)
+        body = _mark(answer, ServiceTier.FLEX).model_dump_json()
+        return Completion(body, str(answer.choices[0].finish_reason or "stop"), _usage(answer.usage))
 
-    async def _once(self, request_id: str, endpoint: str, body: dict[str, Any], extra: dict[str, Any]) -> Any:
+    async def _once(self, request_id: str, request: ApiRequest) -> Any:
         """vLLM's response object, or its error."""
         try:
-            answer = await self._create(request_id, endpoint, body, extra)
+            answer = await self._create(request_id, request)
         except EngineDeadError as error:
-            raise EngineError("the vLLM engine died under the request") from error
+            raise EngineGone("the vLLM engine died during the request") from error
         except Exception as error:  # as the HTTP route maps it
             answer = create_error_response(error)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError  # vLLM makes an error response of it
         if self._llm.errored:
-            raise EngineError("the vLLM engine died under the request")
+            raise EngineGone("the vLLM engine died during the request")
         return answer
 
-    async def _create(self, request_id: str, endpoint: str, body: dict[str, Any], extra: dict[str, Any]) -> Any:
-        known = self._endpoints[endpoint]
+    async def _create(self, request_id: str, row: ApiRequest) -> Any:
+        known = self._endpoints[row.endpoint]
         if known.create is None:
-            raise NotImplementedError(f"The model does not support {endpoint}")  # answered with 501, as by its route
-        if body.get("stream"):
-            raise ValueError("stream is not for batches: nobody listens; leave it out")
-        request = known.request.model_validate({**body, "request_id": request_id})
+            raise NotImplementedError(f"The model does not support {row.endpoint}")  # answered with 501, as by its route
+        if row.body.get("stream"):
+            raise ValueError("`stream` is not supported in batch requests; remove it")
+        request = known.request.model_validate({**row.body, "request_id": request_id})
         refusal = settle(request, PRIORITY_OFFLINE)
         if refusal is not None:
             raise ValueError(refusal)
-        request.vllm_xargs = {**(request.vllm_xargs or {}), **extra}
+        request.vllm_xargs = {**(request.vllm_xargs or {}), **row.hint.to_args()}
         return await known.create(request)
+
+
+def _usage(told: UsageInfo) -> Usage:
+    """vLLM's, which says nothing of preemptions."""
+    cached = told.prompt_tokens_details.cached_tokens if told.prompt_tokens_details else None
+    return Usage(prompt_tokens=told.prompt_tokens, cached_tokens=cached or 0, output_tokens=told.completion_tokens or 0)

@@ -10,7 +10,6 @@ and KV is carried to and fro for a token each. What has run long can wait long: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from harvester.policy.order.enst import enst
@@ -137,51 +136,3 @@ class Mlfq:
         assert sorted(request for queue in self._queues for request in queue) == sorted(self._places)
         assert all(request in self._queues[place.level] for request, place in self._places.items())
         assert all(place.attained_s >= 0.0 for place in self._places.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Who takes part in the next step, in order, and who gives up KV for that (the last in the order first)."""
-
-    take: tuple[str, ...]
-    evict: tuple[str, ...]
-
-
-def choose(
-    order: Iterable[str], slots: int, tokens: int, total_blocks: int, held: Mapping[str, int], need: Callable[[str], tuple[int, int]]
-) -> Turns:
-    """The batch of a step: requests from the front of ``order`` while ``slots``, ``tokens`` and KV last (Algorithm 1, lines 22-25).
-
-    ``held``: KV blocks of the requests that have any; ``need(id)``: the blocks it must hold to take part, and the tokens it would compute.
-    The first whose blocks do not fit ends the batch, or smaller ones behind it would overtake it for ever; the last prompt may get fewer
-    tokens than it needs. Those left out keep their KV unless the batch needs it; the last in the order, which runs next the latest, loses
-    it first (FastServe 4.2).
-    """
-    take: list[str] = []
-    behind: list[str] = []
-    blocks, unseen, full = 0, len(held), False
-    for request in order:
-        if not full:
-            want, compute = need(request)
-            full = len(take) >= slots or tokens <= 0 or blocks + want > total_blocks
-        if not full:
-            take.append(request)
-            blocks += want
-            tokens -= compute
-        if request in held:
-            unseen -= 1
-            if full:
-                behind.append(request)
-        if full and unseen == 0:
-            break
-    return Turns(tuple(take), _excess(behind, held, blocks - total_blocks))
-
-
-def _excess(behind: list[str], held: Mapping[str, int], blocks: int) -> tuple[str, ...]:
-    """The fewest from the end of ``behind`` without whom the rest hold ``blocks`` more than they may, or all."""
-    blocks += sum(held[request] for request in behind)
-    evict: list[str] = []
-    while blocks > 0 and behind:
-        evict.append(behind.pop())
-        blocks -= held[evict[-1]]
-    return tuple(evict)

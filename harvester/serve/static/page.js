@@ -86,7 +86,7 @@ async function ask(method, path, body) {
   try {
     answer = await reach(path, request);
   } catch {
-    throw new Error("The server does not answer; try again when it is back.");
+    throw new Error("The server does not answer; try again later.");
   }
   const told = await answer.json().catch(() => null);
   if (!answer.ok) throw new Error(told?.error?.message ?? `The server answered ${answer.status}; try again.`);
@@ -191,10 +191,10 @@ function showReplicas(list) {
 
 const jobs = new Map(); // id -> {row, view, said}
 const VERBS = {
-  pause: { label: "Pause", text: "Its running rows are given back; nothing done is lost.", from: ["queued", "running"] },
-  resume: { label: "Resume", text: "It goes on with the rows that are left. A deadline that has passed is dropped.", from: ["paused", "cancelled", "failed", "expired"] },
-  retry: { label: "Retry", text: "Its failed rows are computed again; the others stay as they are. A deadline that has passed is dropped.", from: ENDED },
-  cancel: { label: "Cancel", text: "Rows that are done stay in its results, and resume takes up the others.", from: ["queued", "running", "paused"], isGrave: true },
+  pause: { label: "Pause", text: "Finished rows are kept. Rows in flight are computed again after resume.", from: ["queued", "running"] },
+  resume: { label: "Resume", text: "Computes the remaining rows. A deadline that has passed is dropped.", from: ["paused", "cancelled", "failed", "expired"] },
+  retry: { label: "Retry", text: "Computes the failed rows again; the others stay as they are. A deadline that has passed is dropped.", from: ENDED },
+  cancel: { label: "Cancel", text: "Finished rows stay in its results; resume computes the others.", from: ["queued", "running", "paused"], isGrave: true },
 };
 
 const doneRows = (view) => Math.min(view.rows_total, view.rows_ok + view.rows_error + view.rows_running);

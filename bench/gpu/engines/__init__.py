@@ -1,0 +1,1 @@
+"""The engines of the GPU bench, and what they tell of themselves."""

@@ -1,0 +1,1 @@
+"""What the engines of the GPU bench are asked."""

@@ -1,0 +1,1 @@
+"""The parts of the GPU bench; each module has a `PART`."""

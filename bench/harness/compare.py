@@ -1,0 +1,161 @@
+"""Runs of the systems that the co-serving scenarios compare, each on a server of its own, and the ratios between them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.harness.knobs import Knobs
+from bench.harness.load.arrivals import Arrival
+from bench.harness.measure.latency import Slo, online_summary
+from bench.harness.measure.stretch import Span, Stretch, idle, stretch
+from bench.harness.servers.systems import Harvester, Stock, SystemSetup
+
+Load = Sequence[Arrival]
+SUMMARIES = ("ttft_ms", "tpot_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What every run of a scenario shares."""
+
+    setup: SystemSetup
+    knobs: Knobs
+    seed: int
+    seconds: float  # of one load
+
+
+def stock_alone(comparison: Comparison, loads: Sequence[Load], *, offline_too: bool) -> tuple[list[Stretch], Span | None]:
+    """Stock vLLM, fcfs: each load alone; then, on the same server, offline work alone."""
+    with Stock(comparison.setup, "online_only", concurrency=round(comparison.knobs.concurrency)) as server:
+        found = [_play(comparison, server, load, offline=False) for load in loads]
+        if not offline_too:
+            return found, None
+        server.begin_offline()
+        time.sleep(comparison.knobs.warm_s)
+        return found, idle(server, comparison.knobs.idle_s)
+
+
+def offline_alone(comparison: Comparison, step_tokens: int) -> Span:
+    """Stock vLLM, offline work alone, on a fresh server."""
+    label = f"offline_only-{step_tokens}"
+    given = comparison.knobs
+    with Stock(comparison.setup, label, concurrency=round(given.concurrency), max_num_batched_tokens=step_tokens) as server:
+        server.begin_offline()
+        time.sleep(given.warm_s)
+        return idle(server, given.idle_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Of the peer `vllm_priority`. With fewer offline requests open than ``max_num_seqs``, an arrival finds a slot."""
+
+    step_tokens: int
+    concurrency: int
+
+    @classmethod
+    def usual(cls, given: Knobs) -> Setting:
+        """Where it is not swept: a quarter of the slots free, so that an arrival finds one."""
+        return cls(round(given.step_tokens), round(given.slots) * 3 // 4)
+
+
+def priority(comparison: Comparison, loads: Sequence[Load], setting: Setting) -> list[Stretch]:
+    """Stock vLLM with its priority policy, offline requests beside each load."""
+    label = f"vllm_priority-{setting.step_tokens}-{setting.concurrency}"
+    engine = {"max_num_batched_tokens": setting.step_tokens}
+    with Stock(comparison.setup, label, policy="priority", concurrency=setting.concurrency, **engine) as server:
+        server.begin_offline()
+        time.sleep(comparison.knobs.warm_s)
+        return [_play(comparison, server, load, offline=True) for load in loads]
+
+
+def harvester(
+    comparison: Comparison,
+    loads: Sequence[Load],
+    slo: Slo,
+    config: Mapping[str, Any] | None = None,
+    *,
+    label: str = "harvester",
+    idle_s: float = 0.0,
+) -> tuple[list[Stretch], Span | None]:
+    """harvester with a job beside each load, told ``slo``; before them, where ``idle_s``, the job alone."""
+    objectives = {"ttft_slo_ms": round(slo.ttft_ms, 3), "tpot_slo_ms": round(slo.tpot_ms, 3)}
+    with Harvester(comparison.setup, label, {"slo": objectives, **(config or {})}) as server:
+        server.begin_offline()
+        time.sleep(comparison.knobs.warm_s)
+        alone = idle(server, idle_s) if idle_s else None
+        return [_play(comparison, server, load, offline=True) for load in loads], alone
+
+
+def _play(comparison: Comparison, server: Stock | Harvester, load: Load, *, offline: bool) -> Stretch:
+    """One load on one system; its figures are told at once, so that a long scenario that is cut off leaves what it has found."""
+    given = comparison.knobs
+    drawn: dict[str, Any] = {"seed": comparison.seed, "offline": offline}
+    found = stretch(server, comparison.setup, load, comparison.seconds, given.window_s, drain_s=given.drain_s, **drawn)
+    chat = online_summary(found.requests)
+    told = {"requests": chat["online_requests"], **{kind: chat[kind] for kind in SUMMARIES}, **found.rates()}
+    print(f"{server.label}: {json.dumps(told)}", file=sys.stderr, flush=True)
+    return found
+
+
+def offline_system(alone: Span, step_tokens: int) -> dict[str, Any]:
+    """The entry of `offline_only` under ``systems``."""
+    nothing = {"p50": None, "p90": None, "p99": None}
+    return {
+        **dict.fromkeys(SUMMARIES, nothing),
+        "online_requests": 0,
+        "online_tokens_per_s": 0.0,
+        "offline_tokens_per_s": alone.tokens_per_s,
+        "total_tokens_per_s": alone.tokens_per_s,
+        "recomputed_tokens": 0,
+        "recomputed_share": 0.0,
+        "preemptions": 0,
+        "seconds": alone.seconds,
+        "step_tokens": step_tokens,
+    }
+
+
+def over(above: float | None, below: float | None) -> float | None:
+    """A ratio; None where one side was not measured or the lower one is 0."""
+    return round(above / below, 3) if above is not None and below else None
+
+
+def ratios(systems: Mapping[str, Any], alone: Span | None = None, offline_only: Span | None = None) -> dict[str, float | None]:
+    """The goals' figures, by name, from the summaries of `online_only`, `vllm_priority` and `harvester`."""
+
+    def of(kind: str, name: str) -> float | None:
+        value: Any = systems.get(name, {}).get(kind)
+        found: float | None = value["p99"] if isinstance(value, dict) else value
+        return found
+
+    found = {}
+    for kind in SUMMARIES:
+        short = f"p99_{kind.removesuffix('_ms')}"
+        found[f"{short}_harvester_over_online_only"] = over(of(kind, "harvester"), of(kind, "online_only"))
+        found[f"{short}_vllm_priority_over_harvester"] = over(of(kind, "vllm_priority"), of(kind, "harvester"))
+    for kind in ("total_tokens", "offline_tokens"):
+        rate = f"{kind}_per_s"
+        found[f"{kind}_harvester_over_vllm_priority"] = over(of(rate, "harvester"), of(rate, "vllm_priority"))
+    found["total_tokens_harvester_over_online_only"] = over(of("total_tokens_per_s", "harvester"), of("total_tokens_per_s", "online_only"))
+    if offline_only is not None:
+        idle_rate = alone.tokens_per_s if alone is not None else None
+        found["offline_tokens_idle_harvester_over_offline_only"] = over(idle_rate, offline_only.tokens_per_s)
+    return found
+
+
+def best_priority(found: Mapping[Setting, Stretch]) -> Setting:
+    """The setting to hold against harvester: the lowest P99 TTFT among those within 5% of the highest total throughput."""
+    most = max(stretch.rates()["total_tokens_per_s"] for stretch in found.values())
+    able = [setting for setting, stretch in found.items() if stretch.rates()["total_tokens_per_s"] >= 0.95 * most]
+    return min(able, key=lambda setting: float(online_summary(found[setting].requests)["ttft_ms"]["p99"] or 0.0))
+
+
+def sweep_line(setting: Setting, found: Stretch) -> dict[str, Any]:
+    """One line of the sweep; a figure without anything to measure is None."""
+    online = online_summary(found.requests)
+    p99 = {f"{kind.removesuffix('_ms')}_p99_ms": online[kind]["p99"] for kind in SUMMARIES}
+    return {**asdict(setting), **p99, **found.rates()}

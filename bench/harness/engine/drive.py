@@ -1,0 +1,142 @@
+"""A vLLM scheduler without a model: requests go in, steps are planned, and each step's output is made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
+from harvester.engine.shared.settings import KEY
+
+MODEL_TOKENS = 2048  # longest request
+STEP_TOKENS = 2048
+
+
+class Drive:
+    """``kind`` is the scheduler's class, ``sections`` what it is told under `harvester.engine.shared.settings.KEY`, in JSON values.
+
+    ``blocks``: KV blocks of ``block_tokens`` in one group; ``transfer``: arguments of vLLM's `KVTransferConfig`, for a KV connector.
+    After each step every request whose prompt is computed gets one more token.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        kind: type,
+        blocks: int,
+        slots: int,
+        block_tokens: int,
+        sections: dict[str, Any],
+        *,
+        model_tokens: int = MODEL_TOKENS,
+        step_tokens: int = STEP_TOKENS,
+        transfer: dict[str, Any] | None = None,
+    ) -> None:
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(block_tokens, sha256)
+        cache = CacheConfig(block_size=block_tokens, enable_prefix_caching=True)
+        self.config = VllmConfig(
+            model_config=ModelConfig(model=str(model), dtype="float32", max_model_len=model_tokens),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=slots,
+                max_num_batched_tokens=step_tokens,
+                max_model_len=model_tokens,
+                policy="priority",
+                is_encoder_decoder=False,
+                async_scheduling=kind.__name__.startswith("Async"),
+            ),
+            cache_config=cache,
+            kv_transfer_config=None if transfer is None else KVTransferConfig(**transfer),
+            additional_config={KEY: sections},
+        )
+        cache.num_gpu_blocks = blocks
+        attention = FullAttentionSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.kv_cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], attention)])
+        self.scheduler = kind(
+            vllm_config=self.config,
+            kv_cache_config=self.kv_cache,
+            structured_output_manager=StructuredOutputManager(self.config),
+            block_size=block_tokens,
+            log_stats=True,
+        )
+        self.requests: dict[str, Request] = {}
+        self.finished: dict[str, int] = {}  # tokens made
+        self._serial = 0
+
+    def add(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> None:
+        """A prompt with no prefix in common with another. ``arrived_s``: of the wall clock; None: in the order of the calls, long ago."""
+        self.enter(self.made(name, prompt_tokens, max_tokens, offline=offline, arrived_s=arrived_s))
+
+    def made(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> Request:
+        """As `add`, which the scheduler does not know yet."""
+        prompt = [1000 * (self._serial + 1) + i for i in range(prompt_tokens)]
+        return self.asked(name, prompt, max_tokens, offline=offline, arrived_s=arrived_s)
+
+    def asked(
+        self, name: str, prompt: list[int], max_tokens: int, *, offline: bool, arrived_s: float | None = None, job: str | None = None
+    ) -> Request:
+        """As `made`, with the tokens of its prompt; ``job``: the one that a row is of."""
+        self._serial += 1
+        return Request(
+            name,
+            prompt,
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=None if job is None else {"job": job}),
+            None,
+            arrival_time=float(self._serial) if arrived_s is None else arrived_s,
+            priority=PRIORITY_OFFLINE if offline else PRIORITY_ONLINE,
+            block_hasher=self._hasher,
+        )
+
+    def enter(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self.scheduler.add_request(request)
+
+    def schedule(self) -> Any:
+        return self.scheduler.schedule()
+
+    def sent(self, output: Any) -> None:
+        """What the engine core asks of the scheduler once the workers have the step."""
+        self.scheduler.get_grammar_bitmask(output)
+
+    def update(self, output: Any) -> None:
+        self.take(output, self.output(output))
+
+    def output(self, output: Any) -> ModelRunnerOutput:
+        """What a model might have answered to the step."""
+        names = list(output.num_scheduled_tokens)
+        tokens = [[7] if not self.requests[name].is_prefill_chunk else [] for name in names]
+        return ModelRunnerOutput(req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=tokens)
+
+    def take(self, output: Any, result: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for item in outputs.outputs:
+                if item.finished:
+                    self.finished[item.request_id] = self.requests[item.request_id].num_output_tokens
+
+    def step(self) -> dict[str, int]:
+        """Run one step; the tokens of each request in it."""
+        output = self.schedule()
+        self.sent(output)
+        self.update(output)
+        return dict(output.num_scheduled_tokens)
+
+    @property
+    def running(self) -> set[str]:
+        return {request.request_id for request in self.scheduler.running}
+
+    @property
+    def free_blocks(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def blocks(self, name: str) -> list[int]:
+        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])

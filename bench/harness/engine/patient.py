@@ -1,0 +1,28 @@
+"""Stock vLLM on a CPU with harvester's way of waiting: the engine core and the worker sleep between two looks at their queue.
+
+A peer for ratios that should show scheduling or the way of a request, and not who spins on which core.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from harvester.engine.vllm.platform import sleep_between_looks
+
+
+class PatientScheduler(Scheduler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        sleep_between_looks()
+
+
+class PatientWorker(CPUWorker):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        sleep_between_looks()
+        super().__init__(*args, **kwargs)
+
+
+CLASSES = {"scheduler_cls": "bench.harness.engine.patient.PatientScheduler", "worker_cls": "bench.harness.engine.patient.PatientWorker"}

@@ -1,0 +1,1 @@
+"""What is asked of a server: arrivals, rows, and the clients that send them."""

@@ -1,0 +1,1 @@
+"""What was seen, and the figures made of it."""

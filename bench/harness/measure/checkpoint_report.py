@@ -1,0 +1,162 @@
+"""What the rounds of scenario ``checkpoint`` say: figures of each engine, ratios of two with their spread, and the goals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.harness.load.checkpoint_load import Seen, all_seen
+from bench.harness.measure.latency import percentiles
+from bench.harness.measure.rounds import pooled, ratio_of_percentiles, ratio_of_rounds
+from bench.harness.measure.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One engine once. ``done``: what the shared state counted."""
+
+    seconds: float
+    seen: Seen
+    work: Work
+    done: dict[str, float]
+
+    @property
+    def lost(self) -> int:
+        """Tokens computed again after preemptions: without those that a step ended early had computed."""
+        return max(0, self.work.recomputed - round(self.done["taken_back_tokens"]))
+
+    @property
+    def lost_s(self) -> float:
+        """What computing those took, and all copies, as if nothing else were done beside them."""
+        copies_s = self.done["store_s"] + self.done["load_s"]
+        return self.work.recomputed_s * self.lost / max(1, self.work.recomputed) + copies_s
+
+
+def summary(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Of all rounds together."""
+    seconds = sum(each.seconds for each in rounds)
+    work, done = pooled([asdict(each.work) for each in rounds]), pooled([each.done for each in rounds])
+    seen = all_seen([each.seen for each in rounds])
+    return {
+        "seconds": round(seconds, 2),
+        "answered": len(seen.latency_s),
+        "latency_ms_per_token": seen.normalized_ms(),
+        "ttft_ms": percentiles([1e3 * value for value in seen.ttft_s]),
+        "tpot_ms": percentiles([1e3 * value for value in seen.gaps_s]),
+        "online_requests": seen.online_requests,
+        "offline_tokens_per_s": round(work["offline"] / seconds, 1),
+        "recomputed_tokens": round(work["recomputed"]),
+        "recomputed_share": round(work["recomputed"] / max(1, work["tokens"]), 5),
+        "recomputed_share_after_preemptions": round(_lost_share(rounds), 5),
+        "recomputed_share_of_time": round(work["recomputed_s"] / seconds, 5),
+        "preemptions": seen.preemptions,
+        "swap_blocked_share": round(_blocked_share(rounds), 5),
+        "resume_delay_ms": round(1e3 * done["resume_s"] / max(1.0, done["resumed"]), 2),
+        "prefetch_hit_rate": round(done["resumed_whole"] / max(1.0, done["resumed"]), 4),
+        "store_mib_per_s": round(done["stored_bytes"] / max(1e-9, done["store_s"]) / 2**20, 1),
+        "load_mib_per_s": round(done["loaded_bytes"] / max(1e-9, done["load_s"]) / 2**20, 1),
+        "copied_share_of_time": round((done["store_s"] + done["load_s"]) / seconds, 5),
+        "counters": {name: value for name, value in done.items() if name in COUNTERS},
+    }
+
+
+def _lost_share(rounds: Sequence[Round]) -> float:
+    """Tokens computed again after preemptions, of all token work."""
+    return sum(each.lost for each in rounds) / max(1, sum(each.work.tokens for each in rounds))
+
+
+def _blocked_share(rounds: Sequence[Round]) -> float:
+    """Time that requests waited for their KV to be read back, of the time from their arrival to their end."""
+    waited = sum(each.done["resume_s"] for each in rounds)
+    return waited / max(1e-9, sum(seconds for each in rounds for seconds, _ in each.seen.latency_s))
+
+
+COUNTERS = (
+    "stored_blocks", "loaded_blocks", "waited_blocks", "failed_copies", "evicted_blocks", "resumed", "resumed_whole", "lost_tokens",
+    "edge_tokens", "uncovered_tokens", "failed_tokens", "preempted", "ended_steps", "taken_back_tokens", "swapped",
+)  # fmt: skip
+
+
+PAIRS = (
+    ("incremental+partial", "vllm_priority"),
+    ("incremental+partial", "recompute"),
+    ("incremental", "recompute"),
+    ("swap", "recompute"),
+    ("plenty_on", "plenty_off"),
+    ("plenty_copying", "plenty_off"),
+)
+
+
+def same(found: Mapping[str, Sequence[Round]]) -> bool:
+    """Whether every answer that two engines gave to the end is the same. A busy batch may round otherwise: see the README."""
+    tokens = [{name: ids for each in rounds for name, ids in each.seen.tokens.items()} for rounds in found.values()]
+    first, *others = tokens or [{}]
+    return all(first[name] == other[name] for other in others for name in first.keys() & other.keys())
+
+
+def ratios_of(found: Mapping[str, Sequence[Round]]) -> dict[str, dict[str, Any]]:
+    ratios: dict[str, dict[str, Any]] = {}
+    for one, other in PAIRS:
+        if one in found and other in found:
+            speeds = [[each.work.offline / each.seconds for each in found[name]] for name in (one, other)]
+            ratios[f"offline_{one}_over_{other}"] = ratio_of_rounds(speeds[0], speeds[1])
+            for figure in ("ttft_s", "gaps_s"):
+                values = [[getattr(each.seen, figure) for each in found[name]] for name in (one, other)]
+                ratios[f"p99_{NAMED[figure]}_{one}_over_{other}"] = ratio_of_percentiles(values[0], values[1], 99, seed=1)
+    return ratios
+
+
+NAMED = {"ttft_s": "ttft", "gaps_s": "tpot"}
+
+
+def goals_of(
+    found: Mapping[str, Sequence[Round]], chats: Mapping[float, Mapping[str, Sequence[Round]]], ratios: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Each goal with what was measured and whether that meets it; those that need systems which did not run are left out.
+
+    What preemptions cost is won back in two accounts. By throughput: what offline work gained, of what it would gain if computing again
+    took no time; above 1 where it gained more than that. By time: what they took without checkpoints, less what they and all copies take
+    with them as if nothing ran beside those (`Round.lost_s`), which is the least that can be said. ``chats``: by load. A ratio of
+    latencies counts where it is greatest, as in FastServe Fig. 15; ``loads`` has it at each.
+    """
+    ours, recompute = found["incremental+partial"], found["recompute"]
+    blocked = max(_blocked_share(each) for each in (ours, *(at_load["chat_proactive"] for at_load in chats.values())))
+    left = _lost_time(ours) / max(1e-9, _lost_time(recompute))
+    gains = ratios["offline_incremental+partial_over_recompute"]
+    won = [round(_won_back(gain, _lost_time(recompute)), 4) for gain in (gains["ratio"], *gains["rounds"])]
+    goals = {
+        "recomputed_share_at_most_0.01": _goal(round(_lost_share(ours), 5), _lost_share(ours) <= 0.01),
+        "throughput_won_back_of_what_preemption_cost_at_least_0.98": _goal(won[0], won[0] >= 0.98) | {"rounds": won[1:]},
+        "time_won_back_of_what_preemption_cost_at_least_0.98": _goal(round(1 - left, 4), left <= 0.02),
+        "blocked_by_swapping_below_0.02": _goal(round(blocked, 5), blocked < 0.02),
+    }
+    for other, least in (("recompute", 2.7), ("reactive", 1.7)):
+        loads = {
+            load: ratio_of_rounds(latencies_ms(systems[f"chat_{other}"]), latencies_ms(systems["chat_proactive"]))
+            for load, systems in chats.items()
+        }
+        most = max(ratio["ratio"] for ratio in loads.values())
+        goals[f"latency_{other}_over_proactive_at_least_{least}"] = {"measured": most, "loads": loads, "met": most >= least}
+    for name, ratio in ratios.items():
+        if name.startswith("p99_") and name.endswith("_over_plenty_off"):
+            goals[f"{name}_at_most_1.02"] = ratio | {"met": ratio["ratio"] <= 1.02}
+    return goals
+
+
+def _lost_time(rounds: Sequence[Round]) -> float:
+    """What preemptions and checkpoints took, as a share of all time."""
+    return sum(each.lost_s for each in rounds) / sum(each.seconds for each in rounds)
+
+
+def _won_back(gain: float, lost: float) -> float:
+    """``gain``: throughput over that without checkpoints, which loses the share ``lost`` of its time."""
+    return (gain - 1.0) * (1.0 - lost) / max(1e-9, lost)
+
+
+def latencies_ms(rounds: Sequence[Round]) -> list[float]:
+    return [each.seen.normalized_ms()["mean"] or 0.0 for each in rounds]
+
+
+def _goal(measured: float, met: bool) -> dict[str, Any]:
+    return {"measured": measured, "met": met}

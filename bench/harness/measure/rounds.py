@@ -1,0 +1,65 @@
+"""Engines measured in turns, round after round, and ratios with the spread that a noisy machine gives them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any, TypeVar
+
+from bench.harness.measure.latency import percentile
+from harvester.errors import UsageError
+
+T = TypeVar("T")
+
+RESAMPLED = 400
+SPREAD = (5.0, 95.0)  # percent of the resampled ratios between which a ratio is said to lie
+
+
+def rounds_of(given: Mapping[str, float], usual: int) -> int:
+    """``rounds`` of what the user set (``--set rounds=N``), or ``usual``. Raises `UsageError` for what is no whole number of at least 1."""
+    rounds = given.get("rounds", usual)
+    if rounds < 1 or rounds != int(rounds):
+        raise UsageError(f"--set rounds={rounds:g}: give a whole number of at least 1")
+    return int(rounds)
+
+
+def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str, int], T]) -> dict[str, list[T]]:
+    """What ``measure(name, round)`` gives of each, ``rounds`` times. Every other round goes in the opposite order, so that a machine that
+    becomes slower is no one's disadvantage."""
+    found: dict[str, list[T]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            found[name].append(measure(name, number))
+    return found
+
+
+def ratio_of_rounds(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    """The median ratio, and that of each round."""
+    ratios = [one / max(1e-9, other) for one, other in zip(ones, others, strict=True)]
+    return {"ratio": round(median(ratios), 4), "rounds": [round(ratio, 4) for ratio in ratios]}
+
+
+def ratio_of_percentiles(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]], share: float, seed: int) -> dict[str, Any]:
+    """Ratio of a percentile of all rounds' values, and where it lies in 90% of resampled rounds and values (bootstrap in two steps)."""
+    rng = random.Random(seed)
+    ratio = _pooled(ones, share) / max(1e-9, _pooled(others, share))
+    drawn = sorted(_pooled(_resampled(ones, rng), share) / max(1e-9, _pooled(_resampled(others, rng), share)) for _ in range(RESAMPLED))
+    low, high = (percentile(drawn, edge) for edge in SPREAD)
+    assert low is not None
+    assert high is not None
+    return {"ratio": round(ratio, 4), "from": round(low, 4), "to": round(high, 4)}
+
+
+def pooled(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sums of the rounds' counters."""
+    return {name: sum(values[name] for values in rounds) for name in rounds[0]}
+
+
+def _pooled(rounds: Sequence[Sequence[float]], share: float) -> float:
+    found = percentile([value for values in rounds for value in values], share)
+    return 0.0 if found is None else found
+
+
+def _resampled(rounds: Sequence[Sequence[float]], rng: random.Random) -> list[list[float]]:
+    return [rng.choices(values, k=len(values)) for values in rng.choices(rounds, k=len(rounds)) if values]

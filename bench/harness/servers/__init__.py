@@ -1,0 +1,1 @@
+"""The servers under measurement, each a process of its own."""

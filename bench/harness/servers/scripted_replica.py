@@ -1,0 +1,95 @@
+"""The chat application with a scripted engine in vLLM's place: everything around the engine is the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from connectors.parquet.parts import PartsSink
+from harvester.config import ServeConfig
+from harvester.engine.launch.models import ModelChoice
+from harvester.serve.actor import LedgerActor
+from harvester.serve.page import add_page
+from jobs.engine import ApiRequest, EngineGone, Prompt
+from jobs.folder import StateFolder
+from jobs.run.runner import Runner
+from jobs.testing import ScriptedEngine, last_content
+
+CONTEXT_TOKENS = 8192
+CONCURRENCY = 64
+
+
+def last_word(prompt: Prompt) -> str:
+    """The script: `bench.harness.load.table.tail_of` the row, so that an answer in the wrong row shows."""
+    return prompt.messages[-1]["content"].rpartition(" ")[2]
+
+
+def last_word_asked(request: ApiRequest) -> str:
+    return last_content(request).rpartition(" ")[2]
+
+
+class ScriptedReplica:
+    """`harvester.serve.replica.Replica` without an engine: the same runner, ledger client and sink. It answers no chat.
+
+    ``delay_s``: of each completion, of which `CONCURRENCY` are in work.
+    """
+
+    def __init__(self, config: ServeConfig, model: str, state: str, ledger: str, delay_s: float) -> None:
+        folder = StateFolder(Path(state))
+        self._runner = Runner(
+            holder=f"replica-{uuid.uuid4().hex[:12]}",
+            ledger=LedgerActor(ledger, patience_s=float("inf")),
+            engine=ScriptedEngine(
+                model, CONTEXT_TOKENS, config.harvest.concurrency or CONCURRENCY, last_word, delay_s, reply=last_word_asked
+            ),
+            folder=folder,
+            config=config.harvest,
+            open_sink=lambda folder, job_id: PartsSink(folder.results(job_id)),
+            now_s=time.time,
+        )
+        self._app = FastAPI()
+        add_page(self._app)
+        self._harvest: asyncio.Task[None] | None = None
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        self._harvest = asyncio.create_task(self._runner.run())
+        return self._app
+
+    async def check_health(self) -> None:
+        if self._harvest is not None and self._harvest.done():
+            await self._harvest  # raises why it ended
+
+    async def info(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "context_tokens": CONTEXT_TOKENS, "max_seqs": CONCURRENCY}
+
+    async def now(self) -> dict[str, Any]:
+        """Its name alone: there is no engine to tell of."""
+        return {"id": serve.get_replica_context().replica_id.unique_id}
+
+    async def __del__(self) -> None:
+        if self._harvest is not None:
+            self._harvest.cancel()
+            with suppress(asyncio.CancelledError, EngineGone):
+                await self._harvest
+
+
+def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, delay_s: float = 0.0) -> serve.Application:
+    """A `harvester.serve.cluster.ChatApp`."""
+    deployment = serve.deployment(
+        name="replica",
+        num_replicas=config.replicas,
+        max_ongoing_requests=100_000,
+        ray_actor_options={"num_cpus": 1},
+        health_check_period_s=1.0,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=3.0,
+    )(serve.ingress()(ScriptedReplica))
+    return deployment.bind(config, choice.name, str(state), ledger, delay_s)

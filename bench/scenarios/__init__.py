@@ -1,0 +1,1 @@
+"""The scenarios, by question. One file is one scenario, with a function `run(options)`."""

@@ -1,0 +1,60 @@
+"""Which scenarios there are."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.harness.options import Options
+
+Run = Callable[[Options], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``module``, below `bench`, has a function ``run(options)`` that gives the scenario's own part of the result."""
+
+    module: str
+    summary: str
+
+    def load(self) -> Run:
+        """Imported only when it is run: scenarios may need an engine, the list of them does not."""
+        run: Run = importlib.import_module(f"bench.{self.module}").run
+        return run
+
+
+SCENARIOS = {
+    "overhead": Scenario(
+        "scenarios.engine.overhead", "TTFT and total time of one stream: raw vLLM, harvester's ingress, Serve's default proxy"
+    ),
+    "mlfq_sim": Scenario("scenarios.order.mlfq_sim", "simulated OPT-13B on an A100: request rates at equal normalized latency, by order"),
+    "jobs": Scenario(
+        "scenarios.job_path.jobs", "the job path with a scripted engine, kill and resume; a real engine against vLLM's run-batch"
+    ),
+    "batch": Scenario(
+        "scenarios.job_path.batch",
+        "50,000 requests through the Batch API with a scripted engine; 20 batches at once; the API meanwhile",
+    ),
+    "coserve": Scenario(
+        "scenarios.coserving.coserve",
+        "chat of a trace beside batch work: online only, offline only, vLLM's priority policy, harvester",
+    ),
+    "phases": Scenario("scenarios.coserving.phases", "chat on, off and on again beside batch work"),
+    "burst": Scenario("scenarios.coserving.burst", "chat in bursts and at rising rates beside batch work"),
+    "ablation": Scenario("scenarios.coserving.ablation", "the parts of harvester's scheduler, turned on one after the other"),
+    "preempt": Scenario(
+        "scenarios.engine.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"
+    ),
+    "scheduler": Scenario("scenarios.engine.scheduler", "what the plan of a step costs beside vLLM's own scheduler, without a model"),
+    "checkpoint": Scenario(
+        "scenarios.checkpoints.checkpoint",
+        "what a preemption costs with recompute, swap and checkpoints, and checkpoints where KV is plentiful",
+    ),
+    "swap_link": Scenario(
+        "scenarios.checkpoints.swap_link", "chat alone with little KV, copied ahead of time or when needed, over an emulated link"
+    ),
+    "gpu": Scenario("gpu.command", "what only a GPU can show, part by part; with options of its own: python -m bench gpu --help"),
+    "mlfq": Scenario("scenarios.order.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
+}

@@ -1,0 +1,1 @@
+"""What a preemption costs, with and without KV checkpoints."""

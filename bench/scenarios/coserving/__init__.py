@@ -1,0 +1,1 @@
+"""Chat beside batch work on the same engine."""

@@ -1,0 +1,60 @@
+"""Scenario ``ablation``: the parts of harvester's scheduler turned on one after the other (ConServe 6.4.1, Fig. 8)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bench.harness.compare import Comparison, Setting, harvester, over, priority, stock_alone
+from bench.harness.knobs import SHORT, Knobs, described, knobs, set_up
+from bench.harness.load.arrivals import synthetic
+from bench.harness.options import Options
+
+FULL = Knobs(seconds=90.0)
+QUICK = replace(SHORT, seconds=15.0, window_s=3.0)
+NOTHING: dict[str, Any] = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs"}
+PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("budget", {"budget": "slo"}),
+    ("reserve", {"reserve": "bursts"}),
+    ("safepoints", {"safepoints": "auto"}),
+    ("mlfq", {"online_order": "mlfq"}),
+)
+
+
+def variants(quick: bool) -> dict[str, dict[str, Any]]:
+    """Section ``schedule`` of each system: none of the parts, then one more in each, the last with all. Quick: the first and the last."""
+    found = {"none": dict(NOTHING)}
+    schedule = dict(NOTHING)
+    for name, switch in PARTS:
+        schedule = schedule | switch
+        found[f"+{name}"] = schedule
+    return {name: found[name] for name in (*list(found)[:1], *list(found)[-1:])} if quick else found
+
+
+def run(options: Options) -> dict[str, Any]:
+    given = knobs(options, FULL, QUICK)
+    load = synthetic(given.rate, given.cv, given.seconds, given.lengths, np.random.default_rng(options.seed))
+    with set_up(options, given, given.warm_s + given.seconds + 90) as place:
+        comparison = Comparison(place, given, options.seed, given.seconds)
+        (online,), _ = stock_alone(comparison, [load], offline_too=False)
+        slo = online.p99()
+        systems = {"online_only": online.summary(slo)}
+        if not options.quick:
+            systems["vllm_priority"] = priority(comparison, [load], Setting.usual(given))[0].summary(slo)
+        for index, (name, schedule) in enumerate(variants(options.quick).items()):
+            (found,), _ = harvester(comparison, [load], slo, {"schedule": schedule}, label=f"harvester-{index}")
+            systems[name] = found.summary(slo) | {"schedule": schedule}
+        return described(given, place) | {"systems": systems, "ratios": _ratios(systems)}
+
+
+def _ratios(systems: dict[str, Any]) -> dict[str, float | None]:
+    """Each variant against chat alone, and against none of the parts."""
+    found: dict[str, float | None] = {}
+    for name, system in systems.items():
+        if name != "online_only":
+            found[f"p99_ttft_{name}_over_online_only"] = over(system["ttft_ms"]["p99"], systems["online_only"]["ttft_ms"]["p99"])
+        if name not in ("online_only", "none"):
+            found[f"offline_tokens_{name}_over_none"] = over(system["offline_tokens_per_s"], systems["none"]["offline_tokens_per_s"])
+    return found

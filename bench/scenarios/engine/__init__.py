@@ -1,0 +1,1 @@
+"""What harvester adds to a request and to a step."""

@@ -1,0 +1,1 @@
+"""Rows, slices, parts and batches around the engine."""

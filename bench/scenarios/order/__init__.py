@@ -1,0 +1,1 @@
+"""The order among online requests."""

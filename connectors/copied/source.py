@@ -1,0 +1,112 @@
+"""Rows that are copied to Parquet when they are opened, because they cannot be entered in the middle or may change under the reader."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from connectors.base import Closing, RowGroup, check_unique
+from connectors.copied.snapshot import Origin, latest_snapshot, snapshot_path, write_snapshot
+from connectors.errors import SourceError
+from connectors.parquet.source import ParquetSource
+from connectors.paths.location import locate
+
+Rows = tuple[pa.Schema, Iterator[pa.RecordBatch]]
+
+
+class Reading(Protocol):
+    """Where rows are copied from. Errors are raised as `SourceError`."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def fingerprint(self) -> str | None:
+        """Hex digest over metadata that changes when the rows may have changed; None where the origin is not there now."""
+
+    def rows(self) -> AbstractContextManager[Rows]:
+        """All columns and rows, in order, read forward once."""
+
+
+class CopiedSource(Closing):
+    """A `Source` over a Parquet copy of what a `Reading` gives, so that the origin is free and the row order stands still.
+
+    With ``snapshot_dir`` the copy stays there and is used again by whoever opens the same origin; one that is gone need not come back.
+    Without it the copy goes away with `close`.
+
+    ``fingerprint`` asks for the copy with that fingerprint where there is one, whatever became of the origin since: work under way goes
+    on with the rows that it began with.
+    """
+
+    def __init__(self, reading: Reading, snapshot_dir: Path | None = None, fingerprint: str | None = None) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="harvester-") if snapshot_dir is None else None
+        folder = Path(self._temporary.name) if self._temporary is not None else Path(snapshot_dir or "")
+        try:
+            snapshot, self._fingerprint = _copy(reading, folder, fingerprint)
+            self._rows = ParquetSource(locate(str(snapshot)), reading.name)
+        except BaseException:
+            self._clean()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self._rows.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._rows.schema
+
+    @property
+    def row_count(self) -> int:
+        return self._rows.row_count
+
+    def fingerprint(self) -> str:
+        """The origin's, when the copy was made."""
+        return self._fingerprint
+
+    def row_groups(self) -> Sequence[RowGroup]:
+        return self._rows.row_groups()
+
+    def read(self, group: RowGroup, offset: int, count: int, columns: Sequence[str] | None = None) -> pa.Table:
+        return self._rows.read(group, offset, count, columns)
+
+    def close(self) -> None:
+        self._rows.close()
+        self._clean()
+
+    def _clean(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _copy(reading: Reading, folder: Path, fingerprint: str | None) -> tuple[Path, str]:
+    """A complete copy in ``folder`` and its fingerprint: one that is there, or a new one."""
+    if fingerprint is not None and snapshot_path(folder, fingerprint).exists():
+        return snapshot_path(folder, fingerprint), fingerprint
+    before = reading.fingerprint()
+    if before is None and (kept := latest_snapshot(folder, reading.origin)):
+        return kept
+    if before is not None and snapshot_path(folder, before).exists():
+        return snapshot_path(folder, before), before
+    with reading.rows() as (schema, batches):
+        check_unique(schema.names, reading.origin.label)
+        now = reading.fingerprint()  # of a database: again, now that nobody can write to it
+        if now is None:
+            raise SourceError(f"{reading.origin.label} was removed while it was read; put it back and submit it again")
+        copy = snapshot_path(folder, now)
+        write_snapshot(copy, schema, _unchanging(reading, now, batches), reading.origin, now)
+    return copy, now
+
+
+def _unchanging(reading: Reading, fingerprint: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches; in place of the end an error where the origin is no longer what it was at the start."""
+    yield from batches
+    if reading.fingerprint() != fingerprint:
+        raise SourceError(f"{reading.origin.label} changed while it was read; submit it again when nobody writes to it")

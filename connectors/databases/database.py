@@ -1,0 +1,155 @@
+"""A DuckDB file, opened to be read: its tables, and the rows of one table or query."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from connectors.base import listed
+from connectors.edge import first_line, shown
+from connectors.errors import SourceError
+
+BATCH_ROWS = 2048  # DuckDB's own vector length
+
+# The file is all that a query may touch: no other file, no network, no variable of this program. DuckDB wants one configuration
+# of all who open a file in one process, so this one is fixed. Past the memory limit a sort or join goes to disk.
+Settings = dict[str, str | bool | int | float | list[str]]  # of DuckDB
+
+_CONFIG: Settings = {"enable_external_access": "false", "memory_limit": "2GB"}
+# A database behind an extension is reached over the network or through another library; only the query is held to one SELECT there.
+_ATTACH_CONFIG: Settings = {"memory_limit": "2GB", "python_enable_replacements": "false"}
+_TABLES = """
+    select schema_name, table_name from duckdb_tables() where not internal and database_name = current_database()
+    union all
+    select schema_name, view_name from duckdb_views() where not internal and database_name = current_database()
+    order by all
+"""
+
+
+class Database:
+    """A read-only connection. While it is open nobody can write to the file, so keep it short."""
+
+    def __init__(self, path: Path, connection: Any) -> None:
+        self._path = path
+        self._connection = connection
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator[Database]:
+        """Raises `SourceError` for a file that is not there, is not DuckDB's, or is being written to."""
+        if not path.exists():
+            raise SourceError(f"{path} does not exist; give the path of a DuckDB file")
+        try:
+            connection = duckdb.connect(path, read_only=True, config=_CONFIG)
+        except duckdb.Error as error:
+            raise _cannot_open(path, error) from error
+        try:
+            yield cls(path, connection)
+        finally:
+            connection.close()
+
+    @classmethod
+    @contextmanager
+    def attach(cls, address: str) -> Iterator[Database]:
+        """Whatever DuckDB's ATTACH takes, read-only. Raises `SourceError`, also for an extension that is not installed here."""
+        connection = duckdb.connect(config=_ATTACH_CONFIG)
+        try:
+            quoted = address.replace("'", "''")
+            # A prefix such as mysql: says the kind; an address of the database's own does not.
+            kind = next((f", type {kind}" for kind in ("postgres", "mysql") if re.match(rf"{kind}(ql)?://", address, re.IGNORECASE)), "")
+            connection.execute(f"attach '{quoted}' as origin (read_only{kind})")
+            connection.execute("use origin")
+            connection.execute("set lock_configuration = true")
+            yield cls(Path(shown(address)), connection)
+        except duckdb.Error as error:
+            raise _cannot_attach(address, error) from error
+        finally:
+            connection.close()
+
+    def tables(self) -> list[str]:
+        """Tables and views, those outside the schema ``main`` as ``schema.table``."""
+        return [_shown(schema, table) for schema, table in self._found()]
+
+    def rows(self, table: str | None, query: str | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Columns and rows of a table or of a query, as a stream. Raises `SourceError`, while the rows are drawn too."""
+        sql = self._select_all(table) if table is not None else self._checked(query or "")
+        what = f"table {table!r} of {self._path}" if table is not None else f"the query on {self._path}"
+        with self._failing(what):
+            reader = self._connection.sql(sql).to_arrow_reader(BATCH_ROWS)
+        return reader.schema, self._batches(reader, what)
+
+    def _batches(self, reader: Any, what: str) -> Iterator[pa.RecordBatch]:
+        while True:
+            with self._failing(what):
+                batch = next(reader, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _found(self) -> list[tuple[str, str]]:
+        try:
+            return [(str(schema), str(table)) for schema, table in self._connection.sql(_TABLES).fetchall()]
+        except duckdb.Error as error:
+            raise _cannot_open(self._path, error) from error
+
+    def _select_all(self, table: str) -> str:
+        for schema, name in self._found():
+            if table.casefold() in (_shown(schema, name).casefold(), f"{schema}.{name}".casefold()):
+                return f"select * from {_quoted(schema)}.{_quoted(name)}"
+        raise SourceError(f"{self._path} has no table {table!r}; its tables: {self._listed()}")
+
+    def _checked(self, query: str) -> str:
+        with self._failing(f"the query on {self._path}"):
+            statements = self._connection.extract_statements(query)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise SourceError(f"the query on {self._path} must be one SELECT; given: {' '.join(query.split())[:80]!r}")
+        return query
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError) as error:  # Arrow's, where DuckDB fails in the middle of the stream
+            raise SourceError(f"{what} failed: {first_line(error)}; tables of the file: {self._listed()}") from error
+
+    def _listed(self) -> str:
+        try:
+            return listed(self.tables()) or "none"
+        except SourceError:
+            return "not known after this failure"
+
+
+def _cannot_open(path: Path, error: duckdb.Error) -> SourceError:
+    message = str(error)
+    if "Could not set lock" in message:
+        process = re.search(r"\(PID [0-9]+\)", message)
+        who = f"another process {process[0]}" if process else "another process"
+        return SourceError(f"{path} is open for writing in {who}; close it there, or submit a copy of the file")
+    if "different configuration" in message:
+        return SourceError(f"{path} is open in this same process with other settings; close it there, or submit a copy of the file")
+    return SourceError(f"cannot open {path}: {first_line(error)}; give the path of a DuckDB file that can be read")
+
+
+def _cannot_attach(address: str, error: duckdb.Error) -> SourceError:
+    message = str(error)
+    extension = re.search(r'extension "(\w+)"', message)
+    if "Failed to download" in message and extension:
+        return SourceError(
+            f"{shown(address)} needs DuckDB's extension {extension[1]}, which is not installed; once, where the server runs: "
+            f"python -c \"import duckdb; duckdb.sql('install {extension[1]}')\""
+        )
+    return SourceError(f"cannot attach {shown(address)}: {shown(first_line(error))}; give what DuckDB's ATTACH takes")
+
+
+def _shown(schema: str, table: str) -> str:
+    return table if schema == "main" else f"{schema}.{table}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

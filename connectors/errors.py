@@ -1,0 +1,47 @@
+"""The base of the error tree, and what a table that is read or written can raise. `harvester.errors` draws the whole tree."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HarvesterError(Exception):
+    """Base of the tree. ``code`` is stable and goes into HTTP answers, ``exit_code`` into the shell."""
+
+    code: ClassVar[str] = "failed"
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def to_json(self) -> dict[str, dict[str, str]]:
+        """The body of an HTTP error answer: ``{"error": {"code": ..., "message": ...}}``."""
+        return {"error": {"code": self.code, "message": self.message}}
+
+
+class UsageError(HarvesterError):
+    """The user asked for something that cannot be."""
+
+    code = "wrong_use"
+    exit_code = 2
+    http_status = 400
+
+
+class SourceError(UsageError):
+    """A file, table or query to read."""
+
+    code = "bad_source"
+
+
+class ColumnError(UsageError):
+    """A column of the source."""
+
+    code = "bad_column"
+
+
+class StorageError(HarvesterError):
+    """A part, the ledger or the state folder cannot be written or read."""
+
+    code = "storage"

@@ -1,0 +1,58 @@
+"""Arrow IPC: files and streams, record batch by record batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from connectors.copied.source import Rows
+from connectors.edge import reading, shown
+from connectors.errors import SourceError
+from connectors.paths.files import DataFile
+
+_MAGIC = b"ARROW1"  # of the file format; the stream format has none
+
+
+def ipc_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Rows:
+    """All files must have one schema, whichever of the two formats each is in. Raises `SourceError`."""
+    schema = _schema(files, data_files[0])
+    for other in data_files[1:]:
+        if not _schema(files, other).equals(schema):
+            raise SourceError(f"{shown(other.path)} and {shown(data_files[0].path)} differ in their schema; submit them as separate jobs")
+    return schema, (batch for data_file in data_files for batch in _batches(files, data_file))
+
+
+def _schema(files: fs.FileSystem, data_file: DataFile) -> pa.Schema:
+    with reading(data_file.path, "Arrow IPC"), files.open_input_file(data_file.path) as file:
+        return _reader(file).schema.remove_metadata()
+
+
+def _batches(files: fs.FileSystem, data_file: DataFile) -> Iterator[pa.RecordBatch]:
+    with reading(data_file.path, "Arrow IPC"):
+        file = files.open_input_file(data_file.path)
+    with file:
+        with reading(data_file.path, "Arrow IPC"):
+            reader = _reader(file)
+        rest = iter(range(reader.num_record_batches)) if isinstance(reader, pa.RecordBatchFileReader) else None
+        while True:
+            with reading(data_file.path, "Arrow IPC"):
+                batch = _next(reader, rest)
+            if batch is None:
+                return
+            yield batch.replace_schema_metadata(None)
+
+
+def _reader(file: Any) -> Any:
+    head = bytes(file.read(len(_MAGIC)))
+    file.seek(0)
+    return pa.ipc.open_file(file) if head == _MAGIC else pa.ipc.open_stream(file)
+
+
+def _next(reader: Any, rest: Iterator[int] | None) -> pa.RecordBatch | None:
+    if rest is None:
+        return next(reader, None)
+    index = next(rest, None)
+    return None if index is None else reader.get_batch(index)

@@ -1,0 +1,140 @@
+"""The files that a path, glob or folder stands for, all of one kind, in sorted path order."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import unquote
+
+from pyarrow import fs
+
+from connectors.edge import reading
+from connectors.errors import SourceError
+from connectors.paths.location import Location
+from connectors.paths.names import KNOWN, FileKind, kind_of
+
+_MAGIC = re.compile(r"[*?\[]")
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of a source. ``relative`` is its path below the root that the user named, ``stamp`` changes when it is replaced."""
+
+    path: str
+    relative: str
+    size_bytes: int
+    stamp: str
+
+    @classmethod
+    def of(cls, files: fs.FileSystem, info: fs.FileInfo, relative: str) -> DataFile:
+        return cls(info.path, relative, int(info.size or 0), _stamp(files, info))
+
+    def partitions(self) -> dict[str, str | None]:
+        """Values that a hive-partitioned folder keeps in its names: ``year=2024/x.parquet`` gives ``{"year": "2024"}``."""
+        pairs = [folder.split("=", 1) for folder in self.relative.split("/")[:-1] if "=" in folder.lstrip("=")]
+        return {unquote(key): None if value == _HIVE_NULL else unquote(value) for key, value in pairs}
+
+
+def is_glob(path: str) -> bool:
+    return _MAGIC.search(path) is not None
+
+
+def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
+    """Every file that the location stands for, and what kind they are. A path that exists is taken as it is, whatever glob signs are in it.
+
+    Folders are searched to the bottom; names that start with ``_`` or ``.`` are left out. Beside Parquet files all others are left out,
+    beside other tables text is (a README); two kinds of table in one folder are refused.
+    Raises `SourceError` where there is nothing, or nothing of a known kind.
+    """
+    with reading(location.uri):
+        info = location.files.get_file_info([location.path])[0]
+        if info.type == fs.FileType.File:
+            return _single(location, info)
+        if info.type == fs.FileType.Directory:
+            found, root, nothing = _below(location.files, info.path), info.path, "holds no file"
+        elif is_glob(location.path):
+            root, found = _matches(location.files, location.path)
+            nothing = "matches no file"
+        else:
+            raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
+    prefix = root.rstrip("/") + "/"
+    visible = {relative: entry for entry in found if not _is_hidden(relative := entry.path.removeprefix(prefix))}
+    kind = _common_kind(location, list(visible), nothing)
+    with reading(root):
+        chosen = sorted(relative for relative in visible if kind_of(relative) is kind)
+        return kind, tuple(DataFile.of(location.files, visible[relative], relative) for relative in chosen)
+
+
+def _single(location: Location, info: fs.FileInfo) -> tuple[FileKind, tuple[DataFile, ...]]:
+    kind = kind_of(info.base_name)
+    if kind is None:
+        suffix = PurePosixPath(info.base_name).suffix or "a file without suffix"
+        raise SourceError(f"{location.label} is of an unknown kind ({suffix}); known: {KNOWN}")
+    return kind, (DataFile.of(location.files, info, info.base_name),)
+
+
+def _common_kind(location: Location, names: Sequence[str], nothing: str) -> FileKind:
+    example = {kind: name for name in sorted(names, reverse=True) if (kind := kind_of(name)) is not None}
+    if FileKind.PARQUET in example:
+        return FileKind.PARQUET
+    tables = [kind for kind in example if kind is not FileKind.TEXT]
+    if len(tables) > 1:
+        raise SourceError(
+            f"{location.label} holds {example[tables[0]]} ({tables[0]}) and {example[tables[1]]} ({tables[1]}); "
+            "choose one kind with a glob such as 'folder/*.csv'"
+        )
+    if not example:
+        raise SourceError(f"{location.label} {nothing} of a known kind (names that start with _ or . are left out); known: {KNOWN}")
+    return tables[0] if tables else FileKind.TEXT
+
+
+def _stamp(files: fs.FileSystem, info: fs.FileInfo) -> str:
+    """What tells two editions of a file apart without reading it: the time of change, or what fsspec holds for it."""
+    if info.mtime_ns is not None:
+        # Object stores give the same time in seconds or finer, depending on whether the file was listed or asked for by name.
+        return str(info.mtime_ns if isinstance(files, fs.LocalFileSystem) else info.mtime_ns // 10**9)
+    handler = getattr(files, "handler", None)
+    return str(handler.fs.ukey(info.path)) if isinstance(handler, fs.FSSpecHandler) else ""
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in relative.split("/"))
+
+
+def _below(files: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
+    entries = files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
+    return [entry for entry in entries if entry.type == fs.FileType.File]
+
+
+def _matches(files: fs.FileSystem, pattern: str) -> tuple[str, list[fs.FileInfo]]:
+    """The folder up to which the pattern is literal, and the files it matches; a folder that it matches gives all its files.
+
+    Goes down one component at a time, so that a narrow pattern does not list a whole bucket.
+    """
+    root, *rest = re.split(r"/(?=[^/]*[*?\[])", pattern, maxsplit=1)
+    root = root or "/"
+    level = [root] if rest else []
+    for part in "".join(rest).split("/"):
+        level = list(dict.fromkeys(path for folder in level for path in _step(files, folder, part)))
+    found: list[fs.FileInfo] = []
+    for info in files.get_file_info(level):
+        found += [info] if info.type == fs.FileType.File else _below(files, info.path)
+    return root, found
+
+
+def _step(files: fs.FileSystem, folder: str, part: str) -> Iterator[str]:
+    """Paths one component further down; a name that exists as it is written is no pattern."""
+    literal = f"{folder.rstrip('/')}/{part}"
+    if not is_glob(part) or files.get_file_info([literal])[0].type != fs.FileType.NotFound:
+        yield literal
+    elif part == "**":
+        yield folder
+        entries = files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
+        yield from (entry.path for entry in entries if entry.type == fs.FileType.Directory)
+    else:
+        entries = files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        yield from (entry.path for entry in entries if fnmatch.fnmatchcase(entry.base_name, part))

@@ -1,0 +1,83 @@
+"""From what a user writes (path, glob, folder, address) to a file system and a path in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import fsspec
+import pyarrow as pa
+from pyarrow import fs
+
+from connectors.edge import reading, shown
+from connectors.errors import SourceError
+
+_ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+# `?` is also a sign of globs: only key=value pairs at the very end are options of the address.
+_OPTIONS = re.compile(r"\?[A-Za-z_]+=[^/]*$")
+KNOWN_ADDRESSES = "a path, file://, s3://, gs://, hdfs://, abfs:// and the addresses that fsspec knows"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A path on a file system; ``uri`` is how the user wrote it."""
+
+    files: fs.FileSystem
+    path: str
+    uri: str
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return shown(self.uri)
+
+    @property
+    def local(self) -> Path | None:
+        """The path where it is on this machine's disks, else None."""
+        return Path(self.path) if isinstance(self.files, fs.LocalFileSystem) else None
+
+
+def locate(uri: str) -> Location:
+    """Find the file system of a path or address, without asking whether the path exists. Raises `SourceError` for an unknown kind."""
+    if not uri or "\0" in uri:
+        raise SourceError(f"{uri!r} is not a path; give the path of a Parquet file, glob or folder, or of a .duckdb file")
+    address = _ADDRESS.match(uri)
+    if address is None:
+        return _local(uri, uri)
+    if address[1].lower() == "file":
+        path = re.sub(r"^localhost(?=/)", "", uri[address.end() :])
+        return _local(path if Path(path).exists() else unquote(path), uri)
+    return _remote(uri, address[0])
+
+
+def _local(path: str, uri: str) -> Location:
+    return Location(fs.LocalFileSystem(), str(Path(path).expanduser().absolute()), uri)
+
+
+def _remote(uri: str, scheme: str) -> Location:
+    options = _OPTIONS.search(uri)
+    body = uri[len(scheme) : options.start() if options else None]
+    host, _, key = body.partition("/")
+    with reading(uri):
+        try:
+            # Only the host goes through the parser: a path may hold spaces, brackets and percent signs that mean themselves.
+            files, base = fs.FileSystem.from_uri(f"{scheme}{host}/{options[0] if options else ''}")
+        except pa.ArrowNotImplementedError:
+            return _through_fsspec(uri, scheme)
+        except pa.ArrowInvalid as error:
+            if "Unrecognized filesystem" in str(error):
+                return _through_fsspec(uri, scheme)
+            raise SourceError(f"cannot use the address {shown(uri)}: {shown(str(error))}") from error
+    return Location(files, f"{base.rstrip('/')}/{key}".rstrip("/") or "/", uri)
+
+
+def _through_fsspec(uri: str, scheme: str) -> Location:
+    try:
+        files, path = fsspec.core.url_to_fs(uri)
+    except ImportError as error:
+        raise SourceError(f"cannot read {shown(uri)}: {scheme} needs one more package: {error}") from error
+    except ValueError as error:
+        raise SourceError(f"cannot read {shown(uri)}: {scheme} is not a known kind of address; known: {KNOWN_ADDRESSES}") from error
+    return Location(fs.PyFileSystem(fs.FSSpecHandler(files)), path.rstrip("/") or "/", uri)

@@ -1,0 +1,68 @@
+"""What the name of a file says: the kind of file by its suffix, and what a person calls the source."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from enum import StrEnum
+
+
+class FileKind(StrEnum):
+    PARQUET = "Parquet"
+    ARROW = "Arrow IPC"
+    JSONL = "JSON lines"
+    CSV = "CSV"
+    TEXT = "text"  # a row a file
+
+
+SUFFIXES: dict[FileKind, tuple[str, ...]] = {
+    FileKind.PARQUET: (".parquet", ".pq", ".parq"),
+    FileKind.ARROW: (".arrow", ".arrows", ".feather", ".ipc"),
+    FileKind.JSONL: (".jsonl", ".ndjson", ".json"),
+    FileKind.CSV: (".csv", ".tsv", ".tab"),
+    FileKind.TEXT: (
+        *(".txt", ".md", ".text", ".markdown", ".rst", ".adoc", ".org", ".tex"),
+        *(".html", ".htm", ".xml", ".eml", ".srt", ".vtt", ".log"),
+    ),
+}
+COMPRESSIONS = (".gz", ".zst", ".bz2")  # of JSON lines and CSV
+DATABASES = (".duckdb", ".ddb", ".db", ".sqlite", ".sqlite3")
+
+_SHOWN = [f"{kind} ({', '.join(suffixes[:2])})" for kind, suffixes in SUFFIXES.items()]
+KNOWN = (
+    f"a file, glob or folder of {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}, or a DuckDB or SQLite file ({', '.join(DATABASES)}) "
+    "with --table or --query"
+)
+
+
+def kind_of(name: str) -> FileKind | None:
+    """By the suffix of a file's name, without regard to case."""
+    plain = name.lower()
+    bare = next((plain.removesuffix(end) for end in COMPRESSIONS if plain.endswith(end)), None)
+    for kind, suffixes in SUFFIXES.items():
+        if plain.endswith(suffixes) or (bare is not None and kind in (FileKind.JSONL, FileKind.CSV) and bare.endswith(suffixes)):
+            return kind
+    return None
+
+
+def stem_of(name: str) -> str:
+    """The name without the suffixes that say its kind: ``docs`` of ``docs.csv.gz``."""
+    bare = next((name[: -len(end)] for end in COMPRESSIONS if name.lower().endswith(end)), name)
+    ends = [end for suffixes in SUFFIXES.values() for end in suffixes]
+    return next((bare[: -len(end)] for end in ends if bare.lower().endswith(end)), bare)
+
+
+MAX_LETTERS = 32
+
+
+def source_name(*candidates: str) -> str:
+    """The first candidate that holds a letter or digit, as lower-case letters, digits and ``-``, at most 32 of them.
+
+    ``table`` where no candidate holds any.
+    """
+    for candidate in candidates:
+        plain = unicodedata.normalize("NFKD", candidate).encode("ascii", "ignore").decode().lower()
+        name = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_LETTERS].rstrip("-")
+        if name:
+            return name
+    return "table"

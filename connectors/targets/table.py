@@ -1,0 +1,146 @@
+"""A table of a DuckDB file that grows part by part; rows and the note of their part are one transaction."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from connectors.base import Closing
+from connectors.durable import storage_error
+from connectors.edge import first_line
+from connectors.errors import StorageError
+from connectors.parquet.parts import Part
+
+PARTS_AT_ONCE = 64  # a transaction
+PATIENCE_S = 60.0  # for another process to close the file
+_POLL_S = 0.25
+_NOTES = "harvester_parts"
+_CREATE_NOTES = f"""
+    CREATE TABLE IF NOT EXISTS {_NOTES} (
+        table_name VARCHAR, job VARCHAR, part VARCHAR, edition VARCHAR, rows BIGINT, PRIMARY KEY (table_name, job, part)
+    )
+"""
+
+
+class TableCopy(Closing):
+    """A `Target`. The table has the columns of the results after ``job_id``, so that several jobs may share it.
+
+    The file is open for the moment of a transaction only: anyone may read it in between. The table ``harvester_parts`` of the same file
+    says which parts are in.
+    """
+
+    def __init__(
+        self, path: Path, table: str, job: str, *, patience_s: float = PATIENCE_S, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._path = path
+        self._schema, _, self._table = table.rpartition(".")
+        self._job = job
+        self._patience_s = patience_s
+        self._sleep = sleep
+        self._name = ".".join(_quoted(name) for name in (self._schema or "main", self._table))
+        self._key = f"{self._schema or 'main'}.{self._table}".lower()
+        self._rows = 0
+        self._editions: dict[str, str] | None = None  # as this object left them
+
+    def update(self, parts: Sequence[Part], *, is_final: bool) -> int:
+        if self._editions is not None and not is_final and all(self._editions.get(part.name) == part.edition for part in parts):
+            return self._rows
+        while True:
+            with self._transaction() as connection:
+                self._editions = self._held(connection)
+                new = [part for part in parts if self._editions.get(part.name) != part.edition]
+                for part in new[:PARTS_AT_ONCE]:
+                    self._take(connection, part)
+                    self._editions[part.name] = part.edition
+                self._rows = _one(connection, f"SELECT coalesce(sum(rows), 0) FROM {_NOTES} WHERE table_name = ? AND job = ?", self._about)
+            if len(new) <= PARTS_AT_ONCE:
+                return self._rows
+
+    @property
+    def _about(self) -> list[str]:
+        return [self._key, self._job]
+
+    def _held(self, connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+        """Editions by part. A table that was dropped holds none."""
+        connection.execute(_CREATE_NOTES)
+        if not self._is_there(connection):
+            connection.execute(f"DELETE FROM {_NOTES} WHERE table_name = ?", [self._key])
+        found = connection.execute(f"SELECT part, edition FROM {_NOTES} WHERE table_name = ? AND job = ?", self._about).fetchall()
+        return {str(part): str(edition) for part, edition in found}
+
+    def _is_there(self, connection: duckdb.DuckDBPyConnection) -> bool:
+        sql = (
+            "SELECT count(*) FROM duckdb_tables() WHERE database_name = current_database() AND lower(schema_name || '.' || table_name) = ?"
+        )
+        return _one(connection, sql, [self._key]) > 0
+
+    def _take(self, connection: duckdb.DuckDBPyConnection, part: Part) -> None:
+        table = part.read()
+        label = "job_id"
+        while label in {name.lower() for name in table.schema.names}:
+            label = f"_{label}"
+        connection.register("part", table)
+        try:
+            rows = f"SELECT ?::VARCHAR AS {label}, * FROM part"
+            if not self._is_there(connection):
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(self._schema or 'main')}")
+                connection.execute(f"CREATE TABLE {self._name} AS {rows} LIMIT 0", [self._job])
+            if self._editions and part.name in self._editions:
+                connection.execute(f"DELETE FROM {self._name} WHERE {label} = ? AND row_id IN (SELECT row_id FROM part)", [self._job])
+            connection.execute(f"INSERT INTO {self._name} BY NAME {rows}", [self._job])
+            note = [*self._about, part.name, part.edition, table.num_rows]
+            connection.execute(f"INSERT OR REPLACE INTO {_NOTES} VALUES (?, ?, ?, ?, ?)", note)
+        finally:
+            with suppress(duckdb.Error):  # after a failed statement the transaction takes no other
+                connection.unregister("part")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        connection = self._open()
+        try:
+            connection.execute("BEGIN")
+            yield connection
+            connection.execute("COMMIT")
+        except (duckdb.BinderException, duckdb.ConversionException, duckdb.CatalogException) as error:
+            raise StorageError(
+                f"table {self._table} of {self._path} does not take the results of job {self._job}: {first_line(error)}; name another table"
+            ) from error
+        except duckdb.Error as error:
+            raise StorageError(f"cannot write {self._path}: {first_line(error)}; check the file and its disk") from error
+        finally:
+            connection.close()  # what was not committed is as if it had not been
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        waited_s = 0.0
+        while True:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                return duckdb.connect(self._path, config={"python_enable_replacements": "false"})
+            except duckdb.Error as error:
+                if "Could not set lock" not in str(error) or waited_s >= self._patience_s:
+                    raise self._cannot_open(error) from error
+            except OSError as error:
+                raise storage_error("write", self._path, error) from error
+            self._sleep(_POLL_S)
+            waited_s += _POLL_S
+
+    def _cannot_open(self, error: duckdb.Error) -> StorageError:
+        if "Could not set lock" not in str(error):
+            return StorageError(f"cannot open {self._path}: {first_line(error)}; give a DuckDB file, or the name of a new one")
+        process = re.search(r"\(PID [0-9]+\)", str(error))
+        who = f"another process {process[0]}" if process else "another process"
+        return StorageError(f"{self._path} is open in {who}; close it there and run this again: it goes on where it was")
+
+
+def _one(connection: duckdb.DuckDBPyConnection, sql: str, values: list[Any]) -> int:
+    return int(connection.execute(sql, values).fetchall()[0][0])
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,80 @@
+"""The engine as the harvest loop knows one: rows answered as offline work."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.serving import OfflineApi
+from harvester.errors import EngineError, UsageError
+from jobs.engine import ApiRequest, Completion, EngineGone, Message, Prompt, RowError
+from jobs.usage import Usage
+
+
+class OfflineEngine:
+    """Implements `jobs.engine.Engine`. Tokenizes in a thread of its own, so that it never delays a chat token.
+
+    ``model`` is the name that jobs ask for; ``concurrency``: see `Engine`.
+    """
+
+    def __init__(self, llm: HarvestLLM, api: OfflineApi, chat_template: str | None, model: str, concurrency: int) -> None:
+        self.model = model
+        self.concurrency = concurrency
+        self._llm = llm
+        self._api = api
+        self._chat_template = chat_template
+        self._tokenizer = llm.get_tokenizer()
+        self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+
+    @property
+    def context_tokens(self) -> int:
+        return self._llm.sizes.context_tokens
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return len(await self._tokenize(messages))
+
+    async def complete(self, prompt: Prompt) -> Completion:
+        """See `Engine.complete`."""
+        token_ids = await self._tokenize(prompt.messages)
+        try:
+            found = await self._llm.complete(
+                prompt.request_id,
+                token_ids,
+                max_tokens=prompt.max_tokens,
+                temperature=prompt.temperature,
+                choices=prompt.choices,
+                json_schema=prompt.json_schema,
+                extra=prompt.hint.to_args(),
+                sampling=self._defaults,
+            )
+        except UsageError as error:
+            raise RowError("refused", error.message) from error
+        except EngineError as error:
+            raise EngineGone(error.message) from error
+        usage = Usage(
+            prompt_tokens=found.prompt_tokens,
+            cached_tokens=found.cached_tokens,
+            output_tokens=len(found.token_ids),
+            preemptions=found.preemptions,
+        )
+        return Completion(found.text, found.finish_reason, usage)
+
+    async def respond(self, request: ApiRequest) -> Completion:
+        return await self._api.respond(request)
+
+    async def _tokenize(self, messages: tuple[Message, ...]) -> list[int]:
+        """Token ids of the rendered chat prompt."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages))
+
+    def _render(self, messages: list[Any]) -> list[int]:
+        ids = self._tokenizer.apply_chat_template(
+            messages, tokenize=True, add_generation_prompt=True, return_dict=False, chat_template=self._chat_template
+        )
+        assert not isinstance(ids, str), "asked for tokens"
+        return list(ids)

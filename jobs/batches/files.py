@@ -1,0 +1,147 @@
+"""Uploaded files and the files made of batches: content and what is known of it, under ids that say nothing.
+
+``file-ID.data`` holds the content, ``file-ID.json`` what is known of it. The second is written last and removed first, so that a file
+is there wholly or not at all. Several processes may use one folder. Nothing that a client sends is ever part of a path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from connectors.durable import publish, storage_error, sweep
+from connectors.errors import StorageError
+from jobs.errors import NotFoundError
+from jobs.spec import Frozen
+
+_ID = re.compile(r"file-[0-9a-f]{24}")
+_LEFTOVER_AFTER_S = 3600.0  # content without its description: a writer died, or is about to write it
+
+
+class StoredFile(Frozen):
+    """What is known of a file. Never changes."""
+
+    id: str
+    filename: str = Field(description="As the client named it; shown, never used as a path.")
+    purpose: str = Field(description="`batch` or `batch_output`.")
+    bytes: int
+    created_at_s: float
+    expires_at_s: float | None = None
+
+    def to_openai(self) -> dict[str, Any]:
+        """OpenAI's file object."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": int(self.created_at_s),
+            "expires_at": None if self.expires_at_s is None else int(self.expires_at_s),
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(12)}"
+
+
+class FileStore:
+    """``now_s`` is the wall clock. Every method reads or writes files: call them from threads, several at once if need be."""
+
+    def __init__(self, folder: Path, now_s: Callable[[], float]) -> None:
+        self._folder = folder
+        self._now_s = now_s
+        self._known: dict[str, StoredFile] = {}
+
+    def content(self, file_id: str) -> Path:
+        """Where the content of a file lies, or is to be published. ``file_id`` is of this store's making."""
+        assert _ID.fullmatch(file_id), f"not a file id: {file_id!r}"
+        return self._folder / f"{file_id}.data"
+
+    def _about(self, file_id: str) -> Path:
+        return self._folder / f"{file_id}.json"
+
+    def enter(self, file_id: str, filename: str, purpose: str, expires_after_s: int | None = None) -> StoredFile:
+        """Take in a file whose content has been published. Entering the same id again replaces what is known of it."""
+        now_s = self._now_s()
+        stored = StoredFile(
+            id=file_id,
+            filename=filename,
+            purpose=purpose,
+            bytes=self.content(file_id).stat().st_size,
+            created_at_s=now_s,
+            expires_at_s=None if expires_after_s is None else now_s + expires_after_s,
+        )
+        with publish(self._about(file_id)) as file:
+            file.write(stored.model_dump_json().encode())
+        self._known[file_id] = stored
+        return stored
+
+    def get(self, file_id: str) -> StoredFile:
+        """Raises `NotFoundError`, for whatever is not the id of a file that is there."""
+        if _ID.fullmatch(file_id) and self._about(file_id).exists():
+            stored = self._read(file_id)
+            if stored is not None and not self._is_over(stored):
+                return stored
+        raise NotFoundError(f"No such File object: {file_id[:80]}; list them with GET /v1/files")
+
+    def delete(self, file_id: str) -> None:
+        """Raises `NotFoundError`. Who has the content open reads on."""
+        self._remove(self.get(file_id).id)
+
+    def list(self) -> list[StoredFile]:
+        """Newest first."""
+        try:
+            ids = [entry.name.removesuffix(".json") for entry in os.scandir(self._folder) if entry.name.endswith(".json")]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error("list", self._folder, error) from error
+        there_now = set(ids)
+        self._known = {file_id: stored for file_id, stored in tuple(self._known.items()) if file_id in there_now}
+        found = [self._read(file_id) for file_id in ids if _ID.fullmatch(file_id)]
+        there = [stored for stored in found if stored is not None and not self._is_over(stored)]
+        return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
+
+    def sweep(self) -> None:
+        """Remove the files whose time is over, and what dead writers have left."""
+        for stored in tuple(self._known.values()):
+            if self._is_over(stored):
+                self._remove(stored.id)
+        for path in self._folder.glob("file-*.data"):
+            with suppress(FileNotFoundError):
+                if not path.with_suffix(".json").exists() and self._now_s() - path.stat().st_mtime > _LEFTOVER_AFTER_S:
+                    path.unlink()
+        sweep(self._folder)
+
+    def _is_over(self, stored: StoredFile) -> bool:
+        return stored.expires_at_s is not None and stored.expires_at_s <= self._now_s()
+
+    def _read(self, file_id: str) -> StoredFile | None:
+        stored = self._known.get(file_id)
+        if stored is None:
+            path = self._about(file_id)
+            try:
+                stored = self._known[file_id] = StoredFile.model_validate_json(path.read_bytes())
+            except FileNotFoundError:  # deleted meanwhile
+                return None
+            except ValueError as error:
+                raise StorageError(f"{path} is damaged; remove it, and upload the file again") from error
+        return stored
+
+    def _remove(self, file_id: str) -> None:
+        try:
+            self._about(file_id).unlink(missing_ok=True)
+            self.content(file_id).unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error("remove", self._about(file_id), error) from error
+        self._known.pop(file_id, None)

@@ -1,0 +1,45 @@
+"""The records of all batches: one JSON file each, replaced whole, all of them in memory. One process writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from connectors.durable import publish, storage_error, sweep
+from connectors.errors import StorageError
+from jobs.batches.record import BatchRecord
+from jobs.errors import NotFoundError
+
+
+class BatchStore:
+    """Opened by the one process that owns the batches. `put` syncs to disk: call it from a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._records: dict[str, BatchRecord] = {}
+        try:
+            sweep(folder)
+            paths = sorted(folder.glob("batch_*.json"))
+        except OSError as error:
+            raise storage_error("list", folder, error) from error
+        for path in paths:
+            try:
+                record = BatchRecord.model_validate_json(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise StorageError(f"{path} is damaged; move it away and start the server again") from error
+            self._records[record.id] = record
+
+    def put(self, record: BatchRecord) -> None:
+        """Keep a new record, or the new state of one; it is seen once it is on disk."""
+        with publish(self._folder / f"{record.id}.json") as file:
+            file.write(record.model_dump_json().encode())
+        self._records[record.id] = record
+
+    def get(self, batch_id: str) -> BatchRecord:
+        """Raises `NotFoundError`."""
+        if batch_id not in self._records:
+            raise NotFoundError(f"No such Batch object: {batch_id[:80]}; list them with GET /v1/batches")
+        return self._records[batch_id]
+
+    def list(self) -> list[BatchRecord]:
+        """Newest first."""
+        return sorted(self._records.values(), key=lambda record: (record.created_at_s, record.id), reverse=True)

@@ -1,0 +1,65 @@
+"""The sections of a deployment's configuration that jobs read. `harvester.config` composes the whole tree."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Values of one key of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HarvestConfig(Section):
+    """How a replica takes work from the ledger."""
+
+    max_slice_rows: int = Field(default=256, ge=1, le=100_000, description="Maximum rows of one lease.")
+    min_slice_rows: int = Field(default=4, ge=1, description="Minimum rows of one lease, for small jobs.")
+    slices_per_job: int = Field(default=32, ge=1, description="A small job is cut into about this many slices.")
+    concurrency: int | None = Field(
+        default=None, ge=1, description="Offline prompts kept in the engine of one replica. None: twice its offline slots."
+    )
+    lease_s: float = Field(default=15.0, gt=0.0, description="Seconds after which a lease that was not renewed goes to another replica.")
+    heartbeat_s: float = Field(default=1.0, gt=0.0, description="Seconds between two renewals of a replica's leases.")
+    idle_poll_s: float = Field(default=0.5, gt=0.0, description="Seconds between two requests of an idle replica for work.")
+    row_attempts: int = Field(
+        default=10, ge=2, description="Attempts after which a row that never finished ends as an error: it seems to kill the engine."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> HarvestConfig:
+        if self.heartbeat_s * 3 > self.lease_s:
+            raise ValueError(f"lease_s={self.lease_s} must be at least three times heartbeat_s={self.heartbeat_s}")
+        if self.min_slice_rows > self.max_slice_rows:
+            raise ValueError(f"min_slice_rows={self.min_slice_rows} is above max_slice_rows={self.max_slice_rows}")
+        return self
+
+
+class BatchConfig(Section):
+    """Limits of `/v1/files` and `/v1/batches`. None: no limit."""
+
+    max_lines: int | None = Field(default=None, ge=1, description="Maximum requests of one batch. OpenAI: 50,000.")
+    max_file_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of an upload. OpenAI: 200,000,000.")
+    max_line_bytes: int = Field(default=64 << 20, ge=1024, description="Maximum bytes of an input line, which is held in memory.")
+
+
+class DeadlineConfig(Section):
+    """What a job that would miss its deadline gets beside its weight."""
+
+    max_boost: float = Field(default=8.0, ge=1.0, le=1000.0, description="Maximum factor on the weight of a late job. 1: no boost.")
+    share_cap: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=0.9,
+        description="Maximum share of slots and KV guaranteed to a late job; it may use the reserve. The SLO still comes first.",
+    )
+    above_slo: bool = Field(default=False, description="Guarantee the share of step time too, even if that breaks the SLO.")
+
+
+class PriceConfig(Section):
+    """Token prices, for estimates."""
+
+    prompt_per_million: float = Field(ge=0.0, description="Price of a million prompt tokens.")
+    output_per_million: float = Field(ge=0.0, description="Price of a million output tokens.")
+    currency: str = Field(default="USD", min_length=1, max_length=8)

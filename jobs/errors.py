@@ -1,0 +1,47 @@
+"""What a job, a task, a query or a batch can raise, beside the errors of `connectors`. `harvester.errors` draws the whole tree."""
+
+from __future__ import annotations
+
+from connectors.errors import HarvesterError, UsageError
+
+
+class TaskError(UsageError):
+    """A task, its template, its options or its schema."""
+
+    code = "bad_task"
+
+
+class QueryError(UsageError):
+    """A SQL query."""
+
+    code = "bad_query"
+
+
+class ParameterError(UsageError):
+    """``param`` names the parameter of an HTTP request, as a path (``metadata.topic``); None where no single one is at fault."""
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class NotFoundError(UsageError):
+    """A job, task or file named by the user."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class StateError(HarvesterError):
+    """A job is in a state that forbids the change."""
+
+    code = "bad_state"
+    http_status = 409
+
+
+class EngineError(HarvesterError):
+    """The model or the engine could not do its work."""
+
+    code = "engine"

@@ -1,0 +1,74 @@
+"""Jobs that would miss their deadline: how much more they get, in two stages, and what is said of it.
+
+First more of the idle time than other jobs: the job's weight is raised, as far as the limit goes. Where that is used up, or no other job
+has work, a minimum share of the engine is guaranteed to it, up to the cap. Both rise by what is lacking and fall slowly, so that a raised
+job that is now in time does not lose at once what made it so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jobs.config import DeadlineConfig
+from jobs.hint import SchedulingHint
+
+CALM = 0.8  # of the time left: a job expected to need less than that is let down again
+FALL = 0.7  # each time
+FIRST_SHARE = 0.02
+MAX_STEP = 4.0  # a raise at once
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineView:
+    """A job before a decision. ``high_s``: the slow end of its finish as it is served now, from now; None where nothing is known."""
+
+    now_s: float
+    deadline_at_s: float
+    high_s: float | None
+    hint: SchedulingHint
+    others: bool  # have work too: a higher weight takes it from them
+
+
+def decide(view: DeadlineView, limits: DeadlineConfig) -> SchedulingHint:
+    """The hint from now on. Boost and share never fall while the job is expected to be late, and are within the limits."""
+    left_s = view.deadline_at_s - view.now_s
+    if view.high_s is None or left_s <= 0:
+        return view.hint
+    pressure = view.high_s / left_s
+    if pressure > 1.0:
+        return _raised(view, limits, min(pressure, MAX_STEP))
+    return _lowered(view.hint) if pressure < CALM else view.hint
+
+
+def _raised(view: DeadlineView, limits: DeadlineConfig, pressure: float) -> SchedulingHint:
+    now = view.hint
+    boost = min(max(now.boost, now.boost * pressure), limits.max_boost) if view.others else now.boost
+    if view.others and now.boost < limits.max_boost:
+        return replace(now, boost=boost)
+    share = min(max(FIRST_SHARE, now.share) * pressure, limits.share_cap)
+    return replace(now, boost=boost, share=share, above_slo=limits.above_slo and share > 0.0)
+
+
+def _lowered(now: SchedulingHint) -> SchedulingHint:
+    """The share first: it is what may cost chat something."""
+    if now.share > 0.0:
+        share = now.share * FALL if now.share * FALL >= FIRST_SHARE else 0.0
+        return replace(now, share=share, above_slo=now.above_slo and share > 0.0)
+    return replace(now, boost=max(1.0, now.boost * FALL))
+
+
+def explain(view: DeadlineView, hint: SchedulingHint) -> str | None:
+    """One sentence for the user; None for a job that needs nothing."""
+    if view.high_s is None:
+        return None
+    late_s = view.now_s + view.high_s - view.deadline_at_s
+    if not hint.is_raised and late_s <= 0:
+        return None
+    state = f"may end {_time(late_s)} after its deadline" if late_s > 0 else "is expected to end in time"
+    means = [f"{hint.boost:.3g} times its weight"] * (hint.boost > 1.0)
+    means += [f"{hint.share:.0%} of the engine guaranteed"] * (hint.share > 0.0)
+    return f"{state}; raised: {', '.join(means)}" if means else f"{state}; not raised: deadlines.max_boost and share_cap allow nothing"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,69 @@
+"""How fast a job moves: rows and tokens over the last minute of its work, and in spans over the last quarter of an hour."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from jobs.forecast.finish import Span
+
+WINDOW_S = 60.0
+SPAN_S = 10.0
+SPANS = 90
+
+
+class Rate:
+    """Cumulative rows and tokens sampled over time. Samples come from heartbeats and commits, about one a second."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int, int]] = deque()
+        self._spans: deque[Span] = deque(maxlen=SPANS)
+        self._span_from: tuple[float, int] | None = None
+
+    def add(self, now_s: float, rows: int, tokens: int) -> None:
+        """Record the totals reached by ``now_s``. A total that went back (a lease was lost) starts a new window."""
+        if self._samples and (rows < self._samples[-1][1] or tokens < self._samples[-1][2]):
+            self._samples.clear()
+            self._span_from = None
+        self._samples.append((now_s, rows, tokens))
+        while len(self._samples) > 2 and now_s - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+        if self._span_from is None:
+            self._span_from = (now_s, tokens)
+        elif now_s - self._span_from[0] >= SPAN_S:
+            self._spans.append(Span(now_s - self._span_from[0], tokens - self._span_from[1]))
+            self._span_from = (now_s, tokens)
+
+    def clear(self) -> None:
+        self._samples.clear()
+        self._spans.clear()
+        self._span_from = None
+
+    @property
+    def spans(self) -> list[Span]:
+        """Those that have ended, and the one under way where there is none."""
+        if self._spans or not self._samples or self._span_from is None:
+            return list(self._spans)
+        last, (from_s, from_tokens) = self._samples[-1], self._span_from
+        return [Span(last[0] - from_s, last[2] - from_tokens)] if last[0] > from_s else []
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has been seen long enough to act on."""
+        return len(self._spans) >= 2
+
+    @property
+    def totals(self) -> tuple[int, int] | None:
+        """Rows and tokens over the window."""
+        if len(self._samples) < 2:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        return last[1] - first[1], last[2] - first[2]
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Over the window; None before any."""
+        if len(self._samples) < 2:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        elapsed_s, tokens = last[0] - first[0], last[2] - first[2]
+        return tokens / elapsed_s if elapsed_s > 0 and tokens > 0 else None

@@ -1,0 +1,58 @@
+"""How a job's requests stand among offline ones: decided in the ledger, carried by each request, read by the engine's scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+JOB_ARG = "job"
+ARGS = (JOB_ARG, "slice", "weight", "share", "above_slo")  # of a request's extra arguments: said by jobs alone, never by a chat client
+MIN_WEIGHT = 1e-6
+MAX_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingHint:
+    """Jobs share the engine by tokens served over weight; a ``share`` of it can be guaranteed to one that would miss its deadline."""
+
+    job: str = ""  # id; empty for a chat request of tier flex
+    window: int = 0  # of the job's rows: requests of one window may run in any order, windows run in theirs
+    weight: float = 1.0  # the job's own
+    boost: float = 1.0  # times its weight, for its deadline
+    share: float = 0.0  # of slots and KV, guaranteed for its deadline
+    above_slo: bool = False  # the share holds even where chat's SLO then does not
+
+    @property
+    def total_weight(self) -> float:
+        return self.weight * self.boost
+
+    @property
+    def is_raised(self) -> bool:
+        return self.boost > 1.0 or self.share > 0.0
+
+    def in_window(self, window: int) -> SchedulingHint:
+        return SchedulingHint(self.job, window, self.weight, self.boost, self.share, self.above_slo)
+
+    def to_args(self) -> dict[str, str | int | float | bool]:
+        """As vLLM's `SamplingParams.extra_args`, or the `vllm_xargs` of an OpenAI request."""
+        return dict(zip(ARGS, (self.job, self.window, self.total_weight, self.share, self.above_slo), strict=True))
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, object]) -> SchedulingHint:
+        """What `to_args` gave. Numbers are brought within their bounds, anything else counts as not given."""
+        job, window, weight, share, above_slo = (args.get(name) for name in ARGS)
+        return cls(
+            job="" if job is None else str(job),
+            window=window if isinstance(window, int) else 0,
+            weight=_bounded(weight, MIN_WEIGHT, math.inf, 1.0),
+            share=_bounded(share, 0.0, MAX_SHARE, 0.0),
+            above_slo=above_slo is True,
+        )
+
+
+def _bounded(value: object, low: float, high: float, otherwise: float) -> float:
+    return min(max(float(value), low), high) if isinstance(value, int | float) and math.isfinite(value) else otherwise
+
+
+EVEN = SchedulingHint()  # of no job, with the weight of any other

@@ -1,0 +1,113 @@
+"""What the ledger watches over its jobs besides their leases: how fast they move, when they will end, whether they must be raised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from jobs.config import DeadlineConfig
+from jobs.forecast.deadline import DeadlineView, decide, explain
+from jobs.forecast.finish import Finish, Left, Span, finish
+from jobs.hint import SchedulingHint
+from jobs.ledger.history import HarvestLog, LengthBook, bands
+from jobs.ledger.record import ActiveLease, JobRecord
+from jobs.ledger.store import Store
+from jobs.spec import JobView, LengthBand, PartStats
+from jobs.states import ACTIVE, ENDED
+
+log = logging.getLogger("harvester.ledger")
+
+DECIDE_S = 10.0  # between two decisions on a job: the last one must have shown its effect
+NEAR_S = 60.0  # a deadline so near cannot wait until the job's rate has been seen for a while
+
+
+class JobForecast:
+    """Used by the one thread of the ledger."""
+
+    def __init__(self, store: Store, config: DeadlineConfig, now_s: float) -> None:
+        self._config = config
+        self._harvest = HarvestLog(store, now_s)
+        self._lengths = LengthBook(store)
+        self._history: dict[str, list[Span]] = {}  # by model, of the hours before
+        self._history_at_s: float | None = None
+        self._now_s = now_s
+
+    def sample(self, record: JobRecord, leases: list[ActiveLease], now_s: float) -> None:
+        """A heartbeat or a commit told how far a job is."""
+        self._now_s = now_s
+        rows = record.rows_done + sum(lease.rows_running for lease in leases)
+        record.rate.add(now_s, rows, record.tokens_done + sum(lease.tokens_done for lease in leases))
+        self._harvest.mark(record.spec.model, now_s, busy=True)
+
+    def idle(self, models: Iterable[str], now_s: float) -> None:
+        """No slice is leased any more."""
+        self._now_s = now_s
+        for model in models:
+            self._harvest.mark(model, now_s, busy=False)
+
+    def committed(self, record: JobRecord, stats: PartStats, now_s: float, *, first: bool) -> None:
+        """A part was counted; ``first``: its rows were not counted before. Call within the commit's transaction."""
+        if first:
+            self._harvest.add(record.spec.model, stats.rows_ok + stats.rows_error, stats.prompt_tokens + stats.output_tokens, now_s)
+            self._lengths.learn(record.spec, stats.lengths)
+
+    def finish(self, record: JobRecord, rows_running: int) -> Finish | None:
+        """Of a job that runs or waits; None where no rate is known."""
+        rows_left = max(0, record.spec.rows_total - record.rows_done - rows_running)
+        left = self._left(record, rows_left)
+        if record.state not in ACTIVE or left is None:
+            return None
+        return finish(left, record.rate.spans or self._before(record.spec.model))
+
+    def _left(self, record: JobRecord, rows_left: int) -> Left | None:
+        """Prompts as long as those of the rows done; answers as long as the task's rows were."""
+        done = record.rows_done
+        known = self._lengths.of(record.spec).spread()
+        if not done or not record.row["prompt_tokens"]:
+            sample = record.rate.totals  # nothing is published yet
+            return None if sample is None or not sample[0] else Left(rows_left * sample[1] / sample[0])
+        prompt = record.row["prompt_tokens"] / done
+        if known is None:
+            return Left(rows_left * (prompt + record.row["output_tokens"] / done))
+        requests = max(1.0, record.row["output_tokens"] / done / known[0]) if known[0] else 1.0  # rows of several requests
+        return Left(rows_left * (prompt + requests * known[0]), known[1] * requests * rows_left**0.5)
+
+    def _before(self, model: str) -> list[Span]:
+        if self._history_at_s is None or self._now_s - self._history_at_s > DECIDE_S:
+            self._history, self._history_at_s = {}, self._now_s
+        if model not in self._history:
+            self._history[model] = self._harvest.spans(model, self._now_s)
+        return self._history[model]
+
+    def hints(self, records: Iterable[JobRecord], now_s: float) -> dict[str, SchedulingHint]:
+        """How each active job stands beside the others, decided anew where that is due."""
+        self._now_s = now_s
+        active = [record for record in records if record.state in ACTIVE]
+        for record in active:
+            is_due = record.decided_at_s is None or now_s - record.decided_at_s >= DECIDE_S
+            if record.spec.deadline_at_s is not None and is_due:
+                record.decided_at_s = now_s
+                self._decide(record, record.spec.deadline_at_s, now_s, others=len(active) > 1)
+        return {record.spec.id: record.hint for record in active}
+
+    def _decide(self, record: JobRecord, deadline_at_s: float, now_s: float, *, others: bool) -> None:
+        waits_on = not record.rate.settled and bool(record.rate.spans) and deadline_at_s - now_s > NEAR_S
+        expected = None if waits_on else self.finish(record, record.rows_running)
+        view = DeadlineView(now_s, deadline_at_s, None if expected is None else expected.high_s, record.hint, others)
+        hint = decide(view, self._config)
+        if hint != record.hint:
+            log.info("deadline job=%s boost=%.3g share=%.3g high_s=%s", record.spec.id, hint.boost, hint.share, view.high_s)
+        record.hint, record.standing = hint, explain(view, hint)
+
+    def calm(self, record: JobRecord) -> None:
+        """Its deadline changed or it does not run: what was decided is void."""
+        record.hint, record.standing, record.decided_at_s = record.spec.hint(), None, None
+
+    def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:
+        return bands(self._lengths.of(record.spec), record.spec.task.max_tokens)
+
+    def view(self, record: JobRecord, leases: list[ActiveLease], results: str) -> JobView:
+        """How a job stands."""
+        record.rows_running = sum(lease.rows_running for lease in leases)
+        expected = None if record.state in ENDED else self.finish(record, record.rows_running)
+        return record.view(record.rows_running, results, expected, self.lengths(record))

@@ -1,0 +1,113 @@
+"""What earlier work tells of new jobs, kept in the ledger: tokens harvested hour by hour, and response lengths of each task."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jobs.forecast.finish import Span
+from jobs.forecast.lengths import Counted, Lengths
+from jobs.ledger.store import Store
+from jobs.spec import JobSpec, LengthBand
+from jobs.tasks.spec import Task
+
+HOUR_S = 3600.0
+KEEP_DAYS = 30
+GAP_S = 60.0  # between two marks; a longer one was a ledger that was away
+MIN_BUSY_S = 5.0  # of work in an hour; less says nothing of a rate
+LAST_DAYS = 3
+
+
+class HarvestLog:
+    """Kept in the ledger's table ``harvest``, one row for each hour and model; the current hour is written with each commit."""
+
+    def __init__(self, store: Store, now_s: float) -> None:
+        self._store = store
+        self._busy_s: dict[str, float] = {}  # since the last commit
+        self._marked_at_s: dict[str, float] = {}
+        store.run("forget_harvest", [now_s - KEEP_DAYS * 24 * HOUR_S])
+
+    def mark(self, model: str, now_s: float, *, busy: bool) -> None:
+        """Whether a slice of ``model`` is leased from now on."""
+        before_s = self._marked_at_s.get(model)
+        if before_s is not None:
+            self._busy_s[model] = self._busy_s.get(model, 0.0) + max(0.0, min(now_s - before_s, GAP_S))
+        if busy:
+            self._marked_at_s[model] = now_s
+        else:
+            self._marked_at_s.pop(model, None)
+
+    def add(self, model: str, rows: int, tokens: int, now_s: float) -> None:
+        """Rows that a commit brought. Call within its transaction."""
+        hour_s, busy_s = now_s - now_s % HOUR_S, self._busy_s.pop(model, 0.0)
+        if self._store.run("harvest_hour", [model, hour_s]):
+            self._store.run("add_harvest", [rows, tokens, busy_s, model, hour_s])
+        else:
+            self._store.run("insert_harvest", [model, hour_s, rows, tokens, busy_s])
+
+    def spans(self, model: str, now_s: float) -> list[Span]:
+        return recent_spans(self._store.rows("harvest_rows"), model, now_s)
+
+
+def recent_spans(rows: Iterable[Mapping[str, Any]], model: str | None, now_s: float) -> list[Span]:
+    """The hours with work of the last days, in order, from rows of the table ``harvest``. ``model`` None takes all."""
+    since_s = now_s - LAST_DAYS * 24 * HOUR_S
+    chosen = [row for row in rows if row["hour_s"] >= since_s and row["busy_s"] >= MIN_BUSY_S and model in (None, row["model"])]
+    return [Span(row["busy_s"], row["tokens"]) for row in sorted(chosen, key=lambda row: float(row["hour_s"]))]
+
+
+def task_key(task: Task, model: str) -> str:
+    """Equal for jobs that ask the same of the same model."""
+    told = [task.model_dump(mode="json", exclude={"description", "name"}), model]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+class LengthBook:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, Lengths] = {}
+        self._keys: dict[str, str] = {}  # by job
+
+    def of(self, job: JobSpec) -> Lengths:
+        key = self._key(job)
+        if key not in self._known:
+            found = self._store.run("task_lengths", [key])
+            self._known[key] = Lengths.from_json(json.loads(found[0][0])) if found else Lengths()
+        return self._known[key]
+
+    def learn(self, job: JobSpec, counts: tuple[Counted, ...]) -> None:
+        """Take a slice's finished rows in and keep the whole. Call within a transaction."""
+        if not counts:
+            return
+        lengths = self.of(job)
+        lengths.learn(counts)
+        key = self._key(job)
+        state = json.dumps(lengths.to_json())
+        self._store.run("forget_lengths", [key])
+        for band in bands(lengths, job.task.max_tokens):
+            values: list[float | None] = [band.prompt_tokens_from, band.prompt_tokens_to, band.rows, band.p50_tokens, band.p90_tokens]
+            values += [band.p50_coverage, band.p90_coverage]
+            self._store.run("insert_lengths", [key, job.task.name, job.model, *values, state])
+
+    def _key(self, job: JobSpec) -> str:
+        if job.id not in self._keys:
+            self._keys[job.id] = task_key(job.task, job.model)
+        return self._keys[job.id]
+
+
+def bands(lengths: Lengths, max_tokens: int) -> tuple[LengthBand, ...]:
+    """As a job's view shows them. A bucket's upper end may lie above ``max_tokens``, which no answer does."""
+    return tuple(
+        LengthBand(
+            prompt_tokens_from=item.prompt_tokens_from,
+            prompt_tokens_to=item.prompt_tokens_to,
+            rows=item.rows,
+            p50_tokens=min(item.quantile_tokens[0], max_tokens),
+            p90_tokens=min(item.quantile_tokens[1], max_tokens),
+            p50_coverage=item.coverage[0] if item.coverage else None,
+            p90_coverage=item.coverage[1] if item.coverage else None,
+        )
+        for item in lengths.report()
+    )

@@ -1,0 +1,128 @@
+"""What the ledger keeps in memory: a job with its row and its spec, and the leases in force."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from jobs.forecast.finish import Finish
+from jobs.forecast.rate import Rate
+from jobs.hint import SchedulingHint
+from jobs.spec import JobSpec, JobView, LeaseProgress, LengthBand
+from jobs.states import ACTIVE, ENDED, JobState
+
+
+@dataclass(slots=True)
+class ActiveLease:
+    """A lease in force. The counts are its holder's, of the last heartbeat; the kept ones are of rows in the slice's part already."""
+
+    job_id: str
+    slice_id: int
+    holder: str
+    expires_at_s: float
+    rows_kept: int = 0
+    errors_kept: int = 0
+    rows_done: int = 0
+    rows_error: int = 0
+    tokens_done: int = 0
+
+    @property
+    def rows_running(self) -> int:
+        """Rows done that are in no part yet."""
+        return max(0, self.rows_done - self.rows_kept)
+
+    @property
+    def errors_running(self) -> int:
+        return max(0, self.rows_error - self.errors_kept)
+
+    def renew(self, item: LeaseProgress, expires_at_s: float) -> None:
+        self.expires_at_s = expires_at_s
+        self.rows_done, self.rows_error, self.tokens_done = item.rows_done, item.rows_error, item.tokens_done
+
+
+class ActiveLeases(dict[str, ActiveLease]):
+    """By lease id."""
+
+    def of(self, job_id: str) -> list[ActiveLease]:
+        return [lease for lease in self.values() if lease.job_id == job_id]
+
+    def holds(self, job_id: str) -> bool:
+        return any(lease.job_id == job_id for lease in self.values())
+
+    def over(self, now_s: float) -> list[str]:
+        """Ids of the leases that were not renewed in time."""
+        return [lease_id for lease_id, lease in self.items() if lease.expires_at_s <= now_s]
+
+
+@dataclass(slots=True)
+class JobRecord:
+    row: dict[str, Any]
+    spec: JobSpec
+    hint: SchedulingHint
+    rate: Rate = field(default_factory=Rate)
+    turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
+    granted: int = 0  # number of its last lease, counted over all jobs
+    error_example: str | None = None  # how a row of it failed last
+    rows_running: int = 0  # rows done in slices that are leased, when it was last looked at
+    standing: str | None = None
+    decided_at_s: float | None = None  # when the hint was last thought over; None: not yet
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Self:
+        spec = JobSpec.model_validate_json(row["spec"])
+        return cls(row, spec, spec.hint())
+
+    @property
+    def state(self) -> JobState:
+        return JobState(self.row["state"])
+
+    def is_over(self, now_s: float) -> bool:
+        """Its deadline has passed and it has not ended; one that is being cancelled ends as that."""
+        end_s = self.spec.deadline_at_s
+        return end_s is not None and end_s <= now_s and self.state in (*ACTIVE, JobState.PAUSED)
+
+    @property
+    def rows_done(self) -> int:
+        """Rows in published parts."""
+        return int(self.row["rows_ok"] + self.row["rows_error"])
+
+    @property
+    def tokens_done(self) -> int:
+        return int(self.row["prompt_tokens"] + self.row["output_tokens"])
+
+    def view(self, rows_running: int, results: str, finish: Finish | None, lengths: tuple[LengthBand, ...]) -> JobView:
+        """``rows_running``: rows done in slices that are leased; ``finish``: None where it has ended, waits, or nothing is known."""
+        row = self.row
+        kept = {name: row[name] for name in JobView.model_fields if name in row and name not in ("notes", "state")}
+        return JobView(
+            **kept,
+            state=self.state,
+            rows_running=rows_running,
+            offline_tokens_per_s=self._tokens_per_s(),
+            eta_s=0.0 if self.state in ENDED else finish.seconds if finish else None,
+            eta_low_s=finish.low_s if finish else None,
+            eta_high_s=finish.high_s if finish else None,
+            weight=self.spec.weight,
+            deadline_at_s=self.spec.deadline_at_s,
+            boost=self.hint.boost,
+            guaranteed_share=self.hint.share,
+            standing=self.standing,
+            response_lengths=lengths,
+            results=results,
+            notes=tuple(json.loads(row["notes"])),
+        )
+
+    def _tokens_per_s(self) -> float | None:
+        """Over the last minute while it runs; over its whole life once it has ended."""
+        row = self.row
+        if self.state in ENDED and row["started_at_s"] is not None and row["ended_at_s"] > row["started_at_s"]:
+            return float(self.tokens_done / (row["ended_at_s"] - row["started_at_s"]))
+        return self.rate.tokens_per_s
+
+
+def tokens_per_row(record: JobRecord, others: Iterable[JobRecord]) -> float:
+    """What a row of this job takes, by its own rows; by those of ``others`` before it has any, and 1 where nothing is known of any."""
+    known = [one for one in ((record,) if record.tokens_done and record.rows_done else others) if one.tokens_done and one.rows_done]
+    return sum(one.tokens_done for one in known) / sum(one.rows_done for one in known) if known else 1.0

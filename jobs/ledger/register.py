@@ -1,0 +1,172 @@
+"""The jobs of the ledger: each in memory and in its row, its state, its weight and deadline, and when it ends by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs.config import DeadlineConfig
+from jobs.errors import NotFoundError
+from jobs.hint import SchedulingHint
+from jobs.ledger.forecast import JobForecast
+from jobs.ledger.record import ActiveLeases, JobRecord
+from jobs.ledger.store import Store
+from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView
+from jobs.states import ACTIVE, ENDED, JobState, check_transition
+
+MIN_ROWS = 100  # that a job is judged by; fewer say little about the others
+
+
+class Register:
+    """What a `jobs.ledger.ledger.Ledger` knows of jobs; the leases in force are its to keep, in ``_leases``."""
+
+    def __init__(self, path: Path, results_root: Path, deadlines: DeadlineConfig, now_s: float) -> None:
+        self._results_root = results_root
+        self._leases = ActiveLeases()
+        self._store = Store(path)
+        self._run = self._store.run
+        self._forecast = JobForecast(self._store, deadlines, now_s)
+        self._jobs = {row["id"]: JobRecord.of(row) for row in self._store.rows("job_rows")}
+
+    def close(self) -> None:
+        self._store.close()
+
+    def jobs(self) -> list[JobView]:
+        """Newest first."""
+        records = sorted(self._jobs.values(), key=lambda e: (e.row["created_at_s"], e.row["id"]), reverse=True)
+        return [self._view(record) for record in records]
+
+    def show(self, job_id: str) -> JobView:
+        return self._view(self._record(job_id))
+
+    def spec(self, job_id: str) -> JobSpec:
+        return self._record(job_id).spec
+
+    def adjust(self, job_id: str, change: JobChange) -> JobView:
+        """Change a job's weight, deadline or error rate; what it computes stays as it is."""
+        record = self._record(job_id)
+        self._rewrite(record, {name: value for name, value in change.model_dump().items() if value is not None})
+        return self._view(record)
+
+    def hints(self, now_s: float) -> dict[str, SchedulingHint]:
+        """How each active job stands beside the others: its weight, and what its deadline adds."""
+        return self._forecast.hints(self._jobs.values(), now_s)
+
+    def fail(self, job_id: str, message: str, now_s: float) -> None:
+        """End a job that cannot go on. Its committed parts stay."""
+        record = self._record(job_id)
+        if record.state not in ENDED:
+            self._change(record, JobState.FAILED, now_s, message)
+
+    def say(self, job_id: str, message: str | None) -> None:
+        """Note why a job waits (a full disk, say); None takes the note back."""
+        record = self._record(job_id)
+        if record.row["message"] != message:
+            self._run("set_message", [message, record.spec.id])
+            record.row["message"] = message
+
+    def expire_jobs(self, now_s: float) -> None:
+        """End the jobs whose deadline has passed."""
+        for record in self._jobs.values():
+            if record.is_over(now_s):
+                message = f"its deadline passed; its rows are kept; go on without one: harvester resume {record.spec.id}"
+                self._change(record, JobState.EXPIRED, now_s, message)
+
+    # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, record: JobRecord, wished: JobSpec) -> JobView:
+        """The same job asked for again: it takes over the weight, deadline and error rate that were given this time."""
+        if record.state not in (*ACTIVE, JobState.PAUSED):
+            return self._view(record)
+        given = {"weight": wished.weight != 1.0, "deadline_at_s": True, "max_error_rate": wished.max_error_rate != ERROR_RATE}
+        return self.adjust(record.spec.id, JobChange(**{name: getattr(wished, name) for name, taken in given.items() if taken}))
+
+    def _drop_deadline(self, record: JobRecord, now_s: float) -> str | None:
+        """Take a deadline that has passed from a job that is to go on, which would expire at once. Returns what its message says of it."""
+        if record.spec.deadline_at_s is None or record.spec.deadline_at_s > now_s:
+            return None
+        self._rewrite(record, {"deadline_at_s": None})
+        return f"its deadline had passed, so it goes on without one; give one with: harvester resume {record.spec.id} --deadline 6h"
+
+    def _rewrite(self, record: JobRecord, changes: dict[str, object]) -> None:
+        spec = record.spec.model_copy(update=changes)
+        if spec != record.spec:
+            self._run("set_spec", [spec.model_dump_json(), spec.id])
+            record.spec = spec
+            self._reload(spec.id)
+            self._forecast.calm(record)
+
+    def _reload(self, job_id: str) -> None:
+        (row,) = self._store.rows("job_row", [job_id])
+        if job_id in self._jobs:
+            self._jobs[job_id].row = row
+        else:
+            self._jobs[job_id] = JobRecord.of(row)
+
+    def _record(self, job_id: str) -> JobRecord:
+        if job_id == "latest" and self._jobs:
+            job_id = self._run("newest_ids")[0][0]
+        if job_id not in self._jobs:
+            newest = ", ".join(row[0] for row in self._run("newest_ids"))
+            raise NotFoundError(f"unknown job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
+        return self._jobs[job_id]
+
+    def _view(self, record: JobRecord) -> JobView:
+        return self._forecast.view(record, self._leases.of(record.spec.id), str(self._results_root / record.spec.id / "results"))
+
+    def _change(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> JobView:
+        if record.state is not target:
+            self._write_state(record, target, now_s, message)
+            self._reload(record.spec.id)
+        return self._view(record)
+
+    def _write_state(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> None:
+        """Write only: the caller takes the row over when its transaction is whole."""
+        check_transition(record.spec.id, record.state, target)
+        started_at_s = record.row["started_at_s"] or (now_s if target is JobState.RUNNING else None)
+        ended_at_s = now_s if target in ENDED else None
+        self._run("set_state", [target, started_at_s, ended_at_s, message, record.spec.id])
+        if target not in ACTIVE:
+            record.rate.clear()
+            self._forecast.calm(record)
+
+    def _settle(self, record: JobRecord, now_s: float) -> None:
+        """Move a job on that has nothing left to wait for."""
+        if record.state is JobState.CANCELLING and not self._leases.holds(record.spec.id):
+            self._change(record, JobState.CANCELLED, now_s, None)
+        if record.state in (*ACTIVE, JobState.PAUSED) and self._run("open_slices", [record.spec.id])[0][0] == 0:
+            failed = record.row["rows_ok"] == 0
+            message = all_failed_message(record.row["rows_error"], record.error_example) if failed else None
+            self._change(record, JobState.COMPLETED, now_s, message)
+
+    def _so_far(self, record: JobRecord) -> tuple[int, int]:
+        """Rows done, and those of them that failed, whether published or not."""
+        leases = self._leases.of(record.spec.id)
+        rows, errors = sum(lease.rows_running for lease in leases), sum(lease.errors_running for lease in leases)
+        return record.rows_done + rows, record.row["rows_error"] + errors
+
+    def _stop_failing(self, record: JobRecord, now_s: float) -> None:
+        """End a job of whose rows too many failed since it was last resumed."""
+        rows, errors = self._so_far(record)
+        new_rows, new_errors = rows - record.row["rows_judged"], errors - record.row["errors_judged"]
+        max_share = record.spec.max_error_rate
+        if record.state in ACTIVE and over_rate(new_rows, new_errors, max_share):
+            message = stop_message(record.spec.id, new_rows, new_errors, max_share, record.error_example)
+            self._change(record, JobState.FAILED, now_s, message)
+
+
+def over_rate(rows: int, errors: int, max_share: float) -> bool:
+    """Whether so many of ``rows`` failed that the job should stop. Never before `MIN_ROWS` rows, never for a share of 1."""
+    return rows >= MIN_ROWS and errors > max_share * rows
+
+
+def stop_message(job_id: str, rows: int, errors: int, max_share: float, example: str | None) -> str:
+    failed = f"all {rows:,} rows so far" if rows == errors else f"{errors:,} of {rows:,} rows so far"
+    last = f"; the last: {example}" if example else ""
+    return (
+        f"stopped early: {failed} failed, which is above --max-error-rate {max_share:g}{last}; its rows are kept; "
+        f"continue with: harvester resume {job_id} (it stops again after {MIN_ROWS} more rows like these)"
+    )
+
+
+def all_failed_message(errors: int, example: str | None) -> str:
+    return f"all {errors:,} rows ended as errors" + (f"; the last: {example}" if example else "")

@@ -1,0 +1,90 @@
+"""Columns of a job: which hold what the prompt names, which one holds the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from connectors.errors import ColumnError
+from jobs.nearest import did_you_mean
+from jobs.tasks.spec import Task
+from jobs.tasks.template import TEXT_PLACE, places
+
+# Names that say a column holds the text, the plainest first.
+_TEXT_NAMES = ("text", "content", "document", "body", "prompt", "message", "review", "article")
+_SHOWN_NAMES = 20
+
+
+def task_places(task: Task) -> tuple[str, ...]:
+    """Places of the system and user message, in order, each once."""
+    return tuple(dict.fromkeys((*places(task.system or ""), *places(task.prompt))))
+
+
+def check_column(schema: pa.Schema, name: str, use: str) -> None:
+    """Raise `ColumnError` where the source has no such column; ``use`` says who asks for it."""
+    if name not in schema.names:
+        near = did_you_mean(name, schema.names, "its columns")
+        raise ColumnError(f"{use} names column {name}, which the source does not have{near}{_listed(schema, near)}")
+
+
+def _listed(schema: pa.Schema, near: str) -> str:
+    if near.startswith("; its columns"):
+        return ""
+    more = ", ..." if len(schema.names) > _SHOWN_NAMES else ""
+    return f" its columns: {', '.join(schema.names[:_SHOWN_NAMES])}{more}"
+
+
+def text_columns(schema: pa.Schema) -> list[str]:
+    return [field.name for field in schema if _is_text(field.type)]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def pick_column(schema: pa.Schema, task: Task, given: str | None) -> tuple[str | None, str | None]:
+    """The text column, and a sentence naming the choice where the user did not make it.
+
+    The text column is what ``{text}`` stands for, and what is cut where a row is too long for the model. It is the one given; or, for a
+    prompt that names its columns, the one text column among them (None where there are several); else the one of the source.
+    Several are decided by name. Raises `ColumnError` where nothing decides, or where a column does not exist.
+    """
+    named = task_places(task)
+    for place in named:
+        if place != TEXT_PLACE:
+            check_column(schema, place, "the prompt")
+    if given is not None:
+        check_column(schema, given, "--column")
+        if TEXT_PLACE not in named and given not in named:
+            raise ColumnError(f"the prompt does not use column {given}; write {{text}} or {{{given}}} into it, or leave --column out")
+        return given, None
+    candidates = text_columns(schema)
+    if TEXT_PLACE not in named:
+        among = [name for name in candidates if name in named]
+        return (among[0] if len(among) == 1 else _by_name(among)), None
+    return _text_column(schema, candidates)
+
+
+def _text_column(schema: pa.Schema, candidates: Sequence[str]) -> tuple[str, str]:
+    if not candidates:
+        kinds = ", ".join(f"{field.name} {field.type}" for field in list(schema)[:_SHOWN_NAMES])
+        raise ColumnError(f"no column of the source holds text ({kinds}); name one with --column, its values are written out as text")
+    if len(candidates) == 1:
+        return candidates[0], f"The text is in column {candidates[0]}, the only text column."
+    chosen = _by_name(candidates)
+    if chosen is None:
+        raise ColumnError(f"several columns hold text: {', '.join(candidates[:_SHOWN_NAMES])}; name the one to use with --column")
+    others = ", ".join(name for name in candidates if name != chosen)
+    return chosen, f"The text is in column {chosen}, by its name; --column chooses another ({others})."
+
+
+def _by_name(candidates: Sequence[str]) -> str | None:
+    """The column with the plainest text name. Exact spelling wins over another case of the same name."""
+    for name in _TEXT_NAMES:
+        matches = [column for column in candidates if column.lower() == name]
+        if name in matches or len(matches) == 1:
+            return name if name in matches else matches[0]
+    return None

@@ -1,0 +1,134 @@
+"""Plans: a request checked against its source, its columns chosen, its rows cut into slices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from math import ceil
+
+import pyarrow as pa
+
+from connectors.base import RowGroup, Source
+from connectors.errors import ColumnError, SourceError, UsageError
+from jobs.config import HarvestConfig
+from jobs.plan.columns import check_column, pick_column, task_places
+from jobs.plan.unique import check_unique
+from jobs.result import kept_names
+from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
+from jobs.tasks.load import resolve_task
+from jobs.tasks.spec import Task
+from jobs.tasks.template import TEXT_PLACE
+
+
+def check_deadline(deadline_at_s: float | None, now_s: float) -> None:
+    """Raises `UsageError` for one that has passed: the job would expire at once."""
+    if deadline_at_s is not None and deadline_at_s <= now_s:
+        raise UsageError(f"deadline_at_s {deadline_at_s!r} has passed: in Unix time it is {now_s:.0f} now; give a later one, or none")
+
+
+def plan_job(request: JobRequest, source: Source, *, model: str, harvest: HarvestConfig, now_s: float, token: str) -> JobPlan:
+    """What the job will be. Reads metadata only, and the one column of ``id_column`` where that is asked for.
+
+    ``model`` is the one the job runs on, ``token`` four hex digits that make its id. Raises `TaskError`, `ColumnError`, `SourceError`.
+    """
+    task = resolve_task(
+        request.task,
+        inline=request.task_inline,
+        options=request.options,
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+    )
+    if source.row_count == 0:
+        raise SourceError(f"source {request.source.uri} has no rows; submit one with at least one row")
+    column, choice = pick_column(source.schema, task, request.column)
+    if column is None and request.on_long is OnLong.SPLIT:
+        raise ColumnError("--on-long split cuts the text column, and the prompt names several; say which one with --column")
+    keep = _keep(source.schema, request.keep)
+    if request.id_column is not None:
+        check_column(source.schema, request.id_column, "--id-column")
+        check_unique(source, request.id_column)
+    fingerprint = source.fingerprint()
+    spec = JobSpec(
+        id=f"{source.name}-{token}",
+        key=_key(request, fingerprint, task, column, keep, model),
+        source=request.source,
+        fingerprint=fingerprint,
+        task=task,
+        column=column,
+        keep=keep,
+        model=model,
+        rows_total=source.row_count,
+        created_at_s=now_s,
+        on_long=request.on_long,
+        max_error_rate=request.max_error_rate,
+        weight=request.weight,
+        deadline_at_s=request.deadline_at_s,
+    )
+    notes = (*((choice,) if choice else ()), *_renamed(source.schema, keep, task))
+    return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, harvest), notes=notes)
+
+
+def columns_needed(spec: JobSpec) -> tuple[str, ...]:
+    """Columns to read for a row: those of the prompt, then those kept, each once."""
+    text = () if spec.column is None else (spec.column,)
+    named = (name for name in task_places(spec.task) if name != TEXT_PLACE or spec.column is None)
+    return tuple(dict.fromkeys((*text, *named, *spec.keep)))
+
+
+def cut_slices(groups: Sequence[RowGroup], rows_total: int, harvest: HarvestConfig) -> tuple[SliceSpec, ...]:
+    """Runs of rows in row order, none across row groups; those of one group differ by one row at most.
+
+    A slice aims at ``rows_total / slices_per_job`` rows, within ``min_slice_rows`` and ``max_slice_rows``. A row group smaller than that
+    is a slice of its own.
+    """
+    max_rows = min(max(rows_total // harvest.slices_per_job, harvest.min_slice_rows), harvest.max_slice_rows)
+    slices: list[SliceSpec] = []
+    for group in groups:
+        parts = ceil(group.row_count / max_rows)
+        bounds = [group.row_count * part // parts for part in range(parts + 1)] if parts else []
+        for offset, end in pairwise(bounds):
+            slices.append(
+                SliceSpec(
+                    slice_id=len(slices),
+                    group_index=group.index,
+                    offset=offset,
+                    row_start=group.row_start + offset,
+                    row_count=end - offset,
+                )
+            )
+    return tuple(slices)
+
+
+def _keep(schema: pa.Schema, asked: tuple[str, ...] | None) -> tuple[str, ...]:
+    if asked is None:
+        return tuple(schema.names)
+    for name in asked:
+        check_column(schema, name, "--keep")
+    return tuple(dict.fromkeys(asked))
+
+
+def _renamed(schema: pa.Schema, keep: Sequence[str], task: Task) -> list[str]:
+    names = kept_names(schema, keep, task)
+    return [
+        f"Input column {name} is kept as {kept}, because the results have a column {name.lower()} of their own."
+        for name, kept in names.items()
+        if kept != name
+    ]
+
+
+def _key(request: JobRequest, fingerprint: str, task: Task, column: str | None, keep: Sequence[str], model: str) -> str:
+    """Equal for two requests that would compute the same. Keys are not sorted: the order of a schema's properties is the columns'."""
+    source = request.source
+    told = [
+        [source.uri, source.table, source.query],
+        fingerprint,
+        task.model_dump(mode="json"),
+        column,
+        list(keep),
+        request.id_column,
+        model,
+        request.on_long,
+    ]
+    return hashlib.sha256(json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,127 @@
+"""The requests of one row: what each asks, what they took together, and a second try for an answer that is out of shape."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from jobs.engine import Completion, Engine, Message, Prompt, RowError
+from jobs.hint import SchedulingHint
+from jobs.spec import JobSpec
+from jobs.tasks.answer import parse_answer
+from jobs.tasks.spec import AnswerKind
+from jobs.usage import NONE_USED, Usage
+
+WINDOW_ROWS = 64  # rows within which the engine may put those with a common prefix together
+TEMPLATE_TOKENS = 64  # more than any chat template adds around two messages
+SHOWN_CHARS = 600  # of a wrong answer that does not fit beside the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAnswer:
+    """``text`` as it came, ``values`` as the task's columns take it."""
+
+    text: str
+    values: dict[str, object]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the requests of one row took together."""
+
+    requests: int = 0
+    usage: Usage = NONE_USED
+    finish_reason: str | None = None  # of the request that ended last
+    raw_output: str | None = None  # the answer that was still out of shape when it was asked for again
+
+    def add(self, done: Completion) -> None:
+        self.usage += done.usage
+        self.finish_reason = done.finish_reason
+
+
+class RowRequest:
+    """Asks for one row. ``tag`` tells this try of the row from others; ``slots`` bounds the requests of rows that make several at once."""
+
+    def __init__(
+        self, job: JobSpec, engine: Engine, row_id: int, tag: str, slots: asyncio.Semaphore, hints: Callable[[JobSpec], SchedulingHint]
+    ) -> None:
+        self.tally = Tally()
+        self.budget_tokens = engine.context_tokens - job.task.max_tokens  # of a prompt
+        self._job = job
+        self._engine = engine
+        self._slots = slots
+        self._hints = hints
+        self._window = row_id // WINDOW_ROWS
+        self._prompt = Prompt(
+            request_id=f"{job.id}-{row_id}-{tag}",
+            messages=(),
+            max_tokens=job.task.max_tokens,
+            temperature=job.task.temperature,
+            choices=job.task.labels if job.task.answer is AnswerKind.CHOICE else None,
+            json_schema=job.task.json_schema if job.task.answer is AnswerKind.JSON else None,
+        )
+
+    async def count(self, messages: tuple[Message, ...]) -> int:
+        """Tokens of the rendered prompt."""
+        return await self._engine.count_tokens(messages)
+
+    async def fits(self, messages: tuple[Message, ...]) -> bool:
+        most = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + TEMPLATE_TOKENS
+        return most <= self.budget_tokens or await self.count(messages) <= self.budget_tokens  # a token is at least a byte
+
+    async def answer_one_of_many(self, messages: tuple[Message, ...]) -> CheckedAnswer:
+        """`answer`, when there is a slot for it."""
+        async with self._slots:
+            return await self.answer(messages)
+
+    async def answer(self, messages: tuple[Message, ...]) -> CheckedAnswer:
+        """An answer that the task takes. One that it does not take is asked for once more, with what is wrong with it.
+
+        Raises the `RowError` of the second answer, which `Tally.raw_output` then holds, and `EngineGone`.
+        """
+        done = await self._ask(messages)
+        try:
+            return self._checked(done)
+        except RowError as error:
+            again = await self._correction(messages, done.text, error)
+            self.tally.raw_output = done.text
+            if again is None:
+                raise
+        done = await self._ask(again)
+        try:
+            answer = self._checked(done)
+        except RowError as error:
+            self.tally.raw_output = done.text
+            raise RowError(error.code, f"asked twice: {error.message}") from error
+        self.tally.raw_output = None
+        return answer
+
+    def _checked(self, done: Completion) -> CheckedAnswer:
+        return CheckedAnswer(done.text, parse_answer(self._job.task, done.text, done.finish_reason))
+
+    async def _ask(self, messages: tuple[Message, ...]) -> Completion:
+        number, self.tally.requests = self.tally.requests, self.tally.requests + 1
+        name = self._prompt.request_id if number == 0 else f"{self._prompt.request_id}-{number}"
+        done = await self._engine.complete(replace(self._prompt, request_id=name, messages=messages, hint=self._hint()))
+        self.tally.add(done)
+        return done
+
+    def _hint(self) -> SchedulingHint:
+        """As the ledger said last."""
+        return self._hints(self._job).in_window(self._window)
+
+    async def _correction(self, messages: tuple[Message, ...], wrong: str, error: RowError) -> tuple[Message, ...] | None:
+        """The conversation that asks again, the wrong answer shortened where it does not fit; None where nothing fits."""
+        demand: Message = {"role": "user", "content": f"That cannot be used: {error.message}. {_wish(self._job)} Answer with that only."}
+        for shown in (wrong, wrong[:SHOWN_CHARS], wrong[: SHOWN_CHARS // 10]):
+            asked: tuple[Message, ...] = (*messages, {"role": "assistant", "content": shown}, demand)
+            if await self.fits(asked):
+                return asked
+        return None
+
+
+def _wish(job: JobSpec) -> str:
+    if job.task.answer is AnswerKind.CHOICE:
+        return f"Give one of these labels, spelt exactly so: {', '.join(job.task.labels or ())}."
+    return f"Give one whole JSON object that follows the schema, within {job.task.max_tokens} tokens."

@@ -1,0 +1,135 @@
+"""One row's way: text → prompt that fits → answer → typed values; every failure of its own ends in the row, not in the job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from connectors.text import TextProblem
+from jobs.engine import Engine, Message, RowError
+from jobs.hint import SchedulingHint
+from jobs.longtext.fit import fit, measure
+from jobs.result import Row
+from jobs.run.document import read_in_parts
+from jobs.run.request import RowRequest, Tally
+from jobs.spec import JobSpec, OnLong
+from jobs.tasks.template import build_messages
+
+
+@dataclass(slots=True)
+class RowOutcome:
+    """``parts``: of the text, each asked for by itself; 1 where it was asked for whole."""
+
+    values: Mapping[str, object] = field(default_factory=dict)
+    parts: int = 1
+    truncated: bool = False
+    error: RowError | None = None
+
+
+class RowWork:
+    """Answers the rows of one job with one engine. ``now_s`` is the wall clock; ``slots`` bounds the parts of long texts in the engine."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        engine: Engine,
+        now_s: Callable[[], float],
+        slots: asyncio.Semaphore | None = None,
+        hints: Callable[[JobSpec], SchedulingHint] = JobSpec.hint,
+    ) -> None:
+        self._job = job
+        self._engine = engine
+        self._now_s = now_s
+        self._hints = hints
+        self._slots = slots or asyncio.Semaphore(engine.concurrency)
+
+    async def answer(self, row_id: int, values: Mapping[str, object], text: str | TextProblem | None, attempts: int, tag: str) -> Row:
+        """``values``: the row's columns; ``text``: its text cell, None where the task reads no text column. Raises `EngineGone`."""
+        began_s = self._now_s()
+        request = RowRequest(self._job, self._engine, row_id, tag, self._slots, self._hints)
+        outcome = RowOutcome()
+        try:
+            if isinstance(text, TextProblem):
+                raise RowError(text.code, text.message)
+            outcome.values = await self._answer(request, values, text, outcome)
+        except RowError as error:
+            outcome.error = error
+        return self._row(row_id, attempts, began_s, request.tally, outcome)
+
+    async def _answer(
+        self, request: RowRequest, values: Mapping[str, object], text: str | None, outcome: RowOutcome
+    ) -> Mapping[str, object]:
+        if text is None or await request.fits(self._messages(values, text)):
+            return (await request.answer(self._messages(values, text))).values
+
+        async def count(candidate: str) -> int:
+            return await request.count(self._messages(values, candidate))
+
+        if self._job.on_long is OnLong.SPLIT:
+            reading = await read_in_parts(self._job, request, values, text)
+            outcome.parts, outcome.truncated = reading.parts, reading.was_cut
+            return reading.answer.values
+        if self._job.on_long is OnLong.ERROR:
+            _, tokens = await measure(text, count, request.budget_tokens)
+            raise _too_long(tokens, request.budget_tokens)
+        result = await fit(text, count, request.budget_tokens)
+        outcome.truncated = result.truncated
+        return (await request.answer(self._messages(values, result.text))).values
+
+    def _messages(self, values: Mapping[str, object], text: str | None) -> tuple[Message, ...]:
+        column = self._job.column
+        row = values if column is None or text is None else {**values, column: text}
+        return build_messages(self._job.task, column, row)
+
+    def give_up(self, row_id: int, begun: int) -> Row:
+        return lost_row(row_id, begun, self._now_s())
+
+    def _row(self, row_id: int, attempts: int, began_s: float, tally: Tally, outcome: RowOutcome) -> Row:
+        done = (attempts, began_s, self._now_s())
+        return finished_row(row_id, outcome.values, *done, tally, outcome.error, truncated=outcome.truncated, parts=outcome.parts)
+
+
+def lost_row(row_id: int, begun: int, now_s: float) -> Row:
+    """The result of a row that was begun ``begun`` times and never finished: it seems to be what kills the engine."""
+    error = RowError("engine_lost", f"the engine was lost {begun} times while this row was in work")
+    return finished_row(row_id, {}, begun, now_s, now_s, Tally(), error)
+
+
+def finished_row(
+    row_id: int,
+    values: Mapping[str, object],
+    attempts: int,
+    began_s: float,
+    ended_s: float,
+    tally: Tally,
+    error: RowError | None,
+    *,
+    truncated: bool = False,
+    parts: int = 1,
+) -> Row:
+    """What has become of a row: its values, or an error, and what it cost."""
+    return Row(
+        row_id=row_id,
+        values=dict(values),
+        status="ok" if error is None else "error",
+        error_code=error.code if error else None,
+        error_message=error.message if error else None,
+        raw_output=tally.raw_output if error else None,
+        finish_reason=tally.finish_reason,
+        usage=tally.usage,
+        attempts=attempts,
+        requests=tally.requests,
+        parts=parts,
+        latency_ms=(ended_s - began_s) * 1000.0,
+        truncated=truncated,
+        completed_at_s=ended_s,
+    )
+
+
+def _too_long(tokens: int, budget_tokens: int) -> RowError:
+    return RowError(
+        "text_too_long",
+        f"with its text the prompt has {tokens} tokens or more, and there is room for {budget_tokens}; "
+        "shorten it, or submit with --on-long split or truncate",
+    )

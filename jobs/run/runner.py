@@ -1,0 +1,273 @@
+"""The harvest loop of one replica: lease slices while the backlog is low, answer their rows, publish their parts, tell the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from connectors.base import Sink
+from connectors.errors import HarvesterError, StorageError, UsageError
+from connectors.text import TextProblem
+from jobs.config import HarvestConfig
+from jobs.engine import Engine, EngineGone
+from jobs.folder import StateFolder
+from jobs.hint import SchedulingHint
+from jobs.result import Row
+from jobs.run.apirow import ApiRowWork
+from jobs.run.row import RowWork
+from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
+from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
+
+log = logging.getLogger("harvester.runner")
+T = TypeVar("T")
+
+STORAGE_WAIT_S = 5.0
+
+
+class LedgerClient(Protocol):
+    """The ledger as a replica sees it. Calls wait while the ledger restarts; they are safe to repeat.
+
+    Each may raise `StorageError` (a full disk): nothing has changed then.
+    """
+
+    async def lease(self, holder: str, model: str) -> Lease | None: ...
+    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]: ...
+    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool: ...
+    async def release(self, lease_id: str) -> None: ...
+    async def hints(self) -> dict[str, SchedulingHint]: ...
+    async def holds(self, lease_id: str) -> bool: ...
+    async def keep(self, lease_id: str, stats: PartStats) -> None: ...
+    async def fail(self, job_id: str, message: str) -> None: ...
+    async def say(self, job_id: str, message: str | None) -> None: ...
+
+
+@dataclass(slots=True)
+class ActiveSlice:
+    """A lease in work."""
+
+    lease: Lease
+    task: asyncio.Task[None] | None = None
+    begun: bool = False  # a task that is cancelled before its first step runs nothing, not even what gives the lease back
+    dropped: bool = False  # the ledger said so
+    publishing: bool = False  # what it has, and then it ends by itself
+    rows_waiting: int = 0
+    rows_done: int = 0
+    rows_error: int = 0
+    error: str | None = None
+    tokens_done: int = 0
+
+    def progress(self) -> LeaseProgress:
+        return LeaseProgress(
+            lease_id=self.lease.lease_id,
+            rows_done=self.rows_done,
+            rows_error=self.rows_error,
+            error=self.error,
+            tokens_done=self.tokens_done,
+        )
+
+    def drop(self) -> None:
+        """The ledger wants it back."""
+        if self.task and not self.publishing:
+            self.dropped = self.publishing = True
+            if self.begun:
+                self.task.cancel()
+
+    def start(self, waiting: int, known: Iterable[Row]) -> None:
+        """``known``: results that an earlier holder of the slice left."""
+        self.rows_waiting, self.rows_done = waiting, self.lease.slice.row_count - waiting
+        self.rows_error = sum(row.status == "error" for row in known)
+
+    def finished(self, row: Row) -> None:
+        self.rows_done += 1
+        self.tokens_done += row.usage.prompt_tokens + row.usage.output_tokens
+        if row.status == "error":
+            self.rows_error += 1
+            self.error = f"{row.error_code}: {row.error_message}"
+
+
+async def _tell(call: Awaitable[object]) -> None:
+    """Tell the ledger what it can do without: a lease that does not come back expires, and what fails a job fails it again."""
+    try:
+        await call
+    except StorageError as error:
+        log.warning("ledger_storage %s", error.message)
+
+
+class Runner:
+    """`run` works until it is cancelled, which gives every lease back; it raises `EngineGone` when the engine died.
+
+    ``holder`` names this process and no other before or after it. ``now_s`` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        holder: str,
+        ledger: LedgerClient,
+        engine: Engine,
+        folder: StateFolder,
+        config: HarvestConfig,
+        open_sink: Callable[[StateFolder, str], Sink],
+        now_s: Callable[[], float],
+    ) -> None:
+        self.holder = holder
+        self.ledger = ledger
+        self.engine = engine
+        self.folder = folder
+        self.config = config
+        self.now_s = now_s
+        self._active: dict[str, ActiveSlice] = {}
+        self._slots = asyncio.Semaphore(engine.concurrency)
+        self._part_slots = asyncio.Semaphore(engine.concurrency)  # of long texts; a row waits for them while it holds a slot of the others
+        self._room = asyncio.Event()
+        self._hints: dict[str, SchedulingHint] = {}  # of each job, as the ledger said last
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
+        self._sources = SourceCache(folder, open_sink)
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._beat())
+                group.create_task(self._feed(group))
+        except* EngineGone as gone:
+            raise gone.exceptions[0] from None
+        finally:
+            self._threads.shutdown(wait=True)
+            self._sources.close()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.heartbeat_s)
+            progress = [active.progress() for active in self._active.values()]
+            try:
+                drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
+                self._hints = await self.ledger.hints() if progress else {}
+            except StorageError as error:
+                log.warning("heartbeat_storage %s", error.message)
+                continue
+            for lease_id in drop:
+                if lease_id in self._active:
+                    self._active[lease_id].drop()
+
+    async def _feed(self, group: asyncio.TaskGroup) -> None:
+        """Lease whenever fewer rows wait for a slot than half of what the engine takes."""
+        while True:
+            waiting = sum(active.rows_waiting for active in self._active.values())
+            if waiting > self.engine.concurrency // 2:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            try:
+                lease = await self.ledger.lease(self.holder, self.engine.model)
+            except StorageError as error:
+                log.warning("lease_storage %s", error.message)
+                await asyncio.sleep(STORAGE_WAIT_S)
+                continue
+            if lease is None:
+                await asyncio.sleep(self.config.idle_poll_s)
+                continue
+            active = self._active[lease.lease_id] = ActiveSlice(lease, rows_waiting=lease.slice.row_count)
+            active.task = group.create_task(self._work(active))
+
+    async def _work(self, active: ActiveSlice) -> None:
+        lease = active.lease
+        committed = False
+        active.begun = True
+        try:
+            committed = not active.dropped and await self._slice(active)
+        except StorageError as error:
+            log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
+            await _tell(self.ledger.say(lease.job.id, error.message))
+            await asyncio.sleep(STORAGE_WAIT_S)
+        except UsageError as error:  # the source or the task: it will not get better by itself
+            await _tell(self.ledger.fail(lease.job.id, error.message))
+        except (EngineGone, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            log.exception("slice_bug job=%s slice=%d", lease.job.id, lease.slice.slice_id)
+            message = error.message if isinstance(error, HarvesterError) else f"internal error: {type(error).__name__}: {error}"
+            await _tell(self.ledger.fail(lease.job.id, message))
+        finally:
+            self._active.pop(lease.lease_id, None)
+            self._room.set()
+            if not committed:
+                await asyncio.shield(_tell(self.ledger.release(lease.lease_id)))
+
+    async def _slice(self, active: ActiveSlice) -> bool:
+        """Compute and publish one slice. True when the ledger has it."""
+        lease = active.lease
+        source, sink = await self._in_thread(lambda: self._sources.take(lease.job))
+        stats = await self._in_thread(lambda: published(sink, lease))
+        if stats is None:
+            files = await self._in_thread(lambda: open_slice(lease, source, sink, self.folder))
+            try:
+                await self._rows(active, files)
+                active.publishing = True
+                stats = await self._in_thread(files.publish)
+            except asyncio.CancelledError:
+                if active.dropped:
+                    await asyncio.shield(_tell(self._keep(lease, files)))
+                raise
+            finally:
+                files.spool.close()
+        await self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats)
+        self.folder.spool(lease.job.id, lease.slice.slice_id, lease.generation).unlink(missing_ok=True)
+        return True
+
+    async def _keep(self, lease: Lease, files: SliceFiles) -> None:
+        """Publish the rows that are done of a job that may not run any more."""
+        if files.spool.rows and await self.ledger.holds(lease.lease_id):
+            stats = await self._in_thread(files.publish_some)
+            if stats is not None:
+                await self.ledger.keep(lease.lease_id, stats)
+
+    async def _rows(self, active: ActiveSlice, files: SliceFiles) -> None:
+        todo = files.todo()
+        active.start(len(todo), files.spool.rows.values())
+        rows, cells = await self._in_thread(files.inputs)
+        work = self._row_work(active.lease.job)
+        start = active.lease.slice.row_start
+        try:
+            async with asyncio.TaskGroup() as group:
+                for row_id in todo:
+                    await self._slots.acquire()
+                    active.rows_waiting -= 1
+                    self._room.set()
+                    cell = cells[row_id - start] if cells is not None else None
+                    task = group.create_task(self._row(active, files, work, row_id, rows[row_id - start], cell))
+                    task.add_done_callback(lambda _: self._slots.release())  # also of a task cancelled before it ran
+        except ExceptionGroup as errors:  # of the rows; that the engine is gone explains the others
+            gone = errors.subgroup(EngineGone)
+            raise (gone or errors).exceptions[0] from None
+
+    def _hint_of(self, job: JobSpec) -> SchedulingHint:
+        return self._hints.get(job.id, job.hint())
+
+    def _row_work(self, job: JobSpec) -> RowWork | ApiRowWork:
+        if job.endpoint is not None:
+            return ApiRowWork(job, self.engine, self.now_s, self._hint_of)
+        return RowWork(job, self.engine, self.now_s, self._part_slots, self._hint_of)
+
+    async def _row(
+        self,
+        active: ActiveSlice,
+        files: SliceFiles,
+        work: RowWork | ApiRowWork,
+        row_id: int,
+        values: Mapping[str, object],
+        cell: str | TextProblem | None,
+    ) -> None:
+        begun = files.spool.begins[row_id]
+        files.spool.begin(row_id)
+        if begun >= self.config.row_attempts:
+            row = work.give_up(row_id, begun)
+        else:
+            row = await work.answer(row_id, values, cell, begun + 1, f"{active.lease.lease_id}-{begun}")
+        files.spool.finish(row)
+        active.finished(row)

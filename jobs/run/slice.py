@@ -1,0 +1,158 @@
+"""The files of the slices in work: sources and sinks kept open, a slice's rows, what is known of them already, and the part they become."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from connectors.base import Sink, Source
+from connectors.errors import SourceError
+from connectors.open import open_source
+from connectors.text import TextProblem, texts
+from jobs.folder import StateFolder, part_name
+from jobs.plan.job import columns_needed
+from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
+from jobs.run.spool import Spool
+from jobs.spec import JobSpec, Lease, PartStats
+
+OPEN_JOBS = 8
+
+
+class SourceCache:
+    """Used from one thread. The least recently used job's source is closed when there are too many."""
+
+    def __init__(self, folder: StateFolder, open_sink: Callable[[StateFolder, str], Sink]) -> None:
+        self._folder = folder
+        self._open_sink = open_sink
+        self._open: OrderedDict[str, tuple[Source, Sink]] = OrderedDict()
+
+    def take(self, job: JobSpec) -> tuple[Source, Sink]:
+        """Raises `SourceError` where the source is gone, cannot be read, or is no longer what was submitted."""
+        if job.id not in self._open:
+            self._open[job.id] = (self._source(job), self._open_sink(self._folder, job.id))
+            while len(self._open) > OPEN_JOBS:
+                _, (source, _) = self._open.popitem(last=False)
+                source.close()
+        self._open.move_to_end(job.id)
+        return self._open[job.id]
+
+    def _source(self, job: JobSpec) -> Source:
+        spec = job.source
+        if job.endpoint is not None and not Path(spec.uri).exists():
+            raise SourceError(f"the requests of batch {job.id} were removed when its files were; make a new batch of them")
+        source = open_source(
+            spec.uri, table=spec.table, query=spec.query, snapshot_dir=self._folder.snapshot(job.id), fingerprint=job.fingerprint
+        )
+        if source.fingerprint() != job.fingerprint:
+            source.close()
+            raise SourceError(
+                f"{spec.uri} has changed since job {job.id} was submitted; put the old file back and resume the job, "
+                "or submit the new file as a new job"
+            )
+        return source
+
+    def close(self) -> None:
+        for source, _ in self._open.values():
+            source.close()
+        self._open.clear()
+
+
+STATS_KEY = "harvester_part"
+
+
+@dataclass(slots=True)
+class SliceFiles:
+    """Every method reads or writes files: call them from a thread, one at a time."""
+
+    lease: Lease
+    source: Source
+    sink: Sink
+    spool: Spool
+    table: pa.Table  # the slice's rows, with the columns that the prompt and the results need
+    kept: pa.Table | None  # of an earlier generation's part: the rows that need no retry
+
+    @property
+    def job(self) -> JobSpec:
+        return self.lease.job
+
+    def todo(self) -> list[int]:
+        """row_ids that have no result yet."""
+        known = set(self.spool.rows)
+        if self.kept is not None:
+            known |= set(self.kept.column("row_id").to_pylist())
+        start = self.lease.slice.row_start
+        return [row_id for row_id in range(start, start + self.lease.slice.row_count) if row_id not in known]
+
+    def inputs(self) -> tuple[list[Mapping[str, Any]], list[str | TextProblem] | None]:
+        """For each row of the slice its columns and its text cell."""
+        column = self.job.column
+        if column is None:
+            return self.table.to_pylist(), None
+        others = self.table.drop_columns([column])
+        rows: list[Mapping[str, Any]] = others.to_pylist() if others.num_columns else [{}] * self.table.num_rows
+        return rows, texts(self.table.column(column))
+
+    def publish(self) -> PartStats:
+        """Write the part, durable and whole. Returns what it holds.
+
+        A holder so slow that its slice was finished and retried without it leaves the newer part alone; the ledger will not take its word.
+        """
+        rows = [self.spool.rows[row_id] for row_id in sorted(self.spool.rows)]
+        part = self._part(rows)
+        stats = part_stats(part, self.lease.generation, self.spool.recomputed)
+        if self.job.endpoint is None:  # requests of a batch differ too much to tell the length of others
+            stats = stats.model_copy(update={"lengths": answer_lengths(rows)})
+        there = part_stats_of(self.sink, self.lease)
+        if there is None or there.generation <= self.lease.generation:
+            self.sink.write(part_name(self.lease.slice.slice_id), part, {STATS_KEY: stats.model_dump_json()})
+        return stats
+
+    def publish_some(self) -> PartStats | None:
+        """Write a part of the rows done so far, for a slice that is left for a while; it is no whole one, and the next holder replaces it.
+
+        None where there is a part of the slice already: a retry that is left keeps what was there before it.
+        """
+        if self.kept is not None or part_stats_of(self.sink, self.lease) is not None:
+            return None
+        part = self._part([self.spool.rows[row_id] for row_id in sorted(self.spool.rows)])
+        self.sink.write(part_name(self.lease.slice.slice_id), part, {})
+        return part_stats(part, self.lease.generation, 0)
+
+    def _part(self, rows: list[Row]) -> pa.Table:
+        schema = result_schema(self.source.schema, self.job.keep, self.job.task)
+        start = self.lease.slice.row_start
+        inputs = self.table.select(list(self.job.keep)).take([row.row_id - start for row in rows])
+        part = part_table(schema, rows, inputs)
+        return part if self.kept is None else pa.concat_tables([self.kept.cast(part.schema), part]).sort_by("row_id")
+
+
+def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
+    """What the slice's part holds now, of whichever generation."""
+    metadata = sink.metadata(part_name(lease.slice.slice_id))
+    return PartStats.model_validate_json(metadata[STATS_KEY]) if metadata and STATS_KEY in metadata else None
+
+
+def published(sink: Sink, lease: Lease) -> PartStats | None:
+    """The part of this slice and generation, where an earlier holder died between publishing and telling the ledger."""
+    stats = part_stats_of(sink, lease)
+    return stats if stats is not None and stats.generation == lease.generation else None
+
+
+def open_slice(lease: Lease, source: Source, sink: Sink, folder: StateFolder) -> SliceFiles:
+    """Read the slice's rows and what is known of them."""
+    cut = lease.slice
+    group = source.row_groups()[cut.group_index]
+    columns = list(dict.fromkeys([*columns_needed(lease.job), *lease.job.keep]))
+    table = source.read(group, cut.offset, cut.row_count, columns)
+    kept = None
+    if lease.generation > 0:
+        part = sink.read(part_name(cut.slice_id))
+        kept = part.filter(pc.equal(part.column("status"), "ok"))
+    spool = Spool(folder.spool(lease.job.id, cut.slice_id, lease.generation))
+    return SliceFiles(lease, source, sink, spool, table, kept)

@@ -1,0 +1,120 @@
+"""What a user's SQL may do: read anything, write files outside the state folder, change nothing within it.
+
+It keeps a person from harming a job by accident. It is no sandbox: who may run SQL here may also run a shell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import duckdb
+
+from jobs.errors import QueryError
+
+_KIND = duckdb.StatementType
+_READS = {_KIND.SELECT, _KIND.EXPLAIN}
+_EXPLAINED = {"select", "with", "from", "values", "table", "describe", "show", "summarize", "pivot", "unpivot", "("}
+_MAY = "select, with, from, values, describe, show, summarize, pivot, explain, and copy (...) to 'file'"
+
+
+class Token(NamedTuple):
+    text: str
+    kind: str  # "keyword", "identifier", "operator", "string_const", "numeric_const"
+
+
+def tokens(query: str) -> list[Token]:
+    """The query's tokens as DuckDB sees them, without comments."""
+    raw = query.encode()
+    marks = [(offset, kind.name) for offset, kind in duckdb.tokenize(query)]  # offsets count bytes
+    ends = [offset for offset, _ in marks[1:]] + [len(raw)]
+    found = [(raw[start:end].decode().strip(), kind) for (start, kind), end in zip(marks, ends, strict=True)]
+    return [Token(text, kind) for text, kind in found if kind != "comment"]
+
+
+def check_query(connection: duckdb.DuckDBPyConnection, query: str, state_dir: Path) -> None:
+    """Raise `QueryError` unless ``query`` is one statement that leaves ``state_dir`` as it is."""
+    statements = connection.extract_statements(query)
+    if len(statements) != 1:
+        raise QueryError(f"give one SQL statement, given {len(statements)}; run the others as separate commands")
+    kind = statements[0].type
+    words = tokens(query)
+    first = words[0].text.lower()
+    if kind == _KIND.COPY and first == "copy":
+        _check_copy(words, state_dir)
+    elif kind not in _READS and not (kind == _KIND.MULTI and first in ("pivot", "with", "from", "select", "(")):
+        raise QueryError(f"{first.upper()} is not allowed here: SQL only reads harvester's state; use {_MAY}")
+    if kind == _KIND.EXPLAIN and next(_after_explain(words)).text.lower() not in _EXPLAINED:
+        raise QueryError("EXPLAIN is allowed for queries only, because EXPLAIN ANALYZE runs the statement")
+    _refuse_inner_copy(words[1:])
+
+
+def check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Raise `QueryError` unless ``query`` is one statement that only reads, whatever it reads."""
+    try:
+        statements = connection.extract_statements(query)
+    except duckdb.Error as error:
+        raise QueryError(str(error).splitlines()[0]) from error
+    if len(statements) != 1:
+        raise QueryError(f"give one SQL statement, given {len(statements)}")
+    words = tokens(query)
+    first, kind = words[0].text.lower(), statements[0].type
+    if kind not in _READS and not (kind == _KIND.MULTI and first in ("pivot", "with", "from", "select", "(")):
+        raise QueryError(f"{first.upper()} is not allowed here: SQL only reads jobs, leases and results('JOB')")
+    if kind == _KIND.EXPLAIN and next(_after_explain(words)).text.lower() not in _EXPLAINED:
+        raise QueryError("EXPLAIN is allowed for queries only, because EXPLAIN ANALYZE runs the statement")
+    _refuse_inner_copy(words)
+
+
+def check_target(path: Path, state_dir: Path) -> None:
+    """Raise `QueryError` where writing to ``path`` could touch ``state_dir``. Links and ``..`` are followed first."""
+    target, state = path.expanduser().resolve(), state_dir.expanduser().resolve()
+    if target == state or state in target.parents or target in state.parents:
+        raise QueryError(f"cannot write to {path}: it lies in harvester's state folder {state}, which SQL only reads; name another place")
+
+
+def _after_explain(words: list[Token]) -> Iterator[Token]:
+    """What follows ``EXPLAIN``, ``EXPLAIN ANALYZE`` or ``EXPLAIN (options)``."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word.text.lower() in ("analyze", "verbose"):
+            continue
+        if word.text == "(" and words[2].text.lower() in ("analyze", "format", "verbose"):
+            while next(rest).text != ")":
+                pass
+            continue
+        yield word
+        yield from rest
+
+
+def _refuse_inner_copy(words: list[Token]) -> None:
+    """DuckDB runs a COPY within a WITH: ``with t as (copy ... to ...) select ...``."""
+    for before, word, after in zip(words, words[1:], words[2:], strict=False):
+        opens = before.text == "(" and (after.text == "(" or after.kind != "operator")
+        if word.text.lower() == "copy" and opens:
+            raise QueryError('COPY is allowed as the whole statement only; a column of that name is written "copy"')
+
+
+def _check_copy(words: list[Token], state_dir: Path) -> None:
+    depth = 0
+    for word, after in pairwise(words):
+        depth += (word.text == "(") - (word.text == ")")
+        if depth == 0 and word.text.lower() == "from":
+            raise QueryError("COPY ... FROM is not allowed here: SQL only reads; use select * from 'file'")
+        if depth == 0 and word.text.lower() == "to":
+            check_target(_local_path(after), state_dir)
+            break
+    if any(word.text.lower() == "filename_pattern" for word in words):
+        raise QueryError("COPY's option filename_pattern is not allowed here, because it can name files elsewhere")
+
+
+def _local_path(word: Token) -> Path:
+    if word.kind != "string_const" or not word.text.startswith("'"):
+        raise QueryError(f"COPY ... TO {word.text} is not allowed here: write the file's name in single quotes")
+    name = word.text[1:-1].replace("''", "'")
+    for prefix in ("file://localhost", "file://", "file:"):
+        if name.startswith(prefix):
+            return Path("/" + name.removeprefix(prefix).lstrip("/"))
+    return Path("/dev/null") if "://" in name else Path(name)  # a bucket is never the state folder

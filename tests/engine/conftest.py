@@ -1,0 +1,37 @@
+"""vLLM, imported once for the tests of this room, and a core for the engines of each test process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+
+import pytest
+
+# Every module of ours that vLLM stands behind, and those of vLLM's that tests import themselves.
+MODULES = (
+    "harvester.engine.vllm.scheduler",
+    "harvester.engine.vllm.launch",
+    "harvester.engine.vllm.workers",
+    "bench.harness.engine.counting_harvest",
+    "vllm.v1.structured_output",
+    "vllm.v1.cudagraph_dispatcher",
+    "vllm.v1.worker.gpu.cudagraph_utils",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _vllm() -> None:
+    """What these modules warn of on import is not ours to mend; a test that imports one of them first would fail by it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in MODULES:
+            importlib.import_module(module)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _core(worker_id: str) -> None:
+    """Where several processes test at once, the engines of each compute on a core of its own: vLLM would bind those of all to the first."""
+    if worker_id.startswith("gw"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[int(worker_id.removeprefix("gw")) % len(cores)])

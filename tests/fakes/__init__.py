@@ -1,0 +1,1 @@
+"""What stands in for something real in tests: engines, devices, schedulers, workers and servers."""

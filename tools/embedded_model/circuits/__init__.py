@@ -1,0 +1,1 @@
+"""The network and the circuits that are written into it."""

@@ -1,0 +1,193 @@
+"""Write docs/measured.md, and the figures of README.md, from `bench/results/*.json`.
+
+    python tools/measured.py            write both
+    python tools/measured.py --check    exit 1 where they differ from what would be written
+
+`tools/measured.yaml` says which figure comes from which place of which file and which goal it has. Whether a goal is met is computed here.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "tools" / "measured.yaml"
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "measured.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: written by tools/measured.py -->\n", "<!-- end of figures -->\n"
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
+SIGNS = {"<=": "≤ ", ">=": "≥ ", "==": ""}
+HEAD = "| figure | value | goal | verdict |\n|---|---|---|---|\n"
+ZEROS = re.compile(r"\.0+(?=\D|$)|(\.\d*?[1-9])0+(?=\D|$)")  # that end a number after its point
+VERDICTS = {True: "met", False: "**missed**", None: ""}
+
+
+def value_at(result: Any, place: str) -> Any:
+    """The value at a place such as ``systems/harvester/ttft_ms/p99``; a number steps into a list.
+
+    Raises KeyError or IndexError where the result has no such place.
+    """
+    for word in place.split("/"):
+        result = result[int(word)] if isinstance(result, list) else result[word]
+    return result
+
+
+def shown(value: Any, unit: str | None = None) -> str:
+    """A value to read: three significant digits (whole numbers in full) and its unit."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit == "%":
+        return f"{_digits(value * 100)}%"
+    return f"{_digits(value)} {unit}" if unit else _digits(value)
+
+
+def _digits(number: float) -> str:
+    if isinstance(number, int) or abs(number) >= 1000 or number == 0:
+        return f"{number:,.0f}"
+    return f"{number:#.3g}".rstrip(".")
+
+
+def goal_of(result: Any, goal: str) -> tuple[str, Any]:
+    """Comparison and bound of a goal such as ``<= 1.1``; a bound that is no number is a place in the same result."""
+    comparison, bound = goal.split(maxsplit=1)
+    try:
+        return comparison, yaml.safe_load(bound) if re.fullmatch(r"[\d.]+|true|false", bound) else value_at(result, bound)
+    except (KeyError, IndexError) as error:
+        raise KeyError(f"goal {goal!r}: the result has no {bound}") from error
+
+
+def judged(result: Any, value: Any, goal: str | None) -> bool | None:
+    """Whether the value meets its goal; None without a goal."""
+    if goal is None:
+        return None
+    comparison, bound = goal_of(result, goal)
+    return COMPARE[comparison](value, bound)
+
+
+def cells(result: Any, figure: dict[str, Any]) -> tuple[str, str, str]:
+    """Value, goal and verdict of one figure, as the page shows them."""
+    value, unit, goal = value_at(result, figure["at"]), figure.get("unit"), figure.get("goal")
+    text = shown(value, unit) + _spread(result, figure.get("spread"))
+    if goal is None:
+        return text, "", ""
+    comparison, bound = goal_of(result, goal)
+    return text, SIGNS[comparison] + ZEROS.sub(r"\1", shown(bound, unit)), VERDICTS[judged(result, value, goal)]
+
+
+def _spread(result: Any, place: str | None) -> str:
+    """The range of rounds or pairs of runs, in brackets."""
+    if place is None:
+        return ""
+    found = value_at(result, place)
+    rounds = found if isinstance(found, list) else found.get("rounds") or [found["from"], found["to"]]
+    return f" ({_digits(min(rounds))} to {_digits(max(rounds))})"
+
+
+def origin(result: Any, file: str) -> str:
+    """Where a result comes from: machine, model, commit, day, command, and what weakens it."""
+    machine, model = result["machine"], result["model"] or "no model: a scripted engine"
+    commit, is_dirty = str(result["commit"]).removesuffix("-dirty")[:10], str(result["commit"]).endswith("-dirty")
+    marks = ["**short run (`--quick`)**"] * result["arguments"]["quick"] + ["**made with uncommitted changes**"] * is_dirty
+    facts = [f"{machine['cpu']}, {machine['cores']} cores", model, f"commit {commit}", result["started_at"][:10], f"`{command(result)}`"]
+    return ". ".join([f"[{file}](../bench/results/{file}): {'; '.join(facts)}", *marks]) + ".\n"
+
+
+def command(result: Any) -> str:
+    """The command that made a result."""
+    given = result["arguments"]
+    words = ["python -m bench", result["scenario"]] + ["--quick"] * given["quick"]
+    words += [f"--seconds {given['seconds']:g}"] if given["seconds"] else []
+    return " ".join(words + [f"--set {name}={value:g}" for name, value in given["set"].items()])
+
+
+def section(part: dict[str, Any]) -> str:
+    """One file's section of the page."""
+    result = load(part["file"])
+    text = f"## {part['title']}\n\n{part['about'].strip()}\n\n{origin(result, part['file'])}\n"
+    if "picture" in part:
+        text += f"![{part['title']}](../bench/results/{part['picture']})\n\n"
+    if "figures" in part:
+        text += HEAD + "".join(f"| {figure['what']} | {' | '.join(cells(result, figure))} |\n" for figure in part["figures"]) + "\n"
+    after: str = part.get("after", "")
+    return text + (grid(result, part["grid"]) if "grid" in part else "") + after
+
+
+def grid(result: Any, table: dict[str, Any]) -> str:
+    """A table of one row a figure and one column a point of the result; a cell that misses its goal says so."""
+    columns: dict[str, str] = table["columns"]
+    text = f"| | {' | '.join(columns)} | goal |\n|---{'|---' * len(columns)}|---|\n"
+    for row in table["rows"]:
+        found = [cells(value_at(result, place), row) for place in columns.values()]
+        values = [value + (" **missed**" if verdict == VERDICTS[False] else "") for value, _, verdict in found]
+        text += f"| {row['what']} | {' | '.join(values)} | {found[0][1]} |\n"
+    return text + "\n"
+
+
+def load(file: str) -> Any:
+    """A result as it was written."""
+    return json.loads((RESULTS / file).read_text(encoding="utf-8"))
+
+
+def page(table: dict[str, Any]) -> str:
+    """The whole of docs/measured.md."""
+    note = "<!-- Written by tools/measured.py from tools/measured.yaml: edit that, then run it. -->"
+    parts = [f"{note}\n# Measured", table["about"], tally(table), *(section(part) for part in table["sections"])]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def in_readme(table: dict[str, Any]) -> Iterator[str]:
+    """The rows of README's table (figures with a text under ``readme``), then the files they link to."""
+    files = []
+    for part in table["sections"]:
+        for figure in part.get("figures", []):
+            if "readme" in figure:
+                value, goal, verdict = cells(load(part["file"]), figure)
+                yield f"| {figure['readme']} | [{value}][{part['file']}] | {goal} | {verdict} |\n"
+                files.append(part["file"])
+    yield "\n" + "".join(f"[{file}]: bench/results/{file}\n" for file in dict.fromkeys(files))
+
+
+def tally(table: dict[str, Any]) -> str:
+    """How many goals are met, in a sentence; each cell of a grid counts."""
+    found: list[str] = []
+    for part in table["sections"]:
+        result, rows = load(part["file"]), part.get("grid", {})
+        found += [cells(result, figure)[2] for figure in part.get("figures", [])]
+        found += [cells(value_at(result, place), row)[2] for place in rows.get("columns", {}).values() for row in rows["rows"]]
+    met, missed = found.count(VERDICTS[True]), found.count(VERDICTS[False])
+    return f"Of {met + missed} goals {met} are met and {missed} missed."
+
+
+def readme(table: dict[str, Any], text: str) -> str:
+    """README.md with its table of figures as it must be. Raises ValueError where the marks of the table are missing."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"README.md has no lines {BEGIN.strip()!r} and {END.strip()!r}")
+    link = "[docs/measured.md](docs/measured.md) has every figure and the command that repeats it."
+    return before + BEGIN + HEAD + "".join(in_readme(table)) + f"\n{link}\n{tally(table)}\n" + END + after
+
+
+def main(arguments: list[str]) -> int:
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    wanted = {PAGE: page(table), README: readme(table, README.read_text(encoding="utf-8"))}
+    if arguments == ["--check"]:
+        stale = [path.name for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+        sys.stderr.write("".join(f"{name} differs: run python tools/measured.py\n" for name in stale))
+        return 1 if stale else 0
+    for path, text in wanted.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
