@@ -56,10 +56,9 @@ MIXED_INTO = {
 }
 
 
-def class_of(owner: str) -> type[Any]:
+def class_of(owner: str) -> Any:
     module, _, name = owner.partition(":")
-    found: type[Any] = getattr(import_module(module), name)
-    return found
+    return getattr(import_module(module), name)
 
 
 def find_module(name: str) -> bool:
@@ -131,6 +130,10 @@ class Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.value, ast.Name) and node.value.id in self._known:
+            module = self._known[node.value.id].replace(":", ".")
+            if find_module(module):
+                self.imports[module].add(node.attr)
         for owner in self._owners_of(node.value):
             if node.attr in names_of(class_of(owner)):
                 self.attributes[owner].add(node.attr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import socket
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from harvester.cli import doctor
+from harvester.engine.vllm import surface
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +26,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         except KeyError:
             raise PackageNotFoundError(name) from None
 
-    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     return packages
 
 
@@ -66,7 +68,7 @@ def test_the_engine_is_judged_by_what_is_installed(installed, packages, verdict)
 
 @pytest.mark.parametrize(("moved", "verdict"), [(["Scheduler._free_request is gone"], "broken"), ([], "note")], ids=["lacks", "whole"])
 def test_a_vllm_of_another_version_is_judged_by_what_it_has(installed, monkeypatch, moved, verdict):
-    monkeypatch.setattr(doctor.surface, "found_moved", lambda known: moved)
+    monkeypatch.setattr(surface, "found_moved", lambda known: moved)
     installed.clear()
     installed.update({"vllm": "0.34.1", "torch": "2.13.0"})
     found = doctor._engine()

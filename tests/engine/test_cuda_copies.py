@@ -159,20 +159,19 @@ def test_the_cuda_device_says_what_pytorch_and_vllm_understand(monkeypatch: pyte
             ctypes.memmove(target, source, size_bytes)
 
     monkeypatch.setattr(_custom_ops, "swap_blocks_batch", swap)
-    for name, ours in {"Stream": _Stream, "Event": _Event, "stream": nullcontext, "current_stream": lambda device: compute}.items():
+    played: dict[str, Any] = {"Stream": _Stream, "Event": _Event, "stream": nullcontext, "current_stream": lambda device: compute}
+    for name, one in played.items():
         assert hasattr(torch.cuda, name)
-        monkeypatch.setattr(torch.cuda, name, ours)
+        monkeypatch.setattr(torch.cuda, name, one)
     pinned: dict[int, int] = {}
-    for ours, theirs in (
-        (lambda ptr, num_bytes: bool(pinned.setdefault(ptr, num_bytes)), "host_register"),
-        (pinned.pop, "host_unregister"),
-    ):
-        assert len(inspect.signature(getattr(host_register, theirs)).parameters) == (2 if theirs == "host_register" else 1)
-        monkeypatch.setattr(module, theirs, ours)
+    assert len(inspect.signature(host_register.host_register).parameters) == 2
+    assert len(inspect.signature(host_register.host_unregister).parameters) == 1
     from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
 
     tensors = layers()
-    calls = CudaCalls(module.CUDA_CALLS.copy_batch, module.host_register, module.host_unregister)
+    calls = CudaCalls(
+        module.CUDA_CALLS.copy_batch, lambda address, size_bytes: bool(pinned.setdefault(address, size_bytes)), pinned.__delitem__
+    )
     device = CudaCopyDevice(torch.device("cpu"), calls)
     copier = DeviceCopier(pages_of(tensors), SLOTS, device, True, piece_bytes=4096, ahead=False)
     copier.submit(store(1, [3], [0]))

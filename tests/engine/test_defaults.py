@@ -50,8 +50,11 @@ def sizes(engine: dict[str, Any], **model: Any) -> tuple[int, int]:
     values = engine_arguments(ServeConfig(engine=engine), "/model", "m", cpu=False, embedded=False)
     _, found = namespace(values)
     found.enable_chunked_prefill = found.enable_chunked_prefill is not False
-    parallel = SimpleNamespace(use_batched_dp_moe=False)
-    found._set_default_max_num_seqs_and_batched_tokens_args(UsageContext.OPENAI_API_SERVER, SimpleNamespace(**about), parallel)
+    parallel: Any = SimpleNamespace(use_batched_dp_moe=False)
+    asked: Any = SimpleNamespace(**about)
+    found._set_default_max_num_seqs_and_batched_tokens_args(UsageContext.OPENAI_API_SERVER, asked, parallel)
+    assert found.max_num_seqs is not None
+    assert found.max_num_batched_tokens is not None
     return found.max_num_seqs, found.max_num_batched_tokens
 
 

@@ -121,7 +121,7 @@ class Story:
         if void or ends:
             setattr(result, ENDED_EARLY, True)
             result.sampled_token_ids = []
-        if ends:
+        if ends and order is not None:
             self.void_epoch = order.epoch
             self.planned["ended early"] += 1
         return result

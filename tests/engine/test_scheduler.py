@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harvester.policy.step.plan import PolicyConfig
+from harvester.policy.view import PolicyConfig
 
 if TYPE_CHECKING:
     from bench.harness.engine.drive import Drive

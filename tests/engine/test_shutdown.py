@@ -35,7 +35,7 @@ def test_all_processes_end_where_vllm_fails_to_kill_one_that_is_gone(monkeypatch
         def __call__(self) -> None:
             cleaned.append(True)
 
-    class Llm(HarvestLLM):  # type: ignore[misc]
+    class Llm(HarvestLLM):
         def __del__(self) -> None:
             """Nothing was begun."""
 

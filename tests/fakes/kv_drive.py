@@ -40,7 +40,8 @@ class KvDrive:
     ) -> None:
         from bench.harness.engine.drive import Drive
         from harvester.config import CheckpointConfig
-        from harvester.engine.checkpoints.budget import GIB, transfer_config
+        from harvester.engine.checkpoints.budget import transfer_config
+        from harvester.engine.checkpoints.worker.room import GIB
         from harvester.engine.shared.state import Field, SharedState
         from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
@@ -99,7 +100,7 @@ class KvDrive:
             slots = self.planner.pool.capacity
             copier = DeviceCopier(in_a_row([bytes_]), slots, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
             self.worker.copies = WorkerCopies(copier)
-        self.copier = self.worker.copies.copier
+        self.copier: Any = self.worker.copies.copier  # of either kind
 
     def close(self) -> None:
         self.copier.shutdown()
@@ -197,7 +198,7 @@ class KvDrive:
         tokens = [] if ends or void else [self._sampled(name) for name in names]
         places = {name: i for i, name in enumerate(names)}
         result = ModelRunnerOutput(names, places, tokens, kv_connector_output=self.worker.told())
-        if ends:
+        if ends and order is not None:
             self.ended += 1
             self._void_epoch = order.epoch
         if ends or void:

@@ -26,7 +26,7 @@ class Event:
         while not self.reached:
             assert self.device.advance(1), "the event waits for itself"
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: Event, /) -> float:
         return 1000 * (end.at_s - self.at_s)
 
 
@@ -73,26 +73,27 @@ class LaggingDevice:
         self.streams["steps"].append(("record", event))
         return event
 
-    def hold(self, mark: Event) -> None:
+    def hold(self, mark: Any) -> None:
         self.streams["steps"].append(("wait", mark))
 
-    def copy(self, out: bool, after: Event, batches: Sequence[Any]) -> Any:
+    def copy(self, out: bool, after: Any, batches: Sequence[Any]) -> Any:
         from harvester.engine.worker.device import Span
 
         began, ended, stream = Event(self), Event(self), self.streams["out" if out else "back"]
         stream.extend([("wait", after), ("record", began)])
         for batch in batches:
-            copies = [self._copy(*map(int, one), batch.to_device) for one in zip(batch.sources, batch.targets, batch.sizes, strict=True)]
+            found = zip(batch.sources, batch.targets, batch.sizes, strict=True)
+            copies = [self._copy(int(source), int(target), int(size), batch.to_device) for source, target, size in found]
             self.rng.shuffle(copies)
             stream.extend(("run", copy) for copy in copies)
         stream.append(("record", ended))
         return Span(began, ended)
 
-    def _copy(self, source: int, target: int, size_bytes: int, to_device: bool) -> Callable[[], None]:
+    def _copy(self, source: int, target: int, size_bytes: int, to_device: bool) -> Callable[[], object]:
         if to_device and self.rng.random() < 0.5:  # a copy engine may read host memory before its stream comes to the copy
             early = ctypes.string_at(source, size_bytes)
-            return lambda: ctypes.memmove(target, early, size_bytes) and None
-        return lambda: ctypes.memmove(target, source, size_bytes) and None
+            return lambda: ctypes.memmove(target, early, size_bytes)
+        return lambda: ctypes.memmove(target, source, size_bytes)
 
     # What a test does with it
 

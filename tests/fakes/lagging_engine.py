@@ -77,6 +77,8 @@ class _Late:
 class _StockWorker:
     """vLLM's part of the worker: launches a step and goes on."""
 
+    device: Any
+
     def __init__(self, clock: Clock, device: LaggingDevice) -> None:
         self.model_runner = SimpleNamespace(execute_model_state=None)
         self.rank = 0

@@ -163,8 +163,8 @@ def _parameter(one: inspect.Parameter) -> str:
 
 
 @cache
-def names_of(kind: type[Any]) -> frozenset[str]:
-    """What the class and its bases define, and all attributes that their methods speak of: those are set on instances only."""
+def names_of(kind: Any) -> frozenset[str]:
+    """What the class ``kind`` and its bases define, and all attributes that their methods speak of: those are set on instances only."""
     found: set[str] = set()
     for base in kind.__mro__:
         found.update(vars(base), getattr(base, "__annotations__", ()), getattr(base, "__slots__", ()))
