@@ -162,15 +162,17 @@ class _Bench:
         ttft_ms = [1e3 * (one.token_s[0] - begin_s - planned_s[one.request.id]) for one in answered]
         gaps_ms = [1e3 * gap_s for one in answered for gap_s in one.gaps_s]
         offline = sum(one.tokens_between(begin_s, end_s) for one in outcomes if one.request.offline)
-        shares = [percentile(values, share) or 0.0 for values in (ttft_ms, gaps_ms) for share in (50, 99)]
-        return Figures(steps / self.comparison.seconds, *shares, offline / self.comparison.seconds)
+        (ttft_p50, ttft_p99), (tpot_p50, tpot_p99) = ([percentile(each, share) or 0.0 for share in (50, 99)] for each in (ttft_ms, gaps_ms))
+        seconds = self.comparison.seconds
+        return Figures(steps / seconds, ttft_p50, ttft_p99, tpot_p50, tpot_p99, offline / seconds)
 
 
 def figures_of(stretch: Stretch) -> Figures:
     """As its clients and counters saw it."""
     chat, seconds = online_summary(stretch.requests), stretch.samples[-1].at_s - stretch.samples[0].at_s
-    shares = [float(chat[kind][share] or 0.0) for kind in ("ttft_ms", "tpot_ms") for share in ("p50", "p99")]
-    return Figures(stretch.work.steps / seconds, *shares, stretch.rates()["offline_tokens_per_s"])
+    ttft_ms, tpot_ms = ({share: float(value or 0.0) for share, value in chat[kind].items()} for kind in ("ttft_ms", "tpot_ms"))
+    offline = stretch.rates()["offline_tokens_per_s"]
+    return Figures(stretch.work.steps / seconds, ttft_ms["p50"], ttft_ms["p99"], tpot_ms["p50"], tpot_ms["p99"], offline)
 
 
 def during(record: Record, stretch: Stretch) -> list[Ran]:
