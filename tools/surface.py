@@ -1,6 +1,6 @@
 """Write `harvester/engine/vllm/surface.json`: all that `harvester.engine.vllm` uses of the vLLM that is installed.
 
-    .venv/bin/python -m tools.surface
+    .venv/bin/python -m tools.surface [--check]
 
 Names imported, methods overridden with their parameters, attributes read or written on vLLM's objects, and what is put in the place of
 vLLM's own. Whose an attribute is, is told by annotations, by the bases of our classes, and by `CALLED`.
@@ -200,7 +200,10 @@ def private(surface: Surface) -> list[str]:
 
 
 def main() -> int:
+    """With ``--check`` nothing is written: 1 where the file is not what would be."""
     surface = read_package()
+    if sys.argv[1:] == ["--check"]:
+        return int(surface != Surface.read())
     FILE.write_text(json.dumps(asdict(surface), indent=1) + "\n", encoding="utf-8")
     names, methods, attributes = (sum(map(len, found.values())) for found in (surface.imports, surface.overrides, surface.attributes))
     sys.stdout.write(

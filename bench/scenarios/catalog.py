@@ -41,6 +41,7 @@ SCENARIOS = {
         "scenarios.coserving.coserve",
         "chat of a trace beside batch work: online only, offline only, vLLM's priority policy, harvester",
     ),
+    "simulate": Scenario("scenarios.coserving.simulate", "what the simulator predicts of harvester, against a real run on the same trace"),
     "phases": Scenario("scenarios.coserving.phases", "chat on, off and on again beside batch work"),
     "burst": Scenario("scenarios.coserving.burst", "chat in bursts and at rising rates beside batch work"),
     "ablation": Scenario("scenarios.coserving.ablation", "the parts of harvester's scheduler, turned on one after the other"),

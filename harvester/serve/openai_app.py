@@ -57,7 +57,7 @@ class FilesApp:
 
 
 class BatchesApp:
-    """``/v1/batches`` and the keeper of batches. Holds no state: a new one continues from the records and the ledger."""
+    """``/v1/batches`` and the controller of batches. Holds no state: a new one continues from the records and the ledger."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str) -> None:
         lower_priority()

@@ -22,6 +22,7 @@ from harvester.sim.view import copy_state, online_request, row_of, view
 
 EMPTY_STEP_S = 0.001  # how soon an engine looks again that could run nothing
 MAX_EMPTY_STEPS = 1000
+APART_S = 1e-9  # between requests of one moment
 
 
 class Simulation:
@@ -73,7 +74,7 @@ class Simulation:
         if self._engine.blocks(request.prompt_tokens + request.output_tokens) > self._engine.total_blocks:
             raise ValueError(f"request {request.id} needs more than all {self._engine.total_blocks} KV blocks; leave it out of the trace")
         self._arrived += 1
-        track = Track(request, self._arrived)
+        track = Track(request, request.arrival_s + APART_S * self._arrived)
         if not request.offline:
             self._brain.arrive(online_request(track, self._engine), self.now_s)
         self._replica.wait(track)

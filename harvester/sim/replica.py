@@ -95,7 +95,7 @@ class Replica:
             more = max(0, self.engine.blocks(track.computed + tokens) - track.blocks)
             while more > self.free_blocks:
                 enough = False
-                victim = max(run, key=lambda one: (one.offline, one.request.priority, one.request.arrival_s, one.number))
+                victim = max(run, key=lambda one: (one.offline, one.request.priority, one.arrival_s))
                 place -= run.index(victim) < place
                 run.remove(victim)
                 step.tokens_left += step.work.pop(victim, 0)

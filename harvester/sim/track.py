@@ -9,10 +9,10 @@ from harvester.sim.trace import Request
 
 @dataclass(slots=True, eq=False)
 class Track:
-    """``computed``: tokens whose KV is there, in ``blocks``. ``number``: of arrival, which tells requests of one moment apart."""
+    """``computed``: tokens whose KV is there, in ``blocks``. ``arrival_s``: of no other request, though several come at one moment."""
 
     request: Request
-    number: int
+    arrival_s: float
     computed: int = 0
     emitted: int = 0
     blocks: int = 0

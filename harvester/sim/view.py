@@ -38,7 +38,7 @@ def row_of(track: Track, engine: Engine) -> OfflineRow:
         guarantee=request.guarantee,
         priority=PRIORITY_OFFLINE + request.priority,
         slice_id=request.slice_id,
-        arrival_s=request.arrival_s,
+        arrival_s=track.arrival_s,
         final_blocks=engine.blocks(request.prompt_tokens + request.allowed_tokens),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -50,5 +51,8 @@ def test_all_processes_end_where_vllm_fails_to_kill_one_that_is_gone(monkeypatch
         llm.engine_core = SimpleNamespace(resources=Resources(engine_manager=SimpleNamespace(processes=[gone, parent])))
         llm.shutdown()
         assert parent.wait(10) < 0
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    ended_by_s = time.monotonic() + 10
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:  # a killed process takes its time on a busy machine
+        assert time.monotonic() < ended_by_s
+        time.sleep(0.01)
     assert cleaned == [True]

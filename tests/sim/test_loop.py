@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.harness.load.peer_orders import Batches, ShortestRemaining
+from bench.scenarios.order.peer_orders import Batches, ShortestRemaining
 from harvester.policy.kv.checkpoint import CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints
 from harvester.policy.model.latency import LatencyModel, StepLoad

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from bench.harness.load.arrivals import read_lengths, scaled
-from bench.harness.load.peer_orders import Batches, ShortestRemaining
 from bench.harness.options import Options
+from bench.scenarios.order.peer_orders import Batches, ShortestRemaining
 from harvester.config import CheckpointConfig, SloConfig
 from harvester.policy.brain import Brain
 from harvester.policy.kv.checkpoint import CPU_COST, CUDA_COST, Thresholds

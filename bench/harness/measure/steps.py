@@ -1,0 +1,113 @@
+"""What `bench.harness.engine.step_record` wrote, and the step cost that fits it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.load import StepLoad
+from harvester.sim.cost import Cost
+
+ALIKE_STEPS = 50  # fewest steps of one length whose deviations are drawn from
+SWEEPS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request that ended. ``cached_tokens``: of its prompt."""
+
+    at_s: float
+    offline: bool
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step. ``ended_early``: for an arrival; what it had computed was lost."""
+
+    at_s: float
+    load: StepLoad
+    seconds: float
+    ended_early: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Of one engine."""
+
+    blocks: int
+    block_tokens: int
+    steps: Sequence[Ran]
+    rows: Sequence[Row]
+
+
+def read_record(path: Path) -> Record:
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    kinds: dict[str, list[list[Any]]] = {"engine": [], "step": [], "request": []}
+    for kind, *values in lines:
+        kinds[kind].append(values)
+    steps = [Ran(at_s, StepLoad(*load), seconds, early) for at_s, *load, seconds, early in kinds["step"]]
+    blocks, block_tokens = kinds["engine"][0]
+    return Record(blocks, block_tokens, steps, [Row(*values) for values in kinds["request"]])
+
+
+class _Fit(LatencyModel):
+    """The latency model without its memory: every step counts the same."""
+
+    MEMORY_STEPS = 1e15
+    SPEED_CHANGE = math.inf
+
+    def settle(self) -> None:
+        self._refit(SWEEPS)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """``deviations``: actual over predicted seconds, by length of the step."""
+
+    model: LatencyModel
+    deviations: dict[int, Sequence[float]]
+    steps: int
+
+    def cost(self, seed: int) -> Cost:
+        """Seconds of a step, drawn: the prediction times the deviation of some step that was about as long."""
+        rng, predict = random.Random(seed), self.model.predict
+        every = [ratio for ratios in self.deviations.values() for ratio in ratios]
+
+        def drawn(load: StepLoad) -> float:
+            predicted_s = predict(load)
+            return predicted_s * rng.choice(self.deviations.get(length_of(predicted_s), every))
+
+        return drawn
+
+    def bias(self, steps: Iterable[Ran]) -> float | None:
+        """Actual over predicted seconds of all these steps together; None of none."""
+        pairs = [(step.seconds, self.model.predict(step.load)) for step in steps if not step.ended_early]
+        return round(fmean(actual for actual, _ in pairs) / fmean(predicted for _, predicted in pairs), 4) if pairs else None
+
+
+def fit(steps: Sequence[Ran]) -> StepFit:
+    """Least squares of the relative error, then the deviations that remain."""
+    model = _Fit()
+    for step in steps:
+        model.observe(step.load, step.seconds)
+    model.settle()
+    found: dict[int, list[float]] = {}
+    for step in steps:
+        predicted_s = model.predict(step.load)
+        found.setdefault(length_of(predicted_s), []).append(step.seconds / predicted_s)
+    return StepFit(model, {length: ratios for length, ratios in found.items() if len(ratios) >= ALIKE_STEPS}, len(steps))
+
+
+def length_of(seconds: float) -> int:
+    """Lengths are told apart by factors of 1.4."""
+    return round(2.0 * math.log2(max(seconds, 1e-6)))

@@ -1,0 +1,198 @@
+"""Scenario ``simulate``: what the simulator predicts of harvester, against a real run of it on the same trace.
+
+Stock vLLM runs chat alone, offline work alone, and both with its priority policy; the time of a step is fitted to the steps of those three.
+With it the simulator, which holds the brain that the engine holds, predicts a run of harvester that it has seen nothing of. What it is
+given beside: when chat comes and how long it is, how long the offline rows are that the stock engines ended, and what lies between a
+client and the engine, from chat alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness.compare import Comparison, Load, Setting, harvester, over, priority, stock_alone
+from bench.harness.knobs import described, knobs, set_up
+from bench.harness.load.arrivals import read_trace, replay
+from bench.harness.load.online_client import WARM_UP
+from bench.harness.measure.latency import Slo, online_summary, percentile
+from bench.harness.measure.steps import Ran, Record, StepFit, fit, read_record
+from bench.harness.measure.stretch import Stretch
+from bench.harness.options import Options
+from bench.scenarios.coserving.coserve import MOST
+from harvester.config import ServeConfig
+from harvester.engine.shared.settings import KEY, Settings, pack
+from harvester.policy.brain import Brain
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.parts import PartsConfig, parts_of
+from harvester.policy.view import PolicyConfig
+from harvester.sim.engine import Engine
+from harvester.sim.loop import Simulation
+from harvester.sim.trace import Request, promised
+from harvester.sim.track import Outcome
+
+WITHIN = 0.1
+CLIENT_START_S = 2.0  # from the end of the idle span to the first chat, while the online client starts
+CONFIG: dict[str, Any] = {"checkpoint": {"enabled": False}}  # KV is plentiful here, and host copies would be a second thing to fit
+FITTED = ("online_only", "offline_only", "vllm_priority")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one system under the load. ``steps_per_s``: engine steps; TTFT and gaps between tokens in ms."""
+
+    steps_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float
+    tpot_p99_ms: float
+    offline_tokens_per_s: float
+
+
+def run(options: Options) -> dict[str, Any]:
+    given = knobs(options)
+    load = replay(read_trace(), given.rate, given.seconds, given.trace_scale, MOST, np.random.default_rng(options.seed))
+    with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
+        comparison = Comparison(place, given, options.seed, given.seconds)
+        (online,), _ = stock_alone(comparison, [load], offline_too=True)
+        slo, setting = online.p99(), Setting.usual(given)
+        priority(comparison, [load], setting)
+        (ours,), _ = harvester(comparison, [load], slo, CONFIG, idle_s=given.idle_s)
+        stock = read_record(place.folder / "online_only.steps")
+        mixed = read_record(place.folder / f"vllm_priority-{setting.step_tokens}-{setting.concurrency}.steps")
+        real = read_record(place.folder / "harvester.steps")
+        layers = int(json.loads((Path(place.model) / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"])
+        found = fit(_settled(stock.steps) + _settled(mixed.steps))
+        bench = _Bench(comparison, load, found, mixed, layers, options.seed)
+        alone = bench.chat_alone()
+        front_s = max(0.0, (figures_of(online).ttft_p50_ms - alone.ttft_p50_ms) / 1000)
+        predicted = {"online_only": bench.chat_alone(front_s), "harvester": bench.harvester(slo, front_s)}
+        measured = {"online_only": figures_of(online), "harvester": figures_of(ours)}
+        systems = {name: compared(predicted[name], measured[name]) for name in predicted}
+        return described(given, place) | {
+            "systems": systems,
+            "step_cost": {
+                "fitted_to": FITTED,
+                "steps": found.steps,
+                "coefficients": found.model.coefficients,
+                "actual_over_predicted": {"p50": found.model.error()[0], "p99": found.model.error()[1]},
+                "front_ms": round(1000 * front_s, 3),
+                "actual_over_predicted_at_harvester": found.bias(during(real, ours)),
+            },
+            "engine_busy_share_at_harvester": round(sum(step.seconds for step in during(real, ours)) / ours.seconds, 4),
+            "ratios": {f"{name}_predicted_over_measured": line["ratio"] for name, line in systems["harvester"].items()},
+            "goals": {"within_10_percent": {"met": all(line["within_10_percent"] for line in systems["harvester"].values())}},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What is simulated. ``record``: of an engine with the KV that all have, and with the rows that all are given."""
+
+    comparison: Comparison
+    load: Load
+    fit: StepFit
+    record: Record
+    layers: int
+    seed: int
+
+    def chat_alone(self, front_s: float = 0.0) -> Figures:
+        """Stock vLLM, first come, first served. ``front_s``: between client and engine, on the way in."""
+        config = PartsConfig(online_order="fcfs", budget="fixed", reserve="fixed")
+        brain = Brain(parts_of(config, LatencyModel()), PolicyConfig(0, 0.0, 1))
+        return self._played(Simulation(self._engine(), brain), self._chat(0.0, front_s), 0.0)
+
+    def harvester(self, slo: Slo, front_s: float) -> Figures:
+        """As `bench.harness.compare.harvester` runs it: a job, alone at first, then beside the load."""
+        objectives = {"ttft_slo_ms": round(slo.ttft_ms, 3), "tpot_slo_ms": round(slo.tpot_ms, 3)}
+        settings = Settings.parse({KEY: pack(ServeConfig.model_validate({"slo": objectives, **CONFIG}))})
+        brain = Brain(parts_of(settings.parts(self.record.blocks), LatencyModel()), settings.policy)
+        given, engine = self.comparison.knobs, self._engine(self.layers, settings.schedule.max_ttft_delay_fraction)
+        begin_s = given.warm_s + given.idle_s + CLIENT_START_S
+        simulation = Simulation(engine, brain)
+        warm_up = [Request(f"warm{i}", begin_s - 0.5 + 0.1 * i, 64, 4) for i in range(WARM_UP)]
+        before = simulation.run(promised([*self._job(), *warm_up], slo.ttft_ms / 1000, slo.tpot_ms / 1000), until_s=begin_s)
+        chat = promised(self._chat(begin_s, front_s), slo.ttft_ms / 1000, slo.tpot_ms / 1000)
+        return self._played(simulation, chat, begin_s, before)
+
+    def _engine(self, layers: int = 0, fraction: float = 1.0) -> Engine:
+        given = self.comparison.knobs
+        return Engine(
+            self.fit.cost(self.seed),
+            self.record.blocks,
+            round(given.slots),
+            round(given.step_tokens),
+            self.record.block_tokens,
+            layers=layers,
+            max_ttft_delay_fraction=fraction,
+        )
+
+    def _chat(self, begin_s: float, front_s: float) -> list[Request]:
+        return [
+            Request(f"chat{number}", begin_s + one.at_s + front_s, one.prompt_tokens, one.output_tokens)
+            for number, one in enumerate(self.load)
+        ]
+
+    def _job(self) -> list[Request]:
+        """More rows than any system ends, as long as those that stock vLLM ended."""
+        given, rng, rows = self.comparison.knobs, random.Random(self.seed), [row for row in self.record.rows if row.offline]
+        count = round(given.rows_per_s * (given.warm_s + given.idle_s + given.seconds + given.drain_s))
+        drawn = [rng.choice(rows) for _ in range(count)]
+        return [
+            Request(
+                f"row{number}", 0.0, row.prompt_tokens, row.output_tokens, "job", round(given.max_tokens), cached_tokens=row.cached_tokens
+            )
+            for number, row in enumerate(drawn)
+        ]
+
+    def _played(self, simulation: Simulation, chat: Sequence[Request], begin_s: float, before: Sequence[Outcome] = ()) -> Figures:
+        given, end_s, steps = self.comparison.knobs, begin_s + self.comparison.seconds, simulation.steps
+        ended = [*before, *simulation.run(chat, until_s=end_s)]
+        steps = simulation.steps - steps
+        ended += simulation.run(until_s=end_s + given.drain_s)
+        names, planned_s = {request.id for request in chat}, {request.id: one.at_s for request, one in zip(chat, self.load, strict=True)}
+        outcomes = [*ended, *simulation.going]
+        answered = [one for one in outcomes if one.request.id in names and one.token_s]
+        ttft_ms = [1e3 * (one.token_s[0] - begin_s - planned_s[one.request.id]) for one in answered]
+        gaps_ms = [1e3 * gap_s for one in answered for gap_s in one.gaps_s]
+        offline = sum(one.tokens_between(begin_s, end_s) for one in outcomes if one.request.offline)
+        (ttft_p50, ttft_p99), (tpot_p50, tpot_p99) = ([percentile(each, share) or 0.0 for share in (50, 99)] for each in (ttft_ms, gaps_ms))
+        seconds = self.comparison.seconds
+        return Figures(steps / seconds, ttft_p50, ttft_p99, tpot_p50, tpot_p99, offline / seconds)
+
+
+def figures_of(stretch: Stretch) -> Figures:
+    """As its clients and counters saw it."""
+    chat, seconds = online_summary(stretch.requests), stretch.samples[-1].at_s - stretch.samples[0].at_s
+    ttft_ms, tpot_ms = ({share: float(value or 0.0) for share, value in chat[kind].items()} for kind in ("ttft_ms", "tpot_ms"))
+    offline = stretch.rates()["offline_tokens_per_s"]
+    return Figures(stretch.work.steps / seconds, ttft_ms["p50"], ttft_ms["p99"], tpot_ms["p50"], tpot_ms["p99"], offline)
+
+
+def during(record: Record, stretch: Stretch) -> list[Ran]:
+    """The steps that were answered while the load was played."""
+    begin_s, end_s = stretch.samples[0].at_s, stretch.samples[-1].at_s
+    return [step for step in record.steps if begin_s <= step.at_s < end_s]
+
+
+def compared(predicted: Figures, measured: Figures) -> dict[str, dict[str, Any]]:
+    """Each figure on both sides; those that are 0 on both are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in Figures.__dataclass_fields__:
+        one, other = getattr(predicted, name), getattr(measured, name)
+        if one or other:
+            ratio = over(one, other)
+            near = ratio is not None and abs(ratio - 1.0) <= WITHIN
+            found[name] = {"predicted": round(one, 2), "measured": round(other, 2), "ratio": ratio, "within_10_percent": near}
+    return found
+
+
+def _settled(steps: Sequence[Ran]) -> list[Ran]:
+    """Without the first ones, in which code and memory are warmed up."""
+    return list(steps[len(steps) // 20 :])

@@ -1,0 +1,150 @@
+"""The simulator against vLLM's scheduler with the same brain: the same requests get the same tokens in the same steps.
+
+No model runs. The clock of both is virtual, and a step takes as long as its load says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harvester.engine.shared.settings import KEY, Settings
+from harvester.policy.brain import Brain
+from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.parts import parts_of
+from harvester.policy.view import Plan
+from harvester.sim import loop
+from harvester.sim.engine import Engine
+from harvester.sim.replica import Replica, Scheduled
+from harvester.sim.trace import Request, promised
+
+pytestmark = pytest.mark.engine
+
+BLOCK, SLOTS, STEP_TOKENS = 16, 6, 2048
+MAX_STEPS = 2000
+TTFT_S, TPOT_S = 0.4, 0.04
+Steps = list[dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """``chat`` and ``rows``: how many of each. ``schedule``: of the config."""
+
+    blocks: int
+    chat: int
+    rows: int
+    online_order: str = "fcfs"
+    budget: str = "fixed"
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        schedule = {"budget": self.budget, "reserve": "fixed", "safepoints": "off", "online_order": self.online_order}
+        share = {"reserved_slots": 2, "reserved_kv": 0.1, "offline_step_tokens": 64}
+        return {"share": share, "schedule": schedule, "slo": {"ttft_slo_ms": 1000 * TTFT_S, "tpot_slo_ms": 1000 * TPOT_S}}
+
+
+LOADS = {
+    "room for all": Load(400, 12, 20),
+    "little KV": Load(40, 12, 20),
+    "little KV, shortest prompt first": Load(40, 20, 10, "fixed"),
+    "chat alone, more than slots": Load(60, 30, 0, "fixed"),
+    "chat alone, more than slots, by feedback": Load(60, 30, 0, "mlfq"),
+    "rows alone": Load(40, 0, 30),
+    "a budget by the model": Load(400, 16, 40, "edf", "slo"),
+    "a budget by the model, little KV, by feedback": Load(30, 24, 20, "mlfq", "slo"),
+}
+
+
+def cost(load: StepLoad) -> float:
+    return 0.004 + 0.0002 * load.tokens + 0.0001 * load.seqs
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    """vLLM is imported once, here: what its own modules warn of on import is not ours to mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
+            importlib.import_module(module)
+    from harvester.engine.embedded import embedded_model
+
+    return embedded_model()
+
+
+def trace_of(load: Load, seed: int) -> list[Request]:
+    draw = random.Random(seed)
+    chat = [Request(f"c{i}", draw.uniform(0.0, 1.5), draw.randint(1, 150), draw.randint(1, 60)) for i in range(load.chat)]
+    rows = [Request(f"r{i}", 0.0, draw.randint(1, 150), draw.randint(1, 60), "job") for i in range(load.rows)]
+    return sorted([*rows, *chat], key=lambda request: request.arrival_s)
+
+
+def simulated(load: Load, trace: list[Request], monkeypatch: pytest.MonkeyPatch) -> Steps:
+    steps: Steps = []
+
+    class Recorded(Replica):
+        def schedule(self, plan: Plan) -> Scheduled:
+            step = super().schedule(plan)
+            steps.append({track.name: tokens for track, tokens in step.work.items()})
+            return step
+
+    monkeypatch.setattr(loop, "Replica", Recorded)
+    settings = Settings.parse({KEY: load.sections})
+    brain = Brain(parts_of(settings.parts(load.blocks), LatencyModel()), settings.policy)
+    engine = Engine(cost, load.blocks, SLOTS, STEP_TOKENS, BLOCK)
+    ended = loop.Simulation(engine, brain).run(promised(trace, TTFT_S, TPOT_S))
+    assert len(ended) == len(trace)
+    return [step for step in steps if step]
+
+
+def driven(load: Load, trace: list[Request], model: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """vLLM keeps one KV block for itself. Each request computes its prompt itself, also one that lost its KV and might find it cached."""
+    from bench.harness.engine.drive import Drive
+    from harvester.engine.core import ahead
+    from harvester.engine.vllm import reads, scheduler
+
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])
+    for module in (scheduler, reads, ahead):
+        monkeypatch.setattr(module, "time", clock)
+    drive = Drive(model, scheduler.HarvestScheduler, load.blocks + 1, SLOTS, BLOCK, load.sections)
+    steps, left = list[dict[str, int]](), list(trace)
+    for _ in range(MAX_STEPS):
+        while left and left[0].arrival_s <= now[0]:
+            _enter(drive, left.pop(0))
+        output = drive.schedule()
+        drive.sent(output)
+        steps.append(dict(output.num_scheduled_tokens))
+        now[0] += cost(list(drive.scheduler._steps)[-1].load) if steps[-1] else loop.EMPTY_STEP_S
+        if not drive.scheduler.requests and left:
+            now[0] = max(now[0], left[0].arrival_s)
+        drive.update(output)
+        if len(drive.finished) == len(trace):
+            return [step for step in steps if step]
+    raise AssertionError(f"{len(drive.finished)} of {len(trace)} have ended after {MAX_STEPS} steps")
+
+
+def _enter(drive: Any, request: Request) -> None:
+    at_s = request.arrival_s + 1e-9 * len(drive.requests)
+    made = drive.made(request.id, request.prompt_tokens, request.output_tokens, offline=request.offline, arrived_s=at_s)
+    made.skip_reading_prefix_cache = True
+    drive.enter(made)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", LOADS)
+def test_the_simulator_gives_each_request_the_tokens_that_the_engine_gives_it(
+    name: str, seed: int, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = LOADS[name]
+    trace = trace_of(load, seed)
+    expected, found = driven(load, trace, model, monkeypatch), simulated(load, trace, monkeypatch)
+    differ = next((step for step, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), None)
+    assert differ is None, f"step {differ}: {expected[differ]} in the engine, {found[differ]} simulated"
+    assert len(expected) == len(found)

@@ -1,0 +1,40 @@
+"""Policies that the product does not have: each is one class, and one line in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from harvester.policy import parts
+from harvester.policy.order import offline, online
+from harvester.policy.order.offline import OfflineRow
+from harvester.policy.step.admission import WorstCase
+
+
+class NewestFirst(online.Fcfs):
+    """Last come, first served."""
+
+    def order(self, now_s: float) -> Sequence[str]:
+        return list(reversed(self._held))
+
+
+class SmallestFirst(offline.Fcfs):
+    """The row that needs the least KV."""
+
+    def rows(self) -> Iterator[OfflineRow]:
+        return iter(sorted(self._queue, key=lambda row: row.final_blocks))
+
+
+class Half(WorstCase):
+    """Every row is counted with half of the KV that it may need."""
+
+    def blocks(self, row: OfflineRow) -> int:
+        return -(-row.final_blocks // 2)
+
+
+def enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put them into the tables, for the length of one test."""
+    monkeypatch.setitem(parts.ONLINE_ORDERS, "newest", lambda config: NewestFirst())
+    monkeypatch.setitem(parts.OFFLINE_ORDERS, "smallest", lambda config: SmallestFirst())
+    monkeypatch.setitem(parts.ADMISSIONS, "half", lambda config: Half())

@@ -1,0 +1,325 @@
+"""What every form of every part must hold to. A form that is added to a table of `harvester.policy.parts` is tested here by its name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from harvester.policy.kv.checkpoint import CPU_COST, Holder, Thresholds
+from harvester.policy.kv.policy import Checkpoints, CopyState, KvPolicy, NoCheckpoints
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.order.offline import OfflineRow
+from harvester.policy.order.online import OnlineRequest
+from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, RESERVES, TABLES, PartsConfig, parts_of
+from harvester.policy.step.admission import admitted, reserved
+from harvester.policy.step.batch import batch_of
+from harvester.policy.step.view import Guarantee, StepView
+from harvester.policy.view import EngineView, Running, Waiting
+from tests.policy.asked import LIMITS, MODEL, chat, prompt, row, view
+
+SETTINGS = settings(max_examples=15, stateful_step_count=25, deadline=None)
+CONFIG = PartsConfig(mlfq_levels=5, first_slots=3, first_blocks=20)
+
+
+@pytest.mark.parametrize("part", TABLES)
+def test_a_name_that_is_in_no_table_is_refused_with_those_that_are(part: str) -> None:
+    other: dict[str, Any] = {part: "none"}
+    with pytest.raises(ValueError, match=rf"unknown {part} 'none'; use one of: {', '.join(TABLES[part])}"):
+        parts_of(replace(PartsConfig(), **other), LatencyModel())
+
+
+# -- the order among online requests -------------------------------------------------------------------------------------------------
+
+
+class OnlineOrders(RuleBasedStateMachine):
+    """Any run of arrivals, steps and ends."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.order = ONLINE_ORDERS[name](CONFIG)
+        self.now_s = 0.0
+        self.held: set[str] = set()
+        self.gone: list[str] = []
+
+    @rule(tokens=st.integers(1, 500), prefill_s=st.floats(0.0, 2.0), answer_s=st.floats(0.0, 5.0), slo_s=st.floats(0.1, 9.0))
+    def arrives(self, tokens: int, prefill_s: float, answer_s: float, slo_s: float) -> None:
+        name = f"r{len(self.held) + len(self.gone)}"
+        due_s = self.now_s + slo_s
+        self.order.arrive(OnlineRequest(name, 0, tokens, tokens, prefill_s, prefill_s + answer_s, due_s), self.now_s)
+        self.held.add(name)
+
+    @rule(most=st.integers(1, 5), seconds=st.floats(0.001, 1.0))
+    def steps(self, most: int, seconds: float) -> None:
+        batch = list(self.order.order(self.now_s))[:most]
+        self.now_s += seconds
+        self.order.ran([*batch, *self.gone[-1:]], seconds, self.now_s)  # one that has ended may be among them
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def finishes(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        self.order.finish(name)
+        self.held.remove(name)
+        self.gone.append(name)
+
+    @precondition(lambda self: self.gone)
+    @rule()
+    def one_that_has_ended_is_not_known(self) -> None:
+        with pytest.raises(KeyError):
+            self.order.finish(self.gone[0])
+
+    @rule(seconds=st.floats(0.0, 20.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @invariant()
+    def everyone_held_is_in_the_order_once_and_asking_changes_nothing(self) -> None:
+        order = list(self.order.order(self.now_s))
+        assert sorted(order) == sorted(self.held)
+        turns_s = self.order.next_turn_s(self.now_s, 2)
+        assert turns_s.keys() <= self.held
+        assert all(seconds >= 0.0 for seconds in turns_s.values())
+        assert list(self.order.order(self.now_s)) == order
+
+
+@pytest.mark.parametrize("name", ONLINE_ORDERS)
+def test_an_online_order_serves_everyone_it_was_told_of(name: str) -> None:
+    run_state_machine_as_test(lambda: OnlineOrders(name), settings=SETTINGS)  # type: ignore[arg-type]  # it takes what makes one, too
+
+
+# -- the order of offline rows --------------------------------------------------------------------------------------------------------
+
+GUARANTEES = st.none() | st.builds(Guarantee, st.sampled_from([0.1, 0.5]))
+
+
+class OfflineOrders(RuleBasedStateMachine):
+    """Any run of rows that come, are admitted, lose their KV and end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.order = OFFLINE_ORDERS[name](CONFIG)
+        self.waits: dict[str, OfflineRow] = {}
+        self.runs: dict[str, OfflineRow] = {}
+        self.newest: dict[str, Guarantee | None] = {}  # by job
+        self.count = 0
+
+    @rule(
+        job=st.sampled_from("abc"), weight=st.floats(0.1, 9.0), guarantee=GUARANTEES, slice_id=st.integers(0, 2), shared=st.integers(0, 2)
+    )
+    def comes(self, job: str, weight: float, guarantee: Guarantee | None, slice_id: int, shared: int) -> None:
+        self.count += 1
+        new = OfflineRow(f"r{self.count}", job, False, weight, guarantee, 100, slice_id, (shared,), float(self.count))
+        self._add(new)
+
+    @precondition(lambda self: self.waits)
+    @rule(data=st.data())
+    def is_admitted(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.waits)))
+        self.order.take(name)
+        self.order.take(name)  # it does not wait any more
+        self.runs[name] = self.waits.pop(name)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def loses_its_kv(self, data: st.DataObject) -> None:
+        self._add(self.runs.pop(data.draw(st.sampled_from(sorted(self.runs))))._replace(begun=True))
+
+    @precondition(lambda self: self.waits or self.runs)
+    @rule(data=st.data())
+    def ends(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted({**self.waits, **self.runs})))
+        self.order.end(name)
+        self.order.end(name)  # it is not known any more
+        gone = self.waits.pop(name, None) or self.runs.pop(name)
+        if gone.job not in {one.job for one in (*self.waits.values(), *self.runs.values())}:
+            del self.newest[gone.job]
+
+    @rule(job=st.sampled_from("abcd"), tokens=st.floats(0.0, 1e4))
+    def is_served(self, job: str, tokens: float) -> None:
+        self.order.charge(job, tokens)
+
+    def _add(self, new: OfflineRow) -> None:
+        self.order.add(new)
+        self.waits[new.name] = new
+        self.newest[new.job] = new.guarantee
+
+    @invariant()
+    def those_that_wait_are_the_rows_and_a_job_goes_on_with_what_it_has_begun(self) -> None:
+        rows = list(self.order.rows())
+        assert sorted(rows) == sorted(self.waits.values())
+        assert len(self.order) == len(rows)
+        assert list(self.order.rows()) == rows
+        for job in "abc":
+            begun = [one.begun for one in rows if one.job == job]
+            assert begun == sorted(begun, reverse=True)
+
+    @invariant()
+    def it_knows_the_jobs_of_its_rows_and_what_they_are_guaranteed(self) -> None:
+        assert all(self.order.job(name) == one.job for name, one in {**self.waits, **self.runs}.items())
+        assert self.order.job("chat") is None
+        given_ = [guarantee for guarantee in self.newest.values() if guarantee is not None]
+        assert self.order.guarantee() == max(given_, key=lambda one: one.share, default=None)
+        check = getattr(self.order, "check", None)
+        if check is not None:
+            check()
+
+
+@pytest.mark.parametrize("name", OFFLINE_ORDERS)
+def test_an_offline_order_holds_exactly_the_rows_that_wait(name: str) -> None:
+    run_state_machine_as_test(lambda: OfflineOrders(name), settings=SETTINGS)  # type: ignore[arg-type]  # it takes what makes one, too
+
+
+# -- admission ------------------------------------------------------------------------------------------------------------------------
+
+ROWS = st.builds(lambda name, blocks: OfflineRow(f"r{name}", final_blocks=blocks), st.integers(0, 10**6), st.integers(1, 90))
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+@given(one=ROWS, kept=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 9999)))
+def test_an_idle_engine_always_admits_a_row(name: str, one: OfflineRow, kept: tuple[int, int] | None) -> None:
+    admission = ADMISSIONS[name](CONFIG)
+    seen = view(max_seqs=4, free_blocks=100, total_blocks=100, offline_next_blocks=admission.blocks(one), reserve=kept)
+    assert admitted([one], *admission.space(seen, batch_of(()), LIMITS), admission) == (one.name,)
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+@given(running=st.integers(1, 8), free=st.integers(0, 500), slots=st.integers(0, 9), blocks=st.integers(0, 400))
+def test_admission_gives_no_more_than_is_free_beside_the_reserve(name: str, running: int, free: int, slots: int, blocks: int) -> None:
+    seen = view(*[row()] * running, max_seqs=8, free_blocks=free, total_blocks=1000, reserve=(slots, blocks))
+    found = ADMISSIONS[name](CONFIG).space(seen, batch_of(seen.running), LIMITS)
+    kept = reserved(seen, LIMITS)
+    assert found[0] <= max(0, 8 - running - kept[0])
+    assert found[1] <= max(0, free - kept[1])
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+@given(rows=st.lists(ROWS, max_size=6), slots=st.integers(-2, 5), blocks=st.integers(-9, 200))
+def test_the_rows_that_are_admitted_are_the_first_and_fit(name: str, rows: list[OfflineRow], slots: int, blocks: int) -> None:
+    admission = ADMISSIONS[name](CONFIG)
+    found = admitted(rows, slots, blocks, admission)
+    assert found == tuple(one.name for one in rows[: len(found)])
+    assert len(found) <= max(0, slots)
+    assert not found or sum(admission.blocks(one) for one in rows[: len(found)]) <= blocks
+
+
+# -- budget ---------------------------------------------------------------------------------------------------------------------------
+
+
+def crowd(chats: int, prompts: int, rows: int, chunks: int, waiting: int) -> StepView:
+    running = [*[chat()] * chats, *[prompt(40)] * prompts, *[row()] * rows, *[row(300)] * chunks]
+    return view(*running, online_waiting=waiting, waiting_tokens=50 * waiting, waiting_due_s=1.0, online_waiting_blocks=4 * waiting)
+
+
+CROWDS = st.builds(crowd, st.integers(1, 9), st.integers(0, 3), st.integers(0, 40), st.integers(0, 4), st.integers(0, 2))
+
+
+@pytest.mark.parametrize("model", [MODEL, LatencyModel()], ids=["a model", "none yet"])
+@pytest.mark.parametrize("name", BUDGETS)
+@settings(max_examples=50, deadline=None)
+@given(seen=CROWDS, limit_s=st.floats(-0.1, 0.2), more_s=st.floats(0.0, 0.1))
+def test_a_budget_is_never_negative_and_more_time_never_makes_it_smaller(
+    name: str, model: LatencyModel, seen: StepView, limit_s: float, more_s: float
+) -> None:
+    budget, batch, space = BUDGETS[name](CONFIG, model), batch_of(seen.running), (3, 400)
+    less, more = (budget.beside_chat(seen, batch, LIMITS, until_s, space) for until_s in (limit_s, limit_s + more_s))
+    assert 0 <= (less.offline_tokens or 0) <= (more.offline_tokens or 0)
+    for plan in (less, more):
+        assert sorted((*plan.run, *plan.pause)) == batch.kept
+        assert set(batch.online) <= set(plan.run)
+        assert plan.budget_tokens is None or plan.budget_tokens >= 0
+        assert min(plan.offline_slots, plan.offline_blocks) >= 0
+        assert plan.offline_slots <= space[0]
+
+
+@pytest.mark.parametrize("model", [MODEL, LatencyModel()], ids=["a model", "none yet"])
+@pytest.mark.parametrize("name", BUDGETS)
+@given(rows=st.integers(0, 40), chunks=st.integers(0, 4), best_s=st.floats(1e-4, 9.0) | st.just(math.inf))
+def test_offline_work_alone_is_never_left_without_tokens(name: str, model: LatencyModel, rows: int, chunks: int, best_s: float) -> None:
+    seen = view(*[row()] * rows, *[row(300)] * chunks, offline_step_s=best_s)
+    tokens = BUDGETS[name](CONFIG, model).alone_tokens(seen, batch_of(seen.running))
+    assert tokens is None or rows < tokens <= 2048
+
+
+# -- reserve --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RESERVES)
+@given(
+    arrivals=st.lists(st.tuples(st.floats(0.0, 90.0), st.integers(1, 50)), max_size=9), quiet_s=st.lists(st.floats(0.0, 300.0), max_size=5)
+)
+def test_a_reserve_only_shrinks_while_nobody_comes(name: str, arrivals: list[tuple[float, int]], quiet_s: list[float]) -> None:
+    reserve, now_s = RESERVES[name](CONFIG), 0.0
+    for gap_s, blocks in arrivals:
+        now_s += gap_s
+        reserve.arrival(now_s, blocks)
+    kept = reserve.reserve(now_s)
+    for seconds in quiet_s:
+        now_s += seconds
+        found = reserve.reserve(now_s)
+        assert found == reserve.reserve(now_s)
+        assert (kept is None) == (found is None)
+        if kept is not None and found is not None:
+            assert 0 <= found[0] <= kept[0]
+            assert 0 <= found[1] <= kept[1]
+        kept = found
+
+
+# -- KV -------------------------------------------------------------------------------------------------------------------------------
+
+KV_POLICIES: dict[str, Callable[[], KvPolicy]] = {
+    "none": NoCheckpoints,
+    "checkpoints": lambda: Checkpoints(Thresholds(), CPU_COST, 5.0),
+    "reactive": lambda: Checkpoints(Thresholds(1e-9, 0.0), CPU_COST, 5.0, wait_blocks=1000),
+}
+
+
+def held(number: int, offline: bool, blocks: int, saved: int) -> Running:
+    unsaved = max(0, blocks - saved)
+    return Running(f"r{number}", offline, 1, blocks, 2 * blocks, 0, 16 * blocks, True, full_blocks=blocks, unsaved=unsaved)
+
+
+HELD = st.lists(st.tuples(st.booleans(), st.integers(1, 30), st.integers(0, 30)), max_size=8)
+
+
+@pytest.mark.parametrize("name", KV_POLICIES)
+@settings(max_examples=60, deadline=None)
+@given(HELD, st.integers(0, 60), st.integers(0, 40), st.integers(0, 60), st.integers(0, 50), st.booleans())
+def test_only_online_requests_swap_out_and_only_what_is_held_and_not_saved_is_copied(
+    name: str, rows: list[tuple[bool, int, int]], need: int, free: int, room: int, copied_ms: int, alone: bool
+) -> None:
+    policy = KV_POLICIES[name]()
+    running = [held(number, *one) for number, one in enumerate(rows)]
+    waiting = [Waiting("new", 16 * need, need, 1.0)] if need else []
+    ranks = {one: place for place, one in enumerate(["new", *(r.name for r in running if not r.offline)])}
+    seen = EngineView(running, waiting, free, free + sum(one.blocks_now for one in running), 8, 0.0, 16)
+    holders = tuple(Holder(r.name, r.full_blocks, r.full_blocks - r.unsaved, r.offline) for r in running)
+    unsaved = {r.name: r.unsaved for r in running}
+    for step in range(4):
+        policy.cover(CopyState(holders, free, max(1, seen.total_blocks), room, 0.1 * step, copied_ms / 1e3 or None))
+        chosen = policy.swap_out(seen, ranks, lambda: {one: float(place) for one, place in ranks.items()})
+        assert len(set(chosen)) == len(chosen)
+        assert not any(running[place].offline for place in chosen)
+        assert need or not chosen
+        assert chosen == policy.swap_out(seen, ranks, lambda: {one: float(place) for one, place in ranks.items()})
+        copies = policy.copies(seen, ranks, 0.05, alone)
+        assert (copies is None) == (name == "none")
+        assert policy.max_waited >= 0
+        if copies is not None:
+            assert all(0 < blocks <= unsaved[one] for one, blocks in copies.grants.items())
+            assert sum(copies.grants.values()) <= room
+            assert copies.allowed is None or copies.allowed >= 0
+
+
+def test_without_an_order_that_can_tell_turns_nobody_swaps_out() -> None:
+    policy = KV_POLICIES["reactive"]()
+    seen = EngineView([held(0, False, 9, 9)], [Waiting("new", 160, 10, 1.0)], 0, 9, 8, 0.0, 16)
+    policy.copies(seen, {}, 0.05, False)
+    assert policy.swap_out(seen, {"new": 0, "r0": 1}, dict) == ()
+    assert policy.swap_out(seen, {"new": 0, "r0": 1}, lambda: {"new": 0.0, "r0": 9.0}) == ()  # 9 blocks are not 10
