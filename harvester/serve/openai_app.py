@@ -57,7 +57,7 @@ class FilesApp:
 
 
 class BatchesApp:
-    """``/v1/batches`` and the keeper of batches. Holds no state: a new one continues from the records and the ledger."""
+    """``/v1/batches`` and the controller of batches. Holds no state: a new one continues from the records and the ledger."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str) -> None:
         lower_priority()
@@ -107,6 +107,6 @@ def openai_apps(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         "graceful_shutdown_timeout_s": 1.0,
     }
     return {
-        "files": serve.deployment(serve.ingress()(FilesApp), name="files", **options).bind(config, str(state)),
-        "batches": serve.deployment(serve.ingress()(BatchesApp), name="batches", **options).bind(config, choice, str(state), ledger),
+        "files": serve.deployment(name="files", **options)(serve.ingress()(FilesApp)).bind(config, str(state)),
+        "batches": serve.deployment(name="batches", **options)(serve.ingress()(BatchesApp)).bind(config, choice, str(state), ledger),
     }

@@ -36,7 +36,7 @@ class _Parts:
         self.file_bytes = 0
         self.ended = False
         self._target = target
-        self._most_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._header = bytearray()
         self._value = bytearray()
         self._headers: dict[bytes, bytes] = {}
@@ -72,8 +72,8 @@ class _Parts:
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
             self.file_bytes += end - start
-            if self._most_bytes is not None and self.file_bytes > self._most_bytes:
-                raise too_large(self._most_bytes)
+            if self._max_bytes is not None and self.file_bytes > self._max_bytes:
+                raise too_large(self._max_bytes)
             self._target.write(data[start:end])
         elif len(self._value) + end - start > MAX_FIELD_BYTES:
             raise ParameterError(f"field {str(self._name)[:40]!r} is longer than {MAX_FIELD_BYTES} bytes; shorten it", self._name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +20,30 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 SLOTS, BLOCKS, BLOCK = 8, 120, 16
-STEPS = 600
+STEPS, STEP_S = 600, 0.002
+
+
+class Clock:
+    """Stands for `time` in the scheduler: a plan made ahead and one made now see the same time, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.now_s = 1e9  # all requests came long ago
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    time = monotonic
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    from harvester.engine.core import ahead, reporting
+    from harvester.engine.vllm import scheduler
+
+    clock = Clock()
+    for module in (ahead, reporting, scheduler):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -55,12 +77,12 @@ def untimed(row: Running) -> Running:
 class Story:
     """Random things happen to a scheduler; ``depth`` steps are under way at once."""
 
-    def __init__(self, drive: Drive, depth: int, online: float, seed: int) -> None:
+    def __init__(self, drive: Drive, clock: Clock, depth: int, online: float, seed: int) -> None:
         self.drive, self.depth, self.online = drive, depth, online
         self.rng = random.Random(seed)
         self.steps: deque[tuple[Any, Any]] = deque()
         self.void_epoch: int | None = None
-        self.planned_s = 0.0  # when the last plan ahead was made, or just before
+        self.clock, self.planned_s = clock, 0.0  # when the last plan ahead was made
         self.planned: Counter[str] = Counter()  # how the steps came about
         self.live: list[str] = []
 
@@ -79,7 +101,8 @@ class Story:
         self._compare()
         output = self.drive.schedule()
         result = self._compute(output)
-        self.planned_s = time.monotonic()
+        self.clock.now_s += STEP_S
+        self.planned_s = self.clock.now_s
         self.drive.sent(output)
         self.steps.append((output, result))
         if len(self.steps) == self.depth:
@@ -113,7 +136,7 @@ class Story:
 
     def _compute(self, output: Any) -> Any:
         """As the workers do: a step may end early, and those planned before the scheduler knows of it are void."""
-        from harvester.engine.worker.preemptible import ENDED_EARLY, ORDER
+        from harvester.engine.shared.steporder import ENDED_EARLY, ORDER
 
         result, order = self.drive.output(output), getattr(output, ORDER, None)
         void = order is not None and order.epoch == self.void_epoch
@@ -121,7 +144,7 @@ class Story:
         if void or ends:
             setattr(result, ENDED_EARLY, True)
             result.sampled_token_ids = []
-        if ends:
+        if ends and order is not None:
             self.void_epoch = order.epoch
             self.planned["ended early"] += 1
         return result
@@ -129,8 +152,10 @@ class Story:
 
 @pytest.mark.parametrize(("kind", "depth"), [("HarvestScheduler", 1), ("AsyncHarvestScheduler", 2)])
 @pytest.mark.parametrize("online", [0.0, 0.1, 1.0], ids=["jobs-alone", "with-chat", "chat-alone"])
-def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(kind: str, depth: int, online: float, shared: Path) -> None:
-    story = Story(drive_of(kind, shared), depth, online, seed=depth)
+def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(
+    kind: str, depth: int, online: float, shared: Path, clock: Clock
+) -> None:
+    story = Story(drive_of(kind, shared), clock, depth, online, seed=depth)
     for number in range(STEPS):
         story.step(number)
     assert story.planned["ahead"] > STEPS // (20 if online == 1.0 else 4), "chat alone is mostly more than there are slots"
@@ -139,8 +164,8 @@ def test_a_step_planned_ahead_is_the_one_that_would_be_planned_when_it_is_due(ki
     assert online == 1.0 or story.planned["ended early"] > 10
 
 
-def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(shared: Path) -> None:
-    story = Story(drive_of("HarvestScheduler", shared), 1, 0.0, seed=0)
+def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(shared: Path, clock: Clock) -> None:
+    story = Story(drive_of("HarvestScheduler", shared), clock, 1, 0.0, seed=0)
     story.drive.add("row", 20, 100, offline=True)
     story.drive.add("chat", 20, 100, offline=False)
     for number in range(3):
@@ -151,8 +176,8 @@ def test_steps_beside_chat_that_decodes_are_planned_while_the_last_one_runs(shar
     assert story.drive.scheduler._ahead._next is None, "the rest of its prompt is due"
 
 
-def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(shared: Path) -> None:
-    story = Story(drive_of("HarvestScheduler", shared), 1, 0.0, seed=0)
+def test_steps_of_a_job_alone_are_planned_while_the_last_one_runs(shared: Path, clock: Clock) -> None:
+    story = Story(drive_of("HarvestScheduler", shared), clock, 1, 0.0, seed=0)
     for number in range(SLOTS):
         story.drive.add(f"row-{number}", 20, 100, offline=True)
     story.step(0)

@@ -134,7 +134,7 @@ class Watched(Brain):
         assert list(plan.admit) == waiting[: len(plan.admit)]
         assert not (plan.admit and view.waiting)
         assert sorted(plan.ranks.values()) == list(range(self.online))
-        assert {one.name for one in (*view.running, *view.waiting) if not getattr(one, "offline", False)} <= plan.ranks.keys()
+        assert {one.name for one in view.running if not one.offline} | {one.name for one in view.waiting} <= plan.ranks.keys()
         assert plan.budget_tokens is None or plan.budget_tokens >= 0
         assert plan.offline_tokens is None or plan.offline_tokens >= 0
         if plan.may_end:
