@@ -13,7 +13,8 @@ from harvester.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAM = typer.main.get_group(app)
+PROGRAM = typer.main.get_command(app)
+assert isinstance(PROGRAM, typer.core.TyperGroup)
 
 _PROMPT = re.compile(r"^\s*(?:\$ |> )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(harvester(?: .*)?)$")
 _INLINE = re.compile(r"`(harvester [^`]+)`")
