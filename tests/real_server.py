@@ -86,4 +86,4 @@ def ids(state: Path, job: str) -> list[int]:
     parts = state / "jobs" / job / "results"
     if not list(parts.glob("part-*.parquet")):
         return []
-    return [row[0] for row in duckdb.sql(f"SELECT row_id FROM read_parquet('{parts}/part-*.parquet') ORDER BY row_id").fetchall()]
+    return [row[0] for row in duckdb.execute(f"SELECT row_id FROM read_parquet('{parts}/part-*.parquet') ORDER BY row_id").fetchall()]

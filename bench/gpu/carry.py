@@ -13,10 +13,8 @@ BY_NAME = (
     "bench.__main__",
     "bench.harness.engine.counting_harvest",
     "bench.harness.engine.patient",
-    "harvester.engine.worker.cpu_worker",
-    "harvester.engine.worker.cuda_worker",
-    "harvester.engine.checkpoints.connector",
-    "harvester.engine.checkpoints.spec",
+    "harvester.engine.vllm.workers",
+    "harvester.engine.vllm.connector",
 )
 
 

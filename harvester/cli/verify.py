@@ -12,6 +12,7 @@ import typer
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.serve import require_engine
 from harvester.config import load_config
+from harvester.engine.vllm import surface
 from harvester.errors import HarvesterError, StorageError
 from jobs.folder import StateFolder
 
@@ -39,6 +40,7 @@ def verify(
     """
     values = load_config(config, {"model": model})
     require_engine("vllm")
+    surface.require()
     whole = importlib.import_module("harvester.engine.verify.whole")
     log = _log(here)
     found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True), here.state_dir)

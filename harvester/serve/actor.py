@@ -57,8 +57,10 @@ def _open(folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new
 
 def start_ledger(name: str, state: Path, lease_s: float, deadlines: DeadlineConfig | None = None) -> None:
     """Start the actor and wait until the file is open."""
-    actor = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
-    handle = actor.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(str(state), lease_s, deadlines or DeadlineConfig())
+    actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
+    handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(
+        str(state), lease_s, deadlines or DeadlineConfig()
+    )
     _cause_of(lambda: ray.get(handle.call.remote("expire", (), True), timeout=60))
 
 

@@ -63,12 +63,11 @@ class JobsApp:
 
 def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int) -> serve.Application:
     deployment = serve.deployment(
-        serve.ingress()(JobsApp),
         name="jobs",
         max_ongoing_requests=1000,
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=1.0,
-    )
+    )(serve.ingress()(JobsApp))
     return deployment.bind(config, choice, str(state), ledger, url, pid)

@@ -107,6 +107,6 @@ def openai_apps(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         "graceful_shutdown_timeout_s": 1.0,
     }
     return {
-        "files": serve.deployment(serve.ingress()(FilesApp), name="files", **options).bind(config, str(state)),
-        "batches": serve.deployment(serve.ingress()(BatchesApp), name="batches", **options).bind(config, choice, str(state), ledger),
+        "files": serve.deployment(name="files", **options)(serve.ingress()(FilesApp)).bind(config, str(state)),
+        "batches": serve.deployment(name="batches", **options)(serve.ingress()(BatchesApp)).bind(config, choice, str(state), ledger),
     }

@@ -33,6 +33,9 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
     ) -> None:
+        from harvester.engine.vllm import surface
+
+        surface.require()  # before what a vLLM of another version may not have is imported
         from harvester.engine.frontend.host import EngineHost
         from harvester.engine.launch.arguments import engine_arguments
         from harvester.engine.launch.profiles import profile_path
@@ -86,7 +89,7 @@ class Replica:
         }
 
     async def now(self) -> dict[str, Any]:
-        """What the page shows of this replica: `harvester.engine.frontend.snapshot.now`, under its name."""
+        """What the page shows of this replica: `harvester.engine.frontend.snapshot`, under its name."""
         return {"id": serve.get_replica_context().replica_id.unique_id, **self._host.now()}
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:
@@ -114,7 +117,6 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
     if not cpu:
         options["num_gpus"] = config.num_gpus if config.num_gpus is not None else gpus_of_engine(config)
     deployment = serve.deployment(
-        serve.ingress()(Replica),
         name="replica",
         num_replicas=config.replicas,
         max_ongoing_requests=100_000,
@@ -124,5 +126,5 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         health_check_timeout_s=60.0,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=3.0,
-    )
+    )(serve.ingress()(Replica))
     return deployment.bind(config, choice, str(state), ledger, cpu)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import duckdb
 import pyarrow as pa
@@ -43,7 +44,7 @@ def connect(state_dir: Path, ledger_tables: LedgerTables | None = None, *, is_sa
     ``is_sandbox`` leaves only the parts of jobs within reach; the caller then sets its limits and locks the configuration.
     """
     # Without replacements, or a query would see the variables of this program as tables.
-    config = {"python_enable_replacements": "false"}
+    config: dict[str, str | bool | int | float | list[str]] = {"python_enable_replacements": "false"}
     with tempfile.TemporaryDirectory(prefix="harvester-sql-") as scratch, duckdb.connect(config=config) as connection:
         connection.execute("SET temp_directory = $1", [str(Path(scratch, "spill"))])
         connection.execute("ATTACH ':memory:' AS ledger")
@@ -73,7 +74,7 @@ def run(connection: duckdb.DuckDBPyConnection, state_dir: Path, query: str, batc
 def run_checked(connection: duckdb.DuckDBPyConnection, query: str, batch_rows: int) -> pa.RecordBatchReader:
     """As `run`, for a query that the caller has checked."""
     with _mapped(connection, query):
-        result = connection.sql(query)
+        result = cast("duckdb.DuckDBPyRelation | None", connection.sql(query))  # None for a statement without rows
         if result is None:
             return pa.RecordBatchReader.from_batches(pa.schema([]), [])
         return result.to_arrow_reader(batch_rows)

@@ -49,7 +49,7 @@ def number(row_id: int) -> int:
 def rows(state: Path) -> list[tuple[int, str]]:
     if not list(state.glob("jobs/*/results/part-*.parquet")):
         return []
-    found = duckdb.sql(f"SELECT row_id, trim(output) FROM read_parquet('{state}/jobs/*/results/part-*.parquet')").fetchall()
+    found = duckdb.execute(f"SELECT row_id, trim(output) FROM read_parquet('{state}/jobs/*/results/part-*.parquet')").fetchall()
     return [(int(row_id), str(answer)) for row_id, answer in found]
 
 

@@ -34,7 +34,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def answers(state: Path) -> dict[int, str]:
-    found = duckdb.sql(f"SELECT row_id, output FROM read_parquet('{state}/jobs/*/results/part-*.parquet')").fetchall()
+    found = duckdb.execute(f"SELECT row_id, output FROM read_parquet('{state}/jobs/*/results/part-*.parquet')").fetchall()
     return {int(row): str(output) for row, output in found}
 
 

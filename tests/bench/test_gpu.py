@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -92,7 +93,7 @@ def scripted(calls: list[str], broken: set[str]) -> Part:
 
 def test_a_run_that_failed_is_the_only_one_that_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, broken, path = list[str](), {"two"}, tmp_path / "gpu.json"
-    monkeypatch.setattr(command.importlib, "import_module", lambda name: type("Module", (), {"PART": scripted(calls, broken)}))
+    monkeypatch.setattr(importlib, "import_module", lambda name: type("Module", (), {"PART": scripted(calls, broken)}))
     assert not measure("preempt", RUN_CONFIG, Outcome(path, RUN_CONFIG, {}), again=False)
     assert calls == ["one after ", "two after one", "three after one"]
     assert json.loads(path.read_text())["parts"]["preempt"]["runs"]["two"]["error"] == "RuntimeError: no such device"
@@ -129,7 +130,7 @@ def test_what_is_carried_is_enough_to_import_every_part(tmp_path: Path) -> None:
         "bench.harness.engine.counting_harvest",
         "bench.harness.engine.patient",
     ]
-    modules += ["harvester.engine.worker.cpu_worker", "harvester.engine.checkpoints.connector", "harvester.engine.checkpoints.spec"]
+    modules += ["harvester.engine.vllm.workers", "harvester.engine.vllm.connector"]
     (tmp_path / "tree" / "sitecustomize.py").write_text(WALL)
     script = (
         f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print(importlib.import_module('bench').__file__)"

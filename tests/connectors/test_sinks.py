@@ -26,7 +26,7 @@ NO_PROCESS = 2**22 + 1  # above the largest process id of Linux
 SINKS: dict[str, Callable[[Path], Sink]] = {"memory": lambda _: MemorySink(), "parts": PartsSink}
 
 
-@pytest.fixture(params=SINKS.values(), ids=SINKS.keys())
+@pytest.fixture(params=list(SINKS.values()), ids=list(SINKS))
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
     return request.param(tmp_path / "results")
 

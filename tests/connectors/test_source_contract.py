@@ -194,7 +194,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys(), scope="module")
+@pytest.fixture(params=list(KINDS.values()), ids=list(KINDS), scope="module")
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 

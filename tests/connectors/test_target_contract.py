@@ -73,7 +73,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+@pytest.fixture(params=list(KINDS.values()), ids=list(KINDS))
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
@@ -188,7 +188,7 @@ def test_what_the_journal_does_not_know_is_cut_off(sink: PartsSink, tmp_path: Pa
     assert kind.rows(tmp_path) == expected(sink)
 
 
-HARMS: dict[str, Callable[[Path, Path], None]] = {
+HARMS: dict[str, Callable[[Path, Path], object]] = {
     "the file removed": lambda file, journal: file.unlink(),
     "the file cut": lambda file, journal: os.truncate(file, 20),
     "the file replaced": lambda file, journal: (file.rename(f"{file}.old"), file.write_bytes(Path(f"{file}.old").read_bytes() * 2))[0],

@@ -13,7 +13,7 @@ from harvester.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAM = typer.main.get_command(app)
+PROGRAM = typer.main.get_group(app)
 
 _PROMPT = re.compile(r"^\s*(?:\$ |> )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(harvester(?: .*)?)$")
 _INLINE = re.compile(r"`(harvester [^`]+)`")
@@ -58,7 +58,7 @@ def fault(line: str) -> str | None:
             if option not in parameters:
                 return f"{name or 'harvester'} has no option {option}"
             param = parameters[option]
-            if param is not None and not param.is_flag and not value and next(words, None) is None:
+            if param is not None and not getattr(param, "is_flag", False) and not value and next(words, None) is None:
                 return f"{option} of {name} lacks its value"
         elif name is None:
             if word not in PROGRAM.commands:

@@ -98,8 +98,8 @@ async def run(given: argparse.Namespace) -> dict[str, Any]:
     finally:
         host.close()
     counts = {count.name.lower(): shared.count(count) for count in Count}
-    config = host.llm.vllm_config
-    depth, v2 = config.max_concurrent_batches, bool(config.use_v2_model_runner)
+    found = host.llm.vllm_config
+    depth, v2 = found.max_concurrent_batches, bool(found.use_v2_model_runner)
     return {"tokens": [*tokens, after], "counts": counts, "depth": depth, "runner_v2": v2}
 
 

@@ -10,10 +10,9 @@ import pytest
 
 # Every module of ours that vLLM stands behind, and those of vLLM's that tests import themselves.
 MODULES = (
-    "harvester.engine.checkpoints.connector",
     "harvester.engine.vllm.scheduler",
-    "harvester.engine.launch.arguments",
-    "harvester.engine.worker.preemptible",
+    "harvester.engine.vllm.launch",
+    "harvester.engine.vllm.runner",
     "bench.harness.engine.counting_harvest",
     "vllm.v1.structured_output",
     "vllm.v1.cudagraph_dispatcher",

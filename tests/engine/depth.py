@@ -9,11 +9,12 @@ def keep_asynchronous_scheduling() -> None:
     """Call before the engine's config is made. The engine core and the workers are sent that config as it is."""
     from vllm.platforms.cpu import CpuPlatform
 
-    check = CpuPlatform.check_and_update_config.__func__
+    platform: Any = CpuPlatform
+    check = platform.check_and_update_config.__func__
 
     def checked(cls: type[Any], vllm_config: Any) -> None:
         asked = vllm_config.scheduler_config.async_scheduling
         check(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = asked
 
-    CpuPlatform.check_and_update_config = classmethod(checked)
+    platform.check_and_update_config = classmethod(checked)

@@ -51,8 +51,8 @@ def stock(cases: list[str], models: Path) -> dict[str, Any]:
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     found: dict[str, Any] = {}
-    plain = {"enforce_eager": True, "max_num_seqs": 16, "max_num_batched_tokens": LONGEST, "block_size": 32}
-    memory = {"kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.2}
+    plain: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 16, "max_num_batched_tokens": LONGEST, "block_size": 32}
+    memory: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.2}
     for case in cases:
         kind, extra = CASES[case]
         llm = LLM(str(KINDS[kind](models)), **plain, **memory, **SHARED, **extra)

@@ -49,7 +49,7 @@ def configured(model: Path, shared: Path, checkpoint: dict[str, Any] | None = No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from harvester.engine.launch.arguments import engine_arguments
-        from harvester.engine.launch.start import configure
+        from harvester.engine.vllm.launch import configure
 
         wanted = {"dtype": "float32", "max_model_len": 512} | engine
         config = ServeConfig.model_validate({"engine": wanted, "checkpoint": checkpoint or {}})
@@ -114,7 +114,7 @@ def test_safepoints_are_off_where_a_step_cannot_be_taken_back_and_the_log_says_w
 ) -> None:
     with caplog.at_level(logging.WARNING, "harvester"):
         assert off(configured(models[model], tmp_path / "shared_state", **engine))
-    lines = [record.getMessage() for record in caplog.records if record.name == "harvester.engine.launch.start"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "harvester.engine.vllm.launch"]
     assert len(lines) == 1
     assert lines[0].startswith("safepoints are off")
     assert why in lines[0]
@@ -125,7 +125,7 @@ def test_nothing_is_off_for_a_plain_model_with_adapters(models: dict[str, Path],
         found = configured(models["plain"], tmp_path / "shared_state", CHECKPOINTS, enable_lora=True)
     assert not off(found)
     assert found.kv_transfer_config.kv_connector == "CheckpointConnector"
-    assert [record for record in caplog.records if record.name == "harvester.engine.launch.start"] == []
+    assert [record for record in caplog.records if record.name == "harvester.engine.vllm.launch"] == []
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,6 @@ def test_checkpoints_that_cannot_be_are_off_and_the_log_says_so(
 def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is(models: dict[str, Path], tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from harvester.engine.launch.start import configure
+        from harvester.engine.vllm.launch import configure
     found = configure({"model": str(models["plain"]), "dtype": "float32", "max_model_len": 512})[1]
     assert found.scheduler_config.scheduler_cls is None

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def model() -> Path:
 def drive(model: Path) -> Iterator[Callable[..., KvDrive]]:
     made: list[KvDrive] = []
 
-    def make(blocks: int, host_blocks: int = 200, depth: int = 1, device: LaggingDevice | None = None, **chances: float) -> KvDrive:
+    def make(blocks: int, host_blocks: int = 200, depth: int = 1, device: LaggingDevice | None = None, **chances: Any) -> KvDrive:
         made.append(KvDrive(model, blocks, host_blocks, depth=depth, device=device, **chances))
         return made[-1]
 
@@ -125,7 +126,8 @@ def test_a_chat_whose_first_token_is_late_finds_kv_though_nothing_was_copied_ahe
 
     one = drive(30)
     one.in_step(monkeypatch, 0.01)
-    limit_blocks = policy.limit_blocks
+    limits: Any = policy
+    limit_blocks = limits.limit_blocks
     monkeypatch.setattr(policy, "limit_blocks", lambda *given, online, cost: 0 if online else limit_blocks(*given, False, cost))
     one.scheduler._brain.parts.kv._wait_blocks = wait_blocks
     for _ in range(4):
@@ -148,7 +150,7 @@ def test_ten_thousand_requests_leave_nothing_on_the_host_and_nothing_in_flight(d
     work_off(one, 10_000, BLOCK, 12)
     planner = one.planner
     assert (planner.pool.used, planner.pool.owners) == (0, 0)
-    for kept in (planner._jobs, planner._slots, planner._tails, planner._victims, planner._failed, planner._req_status):
+    for kept in (planner.jobs, planner.requests, planner._tails, planner._victims, planner._being_loaded):
         assert not kept
     assert not one.copier.transfers.jobs
     assert not one.scheduler._checkpoints._lost

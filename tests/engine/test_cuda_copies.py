@@ -3,95 +3,105 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.engine.test_host_copies import specs
-from tests.fakes.device_copies import PAGE, SLOTS, caches_of, layers
+from tests.fakes.device_copies import BLOCKS, SLOTS, layers, load, pages_of, store
 from tests.fakes.lagging_device import LaggingDevice
 
 pytestmark = pytest.mark.engine
 
+PAGE_BYTES = 16 * 2 * 4  # keys and values of 16 tokens
 
-def spec_of(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, ranks: int = 1, replicated: bool = False, verify: bool = False) -> Any:
-    """The spec of a worker on CUDA, with a lagging device for the GPU, in a container with 64 MB of ``/dev/shm``."""
-    from vllm.platforms.interface import PlatformEnum
+
+def worker_of(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, ranks: int = 1, replicated: bool = False, verify: bool = False) -> Any:
+    """The connector of a worker on CUDA, with a lagging device for the GPU, in a container with 64 MB of ``/dev/shm``."""
+    import torch
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.kv_offload import config
-    from vllm.v1.kv_offload.cpu import shared_offload_region, spec
+    from vllm.v1.kv_offload.cpu import shared_offload_region
 
-    from harvester.engine.checkpoints import spec as module
+    from harvester.engine.vllm import connector as module
 
     def short(size_bytes: int, **named: Any) -> None:
         assert size_bytes <= 64 << 20, "No space left in /dev/shm"
 
-    platform = type(spec.current_platform)()
-    platform._enum = PlatformEnum.CUDA
-    for place in (spec, module):
-        monkeypatch.setattr(place, "current_platform", platform)
     monkeypatch.setattr(shared_offload_region, "check_shm_free_space", short)
-    monkeypatch.setattr(module, "CudaDevice", lambda device: LaggingDevice(random.Random(0)), raising=False)
-    page = 2 * PAGE + 24
-    return module.CheckpointSpec(
-        config.OffloadingConfig(
-            groups=(config.OffloadingGroupConfig(tokens_per_block=16, layer_names=("a", "b"), group_id=0),),
-            worker_kv_bytes_per_block=page,
-            enable_kv_cache_events=False,
-            extra_config={"cpu_bytes_to_use": 1 << 30, "verify": verify},
-            engine_id="test",
-            model=config.OffloadingModelConfig("m", "float32"),
-            cache=config.OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
-            parallel=config.OffloadingParallelConfig(rank, ranks, ranks, 1, 1, 1, 0, 1, 0, False),
-            replicated_layout=replicated,
-            canonical_layout=False,
-            kv_cache_layout=None,
-        )
+    monkeypatch.setattr(module, "on_cpu", lambda: False)
+    monkeypatch.setattr(module, "CudaCopyDevice", lambda device, calls: LaggingDevice(random.Random(0)))
+    extra = {"cpu_bytes_to_use": 1 << 30, "verify": verify}
+    host = config.OffloadingConfig(
+        groups=(config.OffloadingGroupConfig(tokens_per_block=16, layer_names=("a", "b"), group_id=0),),
+        worker_kv_bytes_per_block=2 * PAGE_BYTES,
+        enable_kv_cache_events=False,
+        extra_config=extra,
+        engine_id="test",
+        model=config.OffloadingModelConfig("m", "float32"),
+        cache=config.OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
+        parallel=config.OffloadingParallelConfig(rank, ranks, ranks, 1, 1, 1, 0, 1, 0, False),
+        replicated_layout=replicated,
+        canonical_layout=False,
+        kv_cache_layout=None,
     )
+    monkeypatch.setattr(module, "build_offloading_config", lambda vllm_config, caches: host)
+    attention = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    caches = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["a", "b"], attention)])
+    transfer = SimpleNamespace(kv_connector_extra_config=extra)
+    vllm_config = SimpleNamespace(kv_transfer_config=transfer, cache_config=SimpleNamespace(enable_prefix_caching=True))
+    made = module.CheckpointConnector(vllm_config, KVConnectorRole.WORKER, caches)  # type: ignore[arg-type]
+    made.register_kv_caches({name: torch.rand(BLOCKS, PAGE_BYTES // 4) for name in ("a", "b")})
+    return made
 
 
 def test_a_container_with_64_mb_of_shared_memory_has_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of(monkeypatch)
-    copier = spec.get_worker(caches_of(layers()))
+    worker = worker_of(monkeypatch)
+    copier = worker.copies.copier
     try:
-        assert spec.num_chunks * copier.block_bytes > 32 << 20
-        copier.submit_store(1, *specs([1], [0]))
+        assert worker.host.slots * copier.block_bytes > 32 << 20
+        copier.submit(store(1, [1], [0]))
         copier.wait({1})
         copier._device.drain()
-        assert [result.success for result in copier.get_finished()] == [True]
+        assert [result.ok for result in copier.get_finished()] == [True]
     finally:
-        copier.shutdown()
+        worker.shutdown()
 
 
 def fails_on_spoilt_memory(copier: Any) -> None:
-    copier.submit_store(1, *specs([1], [0]))
+    copier.submit(store(1, [1], [0]))
     copier.wait({1})
     copier._device.drain()
-    assert [result.success for result in copier.get_finished()] == [True]
+    assert [result.ok for result in copier.get_finished()] == [True]
     copier.memory.row(0)[0] ^= 1
-    cache, host = specs([2], [0])
-    copier.submit_load(2, host, cache)
+    copier.submit(load(2, [2], [0]))
     copier.launch()
     copier._device.drain()
-    assert [result.success for result in copier.get_finished()] == [False]
+    assert [result.ok for result in copier.get_finished()] == [False]
 
 
 def test_verify_is_heeded_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    copier = spec_of(monkeypatch, verify=True).get_worker(caches_of(layers()))
+    worker = worker_of(monkeypatch, verify=True)
     try:
-        fails_on_spoilt_memory(copier)
+        fails_on_spoilt_memory(worker.copies.copier)
     finally:
-        copier.shutdown()
+        worker.shutdown()
 
 
 def test_of_kv_that_is_the_same_on_all_ranks_each_stores_its_own_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLA's latents: a rank reads only its own host memory, so that what rank 0 stores is of no use to the others."""
-    from types import SimpleNamespace
+    from harvester.engine.checkpoints.jobs import CopyJob
+    from harvester.engine.vllm.connector import StepCopies
 
-    from harvester.engine.checkpoints.worker.copies import Copies
-
-    spec = spec_of(monkeypatch, rank=1, ranks=2, replicated=True)
-    assert Copies(spec, SimpleNamespace(), SimpleNamespace())._is_store_writer
-    assert spec.kv_bytes_per_chunk >= 2 * (2 * PAGE + 24), "the account of host memory is of both copies"
+    worker = worker_of(monkeypatch, rank=1, ranks=2, replicated=True)
+    try:
+        worker.handle_preemptions(StepCopies(stores={0: CopyJob("a", [(1, 0)])}))
+        assert list(worker.copies.copier.transfers.jobs) == [0]
+        assert worker.host.slot_bytes >= 2 * 2 * PAGE_BYTES, "the account of host memory is of both copies"
+    finally:
+        worker.copies.copier._device.drain()
+        worker.shutdown()
 
 
 class _Stream:
@@ -134,7 +144,8 @@ def test_the_cuda_device_says_what_pytorch_and_vllm_understand(monkeypatch: pyte
     from vllm import _custom_ops
     from vllm.v1.kv_offload.cpu import host_register
 
-    from harvester.engine.checkpoints.worker import device as module
+    from harvester.engine.vllm import platform as module
+    from harvester.engine.worker.device import CudaCalls, CudaCopyDevice
 
     for ours, theirs in ((_Stream, torch.cuda.Stream), (_Event, torch.cuda.Event)):
         assert all(hasattr(theirs, name) for name in vars(ours) if not name.startswith("_"))
@@ -148,28 +159,28 @@ def test_the_cuda_device_says_what_pytorch_and_vllm_understand(monkeypatch: pyte
             ctypes.memmove(target, source, size_bytes)
 
     monkeypatch.setattr(_custom_ops, "swap_blocks_batch", swap)
-    for name, ours in {"Stream": _Stream, "Event": _Event, "stream": nullcontext, "current_stream": lambda device: compute}.items():
+    played: dict[str, Any] = {"Stream": _Stream, "Event": _Event, "stream": nullcontext, "current_stream": lambda device: compute}
+    for name, one in played.items():
         assert hasattr(torch.cuda, name)
-        monkeypatch.setattr(torch.cuda, name, ours)
+        monkeypatch.setattr(torch.cuda, name, one)
     pinned: dict[int, int] = {}
-    for ours, theirs in (
-        (lambda ptr, num_bytes: bool(pinned.setdefault(ptr, num_bytes)), "host_register"),
-        (pinned.pop, "host_unregister"),
-    ):
-        assert len(inspect.signature(getattr(host_register, theirs)).parameters) == (2 if theirs == "host_register" else 1)
-        monkeypatch.setattr(module, theirs, ours)
+    assert len(inspect.signature(host_register.host_register).parameters) == 2
+    assert len(inspect.signature(host_register.host_unregister).parameters) == 1
     from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
 
     tensors = layers()
-    copier = DeviceCopier(caches_of(tensors), SLOTS, module.CudaDevice(torch.device("cpu")), True, piece_bytes=4096, ahead=False)
-    copier.submit_store(1, *specs([3], [0]))
+    calls = CudaCalls(
+        module.CUDA_CALLS.copy_batch, lambda address, size_bytes: bool(pinned.setdefault(address, size_bytes)), pinned.__delitem__
+    )
+    device = CudaCopyDevice(torch.device("cpu"), calls)
+    copier = DeviceCopier(pages_of(tensors), SLOTS, device, True, piece_bytes=4096, ahead=False)
+    copier.submit(store(1, [3], [0]))
     copier.wait({1})
-    cache, host = specs([4], [0])
-    copier.submit_load(2, host, cache)
-    assert [(result.job_id, result.success, result.transfer_time) for result in copier.get_finished()] == [(1, True, 0.002)]
+    copier.submit(load(2, [4], [0]))
+    assert [(result.number, result.ok, result.seconds) for result in copier.get_finished()] == [(1, True, 0.002)]
     copier.allow(1)
     copier.launch()
-    assert [(result.job_id, result.success) for result in copier.get_finished()] == [(2, True)]
+    assert [(result.number, result.ok) for result in copier.get_finished()] == [(2, True)]
     assert (tensors[1][4] == tensors[1][3]).all()
     assert len(compute.waited) == 1, "the steps wait for the store that they overwrite, and for nothing else"
     copier.shutdown()

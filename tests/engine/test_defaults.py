@@ -43,14 +43,18 @@ def sizes(engine: dict[str, Any], **model: Any) -> tuple[int, int]:
     """Slots and step that a server has with these arguments, as vLLM fits them to a model."""
     from vllm.usage.usage_lib import UsageContext
 
-    from harvester.engine.launch.arguments import engine_arguments, namespace
+    from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.vllm.launch import namespace
 
     about = {"model": "m", "max_model_len": 32768, "is_multimodal_model": False, "is_mm_prefix_lm": False} | model
     values = engine_arguments(ServeConfig(engine=engine), "/model", "m", cpu=False, embedded=False)
     _, found = namespace(values)
     found.enable_chunked_prefill = found.enable_chunked_prefill is not False
-    parallel = SimpleNamespace(use_batched_dp_moe=False)
-    found._set_default_max_num_seqs_and_batched_tokens_args(UsageContext.OPENAI_API_SERVER, SimpleNamespace(**about), parallel)
+    parallel: Any = SimpleNamespace(use_batched_dp_moe=False)
+    asked: Any = SimpleNamespace(**about)
+    found._set_default_max_num_seqs_and_batched_tokens_args(UsageContext.OPENAI_API_SERVER, asked, parallel)
+    assert found.max_num_seqs is not None
+    assert found.max_num_batched_tokens is not None
     return found.max_num_seqs, found.max_num_batched_tokens
 
 
@@ -82,7 +86,7 @@ def test_a_model_whose_images_must_not_be_cut_gets_a_step_that_holds_one(gpu: No
 def test_on_a_cpu_vllms_own_defaults_are_left_alone() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from harvester.engine.launch.arguments import namespace
+    from harvester.engine.vllm.launch import namespace
 
     _, found = namespace({"model": "/model"})
     assert found.get_batch_defaults(1) == AsyncEngineArgs.get_batch_defaults(1)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.test_host_copies import specs
-from tests.fakes.device_copies import BLOCKS, PAGE, SLOTS, copier_of, layers
+from tests.fakes.device_copies import BLOCKS, PAGE, SLOTS, copier_of, layers, load, store
 from tests.fakes.lagging_device import LaggingDevice
 
 pytestmark = pytest.mark.engine
@@ -41,7 +40,7 @@ class Engine:
         slots = [self.free.pop() for _ in blocks]
         self.jobs += 1
         self.stores[self.jobs] = (blocks, slots, [self.holds[block] for block in blocks])
-        self.copier.submit_store(self.jobs, *specs(blocks, slots))
+        self.copier.submit(store(self.jobs, blocks, slots))
         return {self.jobs}
 
     def load(self, slots: list[int], blocks: list[int]) -> None:
@@ -49,8 +48,7 @@ class Engine:
         self.loads[self.jobs] = blocks, slots
         for slot, block in zip(slots, blocks, strict=True):
             self.holds[block] = self.slots[slot]
-        cache, host = specs(blocks, slots)
-        self.copier.submit_load(self.jobs, host, cache)
+        self.copier.submit(load(self.jobs, blocks, slots))
 
     def step(self) -> None:
         given = [block for blocks, _ in self.loads.values() for block in blocks]  # allocated to requests that are read back
@@ -91,12 +89,12 @@ class Engine:
 
     def settle(self) -> None:
         for result in self.copier.get_finished():
-            assert result.success
+            assert result.ok
             self.ended += 1
-            if result.job_id in self.loads:
-                del self.loads[result.job_id]
+            if result.number in self.loads:
+                del self.loads[result.number]
                 continue
-            _, slots, data = self.stores.pop(result.job_id)
+            _, slots, data = self.stores.pop(result.number)
             for slot, written in zip(slots, data, strict=True):
                 assert bytes(self.copier.memory.row(slot)) == written, "another block was stored, or half of one"
                 self.slots[slot] = written
@@ -129,13 +127,13 @@ def test_a_step_waits_for_what_it_overwrites_on_the_device_and_no_thread_does() 
     copier = copier_of(device, tensors)
     before = bytes(tensors[0][3].numpy())
     device.launch(lambda: None)  # the step before, which has not begun
-    copier.submit_store(1, *specs([3], [0]))
+    copier.submit(store(1, [3], [0]))
     copier.wait({1})
     device.launch(lambda: tensors[0][3].zero_())
     assert device.host_waits == 0
     assert copier.get_finished() == []
     device.drain()
-    assert [(result.job_id, result.success) for result in copier.get_finished()] == [(1, True)]
+    assert [(result.number, result.ok) for result in copier.get_finished()] == [(1, True)]
     assert bytes(copier.memory.row(0))[:PAGE] == before
     assert not tensors[0][3].any()
     copier.shutdown()
@@ -144,19 +142,18 @@ def test_a_step_waits_for_what_it_overwrites_on_the_device_and_no_thread_does() 
 def test_no_more_blocks_are_copied_beside_a_step_than_it_allows_and_first_those_that_are_read_back() -> None:
     tensors, device = layers(), LaggingDevice(random.Random(0))
     copier = copier_of(device, tensors)
-    copier.submit_store(1, *specs([1, 2], [0, 1]))
+    copier.submit(store(1, [1, 2], [0, 1]))
     copier.launch()
     device.drain()
     copier.get_finished()
-    copier.submit_store(2, *specs([3, 4, 5], [2, 3, 4]))
-    cache, host = specs([6, 7], [0, 1])
-    copier.submit_load(3, host, cache)
+    copier.submit(store(2, [3, 4, 5], [2, 3, 4]))
+    copier.submit(load(3, [6, 7], [0, 1]))
     ended = []
     for _ in range(3):
         copier.allow(2)
         copier.launch()
         device.drain()
-        ended.append([result.job_id for result in copier.get_finished()])
+        ended.append([result.number for result in copier.get_finished()])
     assert ended == [[3], [], [2]]
     assert (tensors[0][6] == tensors[0][1]).all()
     copier.shutdown()
@@ -165,17 +162,16 @@ def test_no_more_blocks_are_copied_beside_a_step_than_it_allows_and_first_those_
 def test_a_block_that_changed_in_host_memory_is_not_read_back_with_verify() -> None:
     tensors, device = layers(), LaggingDevice(random.Random(0))
     copier = copier_of(device, tensors, verify=True)
-    copier.submit_store(1, *specs([1, 2], [0, 1]))
+    copier.submit(store(1, [1, 2], [0, 1]))
     copier.launch()
     device.drain()
-    assert [result.success for result in copier.get_finished()] == [True]
+    assert [result.ok for result in copier.get_finished()] == [True]
     copier.memory.row(1)[5] ^= 1
     kept = tensors[0][8].clone()
-    cache, host = specs([7, 8], [0, 1])
-    copier.submit_load(2, host, cache)
+    copier.submit(load(2, [7, 8], [0, 1]))
     copier.launch()
     device.drain()
-    assert [(result.job_id, result.success) for result in copier.get_finished()] == [(2, False)]
+    assert [(result.number, result.ok) for result in copier.get_finished()] == [(2, False)]
     assert (tensors[0][7] == tensors[0][1]).all()
     assert (tensors[0][8] == kept).all()
     copier.shutdown()
@@ -186,7 +182,7 @@ def test_a_bit_that_changes_on_the_way_is_found_with_verify(out: bool, monkeypat
     tensors, device = layers(), LaggingDevice(random.Random(0))
     copier = copier_of(device, tensors, verify=True)
     if not out:
-        copier.submit_store(1, *specs([1], [0]))
+        copier.submit(store(1, [1], [0]))
         copier.launch()
         device.drain()
         copier.get_finished()
@@ -196,7 +192,7 @@ def test_a_bit_that_changes_on_the_way_is_found_with_verify(out: bool, monkeypat
         import ctypes
 
         run = copy(source, target, size_bytes, to_device)
-        page = copier._groups[0].base[0] + 1 * copier._groups[0].stride[0]
+        page = copier._layers.base[0] + 1 * copier._layers.stride[0]
         hit = target == copier.memory.address(0) if out else to_device and size_bytes == PAGE
         assert page
 
@@ -208,11 +204,10 @@ def test_a_bit_that_changes_on_the_way_is_found_with_verify(out: bool, monkeypat
         return wrong
 
     monkeypatch.setattr(device, "_copy", spoilt)
-    cache, host = specs([1], [0])
-    (copier.submit_store(2, cache, host) if out else copier.submit_load(2, host, cache))
+    copier.submit((store if out else load)(2, [1], [0]))
     copier.launch()
     device.drain()
-    assert [(result.job_id, result.success) for result in copier.get_finished()] == [(2, False)]
+    assert [(result.number, result.ok) for result in copier.get_finished()] == [(2, False)]
     copier.shutdown()
 
 
@@ -222,9 +217,9 @@ def test_a_job_of_more_blocks_than_scratch_memory_holds_is_checked_in_parts() ->
     tensors, device = layers(), LaggingDevice(random.Random(0))
     copier = copier_of(device, tensors, verify=True, slots=3 * SCRATCH_SLOTS)
     count = 2 * SCRATCH_SLOTS + 3
-    copier.submit_store(1, *specs([number % BLOCKS for number in range(count)], list(range(count))))
+    copier.submit(store(1, [number % BLOCKS for number in range(count)], list(range(count))))
     copier.wait({1})  # the only wait of a thread there is: for scratch memory
     device.drain()
-    assert [(result.job_id, result.success) for result in copier.get_finished()] == [(1, True)]
+    assert [(result.number, result.ok) for result in copier.get_finished()] == [(1, True)]
     assert bytes(copier.memory.row(count - 1))[:PAGE] == bytes(tensors[0][(count - 1) % BLOCKS].numpy())
     copier.shutdown()

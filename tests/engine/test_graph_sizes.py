@@ -92,7 +92,7 @@ def second_runner(config: Any) -> Callable[[int, bool], tuple[str, int]]:
 def test_every_step_is_told_to_run_as_vllm_runs_it(
     mode: str, seqs: int, sizes: list[int] | None, runner: Callable[[Any], Callable[[int, bool], tuple[str, int]]]
 ) -> None:
-    from harvester.engine.shared.graphs import graph_sizes
+    from harvester.engine.vllm.platform import graph_sizes
 
     config = with_graphs(mode, seqs, sizes)
     graphs, runs = graph_sizes(config), runner(config)
@@ -109,7 +109,7 @@ def test_every_step_is_told_to_run_as_vllm_runs_it(
 def test_a_cpu_has_no_graphs_nor_has_an_engine_told_to_be_eager() -> None:
     from vllm.config import CUDAGraphMode
 
-    from harvester.engine.shared.graphs import graph_sizes
+    from harvester.engine.vllm.platform import graph_sizes
 
     on_cpu = a_config(SEQS[0])
     on_cpu.compilation_config.cudagraph_mode, on_cpu.compilation_config.cudagraph_capture_sizes = CUDAGraphMode.NONE, []
@@ -122,7 +122,7 @@ def test_a_cpu_has_no_graphs_nor_has_an_engine_told_to_be_eager() -> None:
 
 
 def test_with_speculative_decoding_no_step_of_one_token_a_request_is_one_of_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harvester.engine.shared.graphs import graph_sizes
+    from harvester.engine.vllm.platform import graph_sizes
 
     config = with_graphs("FULL_AND_PIECEWISE", 6)
     monkeypatch.setattr(type(config), "num_speculative_tokens", 3)

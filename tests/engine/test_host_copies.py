@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fakes.device_copies import load, pages_of, store
+
 pytestmark = pytest.mark.engine
 
 BLOCKS, PAGE = 6, 2048
@@ -32,19 +34,9 @@ def test_taking_memory_ahead_leaves_what_was_written_as_it_is() -> None:
 
 
 def copier_of(tensors: list[Any], verify: bool = False) -> Any:
-    from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
-
     from harvester.engine.checkpoints.worker.copier import HostCopier
 
-    refs = [CanonicalKVCacheRef(index, tensor.shape[1]) for index, tensor in enumerate(tensors)]
-    return HostCopier(CanonicalKVCaches([CanonicalKVCacheTensor(tensor, tensor.shape[1]) for tensor in tensors], [refs]), 8, verify)
-
-
-def specs(blocks: list[int], slots: list[int]) -> tuple[Any, Any]:
-    from vllm.v1.kv_offload.base import GPULoadStoreSpec
-    from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-
-    return GPULoadStoreSpec(blocks, group_sizes=[len(blocks)], block_indices=[0]), CPULoadStoreSpec(slots)
+    return HostCopier(pages_of(tensors), 8, verify)
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -57,17 +49,15 @@ def test_blocks_of_layers_of_any_size_come_back_as_they_were(verify: bool) -> No
     before = [tensor.clone() for tensor in tensors]
     copier = copier_of(tensors, verify)
     try:
-        cache, host = specs([4, 1], [5, 2])
-        copier.submit_store(1, cache, host)
+        copier.submit(store(1, [4, 1], [5, 2]))
         copier.wait({1})
         expected = np.concatenate([tensor[4].numpy().view(np.uint8) for tensor in before])
         assert (copier.host[5][: len(expected)] == expected).all(), "layer after layer"
         for tensor in tensors:
             tensor.zero_()
-        cache, host = specs([0, 3], [5, 2])
-        copier.submit_load(2, host, cache)
+        copier.submit(load(2, [0, 3], [5, 2]))
         copier.wait({2})
-        assert [(result.job_id, result.success) for result in copier.get_finished()] == [(1, True), (2, True)]
+        assert [(result.number, result.ok) for result in copier.get_finished()] == [(1, True), (2, True)]
     finally:
         copier.shutdown()
     for tensor, old in zip(tensors, before, strict=True):
@@ -85,7 +75,7 @@ def test_the_thread_keeps_off_the_core_that_the_worker_is_bound_to() -> None:
     try:
         copier = copier_of([torch.zeros((BLOCKS, PAGE), dtype=torch.int8)])
         try:
-            copier.submit_store(1, *specs([0], [0]))
+            copier.submit(store(1, [0], [0]))
             while not copier.get_finished():  # the thread's first copy comes after its move
                 time.sleep(0.01)
             assert os.sched_getaffinity(copier._thread.native_id) == given - {min(own)}

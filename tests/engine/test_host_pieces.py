@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.test_host_copies import specs
-from tests.fakes.device_copies import PAGE, SLOTS, caches_of, copier_of, layers
+from tests.fakes.device_copies import PAGE, SLOTS, copier_of, layers, pages_of, store
 from tests.fakes.lagging_device import LaggingDevice, Pinned
 
 pytestmark = pytest.mark.engine
@@ -26,18 +25,18 @@ def test_on_a_host_of_2_tb_a_budget_of_500_gb_pins_one_piece_at_start_and_more_a
 
     page = 1 << 20
     device, tensors = LaggingDevice(random.Random(0)), [torch.ones((4, page), dtype=torch.int8) for _ in range(2)]
-    copier = DeviceCopier(caches_of(tensors), (500 << 30) // (2 * page), device, False)
+    copier = DeviceCopier(pages_of(tensors), (500 << 30) // (2 * page), device, False)
     try:
         while not copier.memory.ready(0):
             pass
         assert sum(device.pinned.ranges.values()) == copier.memory.taken_bytes == PIECE_BYTES
         last = PIECE_BYTES // (2 * page) + 1  # in the second piece
-        copier.submit_store(1, *specs([1, 2], [0, last]))
+        copier.submit(store(1, [1, 2], [0, last]))
         while not copier.memory.ready(last):
             pass
         copier.launch()
         device.drain()
-        assert [result.success for result in copier.get_finished()] == [True]
+        assert [result.ok for result in copier.get_finished()] == [True]
         assert sum(device.pinned.ranges.values()) == copier.memory.taken_bytes == 2 * PIECE_BYTES
     finally:
         copier.shutdown()
@@ -53,10 +52,10 @@ def test_under_a_limit_of_64_kib_on_locked_memory_copies_go_to_other_pages_and_o
     slots = (64 << 10) // (2 * PAGE + 24) * 2
     copier = copier_of(device, tensors, slots=slots, piece_bytes=16 << 10)
     with caplog.at_level(logging.WARNING):
-        copier.submit_store(1, *specs([1, 2, 3], [0, slots - 2, slots - 1]))
+        copier.submit(store(1, [1, 2, 3], [0, slots - 2, slots - 1]))
         copier.launch()
     device.drain()
-    assert [result.success for result in copier.get_finished()] == [True]
+    assert [result.ok for result in copier.get_finished()] == [True]
     assert bytes(copier.memory.row(slots - 1))[:PAGE] == bytes(tensors[0][3].numpy())
     assert copier.memory.pinned_bytes == 64 << 10 < copier.memory.taken_bytes
     assert device.pinned.asked == 5, "not asked again once it was refused"
@@ -79,10 +78,10 @@ def test_where_the_machine_has_no_more_memory_a_job_fails_and_others_go_on(
     monkeypatch.setattr(mmap, "mmap", refused)
     with caplog.at_level(logging.WARNING):
         for number, slot in enumerate([0, SLOTS - 1, SLOTS - 2]):
-            copier.submit_store(number, *specs([1, 2], [slot, 1]))
+            copier.submit(store(number, [1, 2], [slot, 1]))
         copier.launch()
         device.drain()
-    assert {result.job_id: result.success for result in copier.get_finished()} == {0: True, 1: False, 2: False}
+    assert {result.number: result.ok for result in copier.get_finished()} == {0: True, 1: False, 2: False}
     assert len(caplog.messages) == 1
     copier.shutdown()
 

@@ -63,7 +63,8 @@ def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
         learn()
 
     drive.scheduler._learn = noted
-    engine = Engine(drive, shared, {"uni": InThread, "mp": InProcess}[kind], clock, config.schedule.max_ttft_delay_fraction, seed=1)
+    executors: dict[str, type[InThread] | type[InProcess]] = {"uni": InThread, "mp": InProcess}
+    engine = Engine(drive, shared, executors[kind], clock, config.schedule.max_ttft_delay_fraction, seed=1)
     clock.run_until(clock.now_s + SECONDS)
     detected = max(1.0, shared.count(Count.DETECTED))
     found = Run(engine, learnt, int(shared.count(Count.ENDED_STEPS)), shared.count(Count.DETECT_S) / detected)

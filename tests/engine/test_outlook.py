@@ -136,7 +136,7 @@ class Story:
 
     def _compute(self, output: Any) -> Any:
         """As the workers do: a step may end early, and those planned before the scheduler knows of it are void."""
-        from harvester.engine.worker.preemptible import ENDED_EARLY, ORDER
+        from harvester.engine.shared.steporder import ENDED_EARLY, ORDER
 
         result, order = self.drive.output(output), getattr(output, ORDER, None)
         void = order is not None and order.epoch == self.void_epoch
@@ -144,7 +144,7 @@ class Story:
         if void or ends:
             setattr(result, ENDED_EARLY, True)
             result.sampled_token_ids = []
-        if ends:
+        if ends and order is not None:
             self.void_epoch = order.epoch
             self.planned["ended early"] += 1
         return result

@@ -42,9 +42,9 @@ class Worker:
 
     def __init__(self, v2: bool) -> None:
         from harvester.engine.shared.state import SharedState
+        from harvester.engine.vllm.runner import PreemptibleWorker
         from harvester.engine.worker.device import HostDevice
         from harvester.engine.worker.places import Place
-        from harvester.engine.worker.preemptible import PreemptibleWorker
         from harvester.engine.worker.safepoint import Safepoints
 
         computed: list[int] = []
@@ -74,7 +74,7 @@ class Worker:
 
     def run(self, number: int, epoch: int, *, ends: bool = False) -> Any:
         """The answer to one step."""
-        from harvester.engine.worker.preemptible import ORDER, Order
+        from harvester.engine.shared.steporder import ORDER, Order
 
         output = Output()
         setattr(output, ORDER, Order(number, 1, epoch))
@@ -87,7 +87,7 @@ class Worker:
 
 @pytest.fixture(params=[False, True], ids=["runner V1", "runner V2"])
 def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    from harvester.engine.worker import preemptible
+    from harvester.engine.vllm import runner as preemptible
 
     made = Worker(request.param)
     monkeypatch.setattr(preemptible, "has_kv_transfer_group", lambda: request.param)
@@ -101,7 +101,7 @@ def test_a_step_that_nobody_ends_is_sampled(worker: Worker) -> None:
 
 
 def test_a_step_that_ends_answers_for_each_of_its_requests_with_no_token(worker: Worker) -> None:
-    from harvester.engine.worker.preemptible import ENDED_EARLY
+    from harvester.engine.shared.steporder import ENDED_EARLY
 
     answer = worker.run(1, 0, ends=True)
     assert getattr(answer, ENDED_EARLY)
@@ -109,7 +109,7 @@ def test_a_step_that_ends_answers_for_each_of_its_requests_with_no_token(worker:
 
 
 def test_a_void_step_never_reaches_the_model_and_says_what_became_of_transfers(worker: Worker) -> None:
-    from harvester.engine.worker.preemptible import ENDED_EARLY
+    from harvester.engine.shared.steporder import ENDED_EARLY
 
     worker.run(1, 0, ends=True)
     answer = worker.run(2, 0)
@@ -131,7 +131,7 @@ def test_an_ended_step_tells_of_its_transfers_once(worker: Worker) -> None:
 def test_what_a_connector_has_told_is_told_once() -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-    from harvester.engine.checkpoints.connector import CheckpointConnector
+    from harvester.engine.vllm.connector import CheckpointConnector
 
     connector = CheckpointConnector.__new__(CheckpointConnector)
     connector._told, connector._told_meta = KVConnectorTransferResults(finished_recving={"a"}), None

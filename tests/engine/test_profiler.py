@@ -25,7 +25,7 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
-    def has_unfinished_requests(self) -> bool:
+    def has_work(self) -> bool:
         return any(start_s <= self.now_s < end_s for start_s, end_s in self.busy)
 
 
@@ -40,14 +40,14 @@ def begun_at(monkeypatch: pytest.MonkeyPatch, busy: list[tuple[float, float]], *
     async def profile(llm: Any, shared: Any, seconds: float, *, short: bool) -> dict[str, Any]:
         assert short
         found.append((clock.now_s, seconds))
-        while clock.now_s - found[-1][0] < seconds and not clock.has_unfinished_requests():
+        while clock.now_s - found[-1][0] < seconds and not clock.has_work():
             clock.now_s += 0.5
         return {}
 
     monkeypatch.setattr(profiler, "profile", profile)
     monkeypatch.setattr(profiler, "asyncio", SimpleNamespace(sleep=clock.sleep))
     monkeypatch.setattr(profiler, "time", clock)
-    asyncio.run(profiler.profile_when_absent(SimpleNamespace(output_processor=clock), None, known))  # type: ignore[arg-type]
+    asyncio.run(profiler.profile_when_absent(clock, None, known))  # type: ignore[arg-type]
     return found
 
 

@@ -6,18 +6,14 @@ of ours.
 
 from __future__ import annotations
 
-import ast
-import importlib
-import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harvester.policy.step.plan import PolicyConfig
+from harvester.policy.view import PolicyConfig
 
 if TYPE_CHECKING:
     from bench.harness.engine.drive import Drive
@@ -285,7 +281,7 @@ def test_a_preempted_offline_request_comes_back_and_ends_with_all_its_tokens(har
 def test_a_step_that_ends_early_preempts_each_request_in_it_and_takes_no_token(harvest: Callable[..., Drive]) -> None:
     from vllm.v1.engine import EngineCoreEventType
 
-    from harvester.engine.worker.preemptible import ENDED_EARLY
+    from harvester.engine.shared.steporder import ENDED_EARLY
 
     drive = harvest(limits=NO_RESERVE)
     for i in range(3):
@@ -435,53 +431,3 @@ def test_a_request_put_back_takes_its_old_place(lanes: tuple[Any, dict[str, Any]
     queue.prepend_requests([first])
     queue.prepend_request(queue.pop_request())
     assert [request.request_id for request in queue] == ["on-1", "on-2", "off-1", "off-2"]
-
-
-# -- what we take of vLLM -----------------------------------------------------------------------------------------------------------
-
-
-def chains(module: ModuleType, roots: set[str]) -> set[tuple[str, ...]]:
-    """Every ``root.a.b`` that the module's source reads, as ("root", "a", "b")."""
-    found = set()
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        names = []
-        while isinstance(node, ast.Attribute):
-            names.append(node.attr)
-            node = node.value
-        if names and isinstance(node, ast.Name) and node.id in roots:
-            found.add((node.id, *reversed(names)))
-    return found
-
-
-def own(module: ModuleType) -> set[str]:
-    """Names with an underscore that the module itself gives to ``self``."""
-    found = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Attribute)]
-    return {node.attr for node in found if isinstance(node.ctx, ast.Store) and node.attr.startswith("_")}
-
-
-@pytest.mark.parametrize("module", ["reads", "scheduler", "rollback"])
-def test_every_attribute_that_we_read_of_vllm_is_there(harvest: Callable[..., Drive], module: str) -> None:
-    source = importlib.import_module(f"harvester.engine.vllm.{module}")
-    drive = harvest()
-    drive.add("on", 10, 10, offline=False)
-    pool = drive.scheduler.kv_cache_manager.block_pool
-    roots = {"self": drive.scheduler, "scheduler": drive.scheduler, "request": drive.requests["on"], "pool": pool}
-    read = chains(source, set(roots))
-    assert len(read) >= 5
-    ours = own(source)
-    for root, *names in read:
-        if root == "self" and names[0] in ours:
-            continue
-        value = roots[root]
-        for name in names:
-            assert hasattr(value, name), f"{'.'.join((root, *names))}: vLLM has no {name}"
-            value = getattr(value, name)
-
-
-def test_the_methods_that_we_override_or_call_take_what_we_give_them() -> None:
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    for kind in (Scheduler, AsyncScheduler):
-        assert list(inspect.signature(kind.schedule).parameters) == ["self", "throttle_prefills"]
-        inspect.signature(kind._preempt_request).bind(None, "request", 0.0)

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from harvester.config import parse_config
-    from harvester.engine.shared.settings import KEY, pack
+    from harvester.engine.shared.settings import KEY, Settings, pack
     from harvester.engine.verify import kept, serving
     from harvester.engine.verify.answers import Pressed
     from harvester.engine.verify.serving import Verified
@@ -199,7 +199,7 @@ def test_wrong_tokens_turn_off_all_that_could_have_made_them() -> None:
 
 class FakeLlm:
     def __init__(self) -> None:
-        self.vllm_config = SimpleNamespace(additional_config={KEY: pack(parse_config({}, "test"))})
+        self.settings = Settings.parse({KEY: pack(parse_config({}, "test"))})
         self.stopped = 0
 
     def stop_signals(self) -> None:

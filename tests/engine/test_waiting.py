@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
+from typing import Any
 
 import pytest
 from vllm.distributed.device_communicators import shm_broadcast
 
 from harvester.engine.shared import backoff as waiting
+from harvester.engine.vllm import platform
 
 
 class Clock:
@@ -49,9 +52,10 @@ def test_a_new_wait_begins_with_the_shortest_sleep(clock: Clock) -> None:
 
 
 def test_vllms_queue_asks_the_function_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_broadcast, "sched_yield", shm_broadcast.sched_yield)
-    waiting.sleep_between_looks()
-    assert isinstance(shm_broadcast.sched_yield, waiting.PollBackoff)
+    queues: Any = shm_broadcast  # which exports it to nobody
+    monkeypatch.setattr(queues, "sched_yield", queues.sched_yield)
+    platform.sleep_between_looks()
+    assert isinstance(queues.sched_yield, waiting.PollBackoff)
     assert "sched_yield()" in inspect.getsource(shm_broadcast.SpinCondition.wait)
 
 
@@ -62,7 +66,7 @@ def test_around_the_time_an_answer_is_due_the_core_is_kept(clock: Clock, monkeyp
         looks_s.append(clock.now_s)
         clock.now_s += 0.00001
 
-    monkeypatch.setattr(waiting.os, "sched_yield", look)
+    monkeypatch.setattr(os, "sched_yield", look)
     patience = waiting.PollBackoff()
     patience.expect(clock.now_s, 0.010)
     while clock.now_s < 100.020:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from harvester.engine.worker.cpu_worker import HarvestCpuWorker
+from harvester.engine.vllm.workers import HarvestCpuWorker
 
 
 class FaultyWorker(HarvestCpuWorker):
@@ -16,7 +17,8 @@ class FaultyWorker(HarvestCpuWorker):
 
     def spoil(self) -> None:
         """Flip a bit in a tenth of the host blocks that were written."""
-        copier = get_kv_transfer_group().connector_worker.worker
+        connector: Any = get_kv_transfer_group()
+        copier = connector.copies.copier
         for slot in list(copier._sums):
             if self._rng.random() < 0.1:
                 copier.host[slot, self._rng.randrange(copier.block_bytes)] ^= 1

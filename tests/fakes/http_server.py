@@ -56,8 +56,8 @@ class FakeServer:
             columns: dict[str, dict[str, list[Any]]] = {"jobs": {"id": ["live-1"], "created_at_s": [1.0]}, "leases": {"job_id": ["live-1"]}}
             return 200, _arrow(self.tables.get(path.rsplit("/", 1)[1]) or pa.table(columns.get(path.rsplit("/", 1)[1], {"model": []})))
         if path.startswith("/api/jobs/"):
-            view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
-            return 200, view.model_dump(mode="json")
+            looked_at = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+            return 200, looked_at.model_dump(mode="json")
         if path == "/v1/chat/completions":
             return 200, "".join(self.chat).encode()
         return 404, {"error": {"code": "not_found", "message": f"no such page {path}"}}

@@ -40,7 +40,8 @@ class KvDrive:
     ) -> None:
         from bench.harness.engine.drive import Drive
         from harvester.config import CheckpointConfig
-        from harvester.engine.checkpoints.budget import GIB, transfer_config
+        from harvester.engine.checkpoints.budget import transfer_config
+        from harvester.engine.checkpoints.worker.room import GIB
         from harvester.engine.shared.state import Field, SharedState
         from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
@@ -57,7 +58,7 @@ class KvDrive:
         sizes = {"model_tokens": 512, "step_tokens": 256}
         self._drive = Drive(model, kind, blocks, SLOTS, BLOCK, sections, **sizes, transfer=transfer_config(checkpoint, 1))
         self.scheduler = self._drive.scheduler
-        self.planner = self.scheduler.connector.connector_scheduler
+        self.planner = self.scheduler.connector.planner
         self.device = device
         self._connect(self._drive.config, self._drive.kv_cache, blocks)
         self.rng, self.chances = random.Random(seed), chances
@@ -83,23 +84,23 @@ class KvDrive:
     def _connect(self, config: Any, cache: Any, blocks: int) -> None:
         import torch
         from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-        from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-        from harvester.engine.checkpoints.connector import CheckpointConnector
+        from harvester.engine.checkpoints.worker.copies import WorkerCopies
+        from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
+        from harvester.engine.checkpoints.worker.layout import in_a_row
+        from harvester.engine.vllm.connector import CheckpointConnector
 
         self.worker = CheckpointConnector(config, KVConnectorRole.WORKER, cache)
         bytes_ = torch.zeros((blocks, PAGE_BYTES), dtype=torch.int8)
         self.kv = bytes_.numpy().view("uint64")  # [blocks, BLOCK]
-        tensors, refs = [CanonicalKVCacheTensor(bytes_, PAGE_BYTES)], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]
-        assert self.worker.connector_worker is not None
-        caches = CanonicalKVCaches(tensors, refs)
+        self.worker.register_kv_caches({"layer": bytes_.view(torch.float32)})
+        assert self.worker.copies is not None
         if self.device is not None:
-            from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
-
-            spec = self.worker.connector_worker.spec
-            spec._worker = DeviceCopier(caches, spec.num_chunks, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
-        self.worker.connector_worker._init_worker(caches)
-        self.copier = self.worker.connector_worker.worker
+            self.worker.copies.shutdown()
+            slots = self.planner.pool.capacity
+            copier = DeviceCopier(in_a_row([bytes_]), slots, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
+            self.worker.copies = WorkerCopies(copier)
+        self.copier: Any = self.worker.copies.copier  # of either kind
 
     def close(self) -> None:
         self.copier.shutdown()
@@ -170,7 +171,7 @@ class KvDrive:
         """As the worker does; the answer, and where in the device's queue the step is computed."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        from harvester.engine.worker.preemptible import ENDED_EARLY, ORDER
+        from harvester.engine.shared.steporder import ENDED_EARLY, ORDER
 
         meta = output.kv_connector_metadata
         self.worker.handle_preemptions(meta)
@@ -197,7 +198,7 @@ class KvDrive:
         tokens = [] if ends or void else [self._sampled(name) for name in names]
         places = {name: i for i, name in enumerate(names)}
         result = ModelRunnerOutput(names, places, tokens, kv_connector_output=self.worker.told())
-        if ends:
+        if ends and order is not None:
             self.ended += 1
             self._void_epoch = order.epoch
         if ends or void:

@@ -12,8 +12,22 @@ from typing import Any
 
 @dataclass(eq=False)
 class Event:
+    """A `Mark`."""
+
+    device: LaggingDevice
     reached: bool = False
     at_s: float = 0.0
+
+    def query(self) -> bool:
+        return self.reached
+
+    def synchronize(self) -> None:
+        self.device.host_waits += 1
+        while not self.reached:
+            assert self.device.advance(1), "the event waits for itself"
+
+    def elapsed_time(self, end: Event, /) -> float:
+        return 1000 * (end.at_s - self.at_s)
 
 
 @dataclass
@@ -26,7 +40,9 @@ class Pinned:
 
 
 class LaggingDevice:
-    """The `Device` of `harvester.engine.checkpoints.worker.device`, over the memory of this process. An operation takes a millisecond."""
+    """A `CopyDevice` of `harvester.engine.worker.device`, over the memory of this process. An operation takes a millisecond."""
+
+    lags = True
 
     def __init__(self, rng: random.Random, pinned: Pinned | None = None) -> None:
         self.rng = rng
@@ -52,42 +68,32 @@ class LaggingDevice:
         assert not any(self.streams[name] for name in ("out", "back")), "copies may still be on their way"
         del self.pinned.ranges[address]
 
-    def mark(self) -> Event:
-        event = Event()
+    def mark(self, *, timed: bool = False) -> Event:
+        event = Event(self)
         self.streams["steps"].append(("record", event))
         return event
 
-    def hold(self, event: Event) -> None:
-        self.streams["steps"].append(("wait", event))
+    def hold(self, mark: Any) -> None:
+        self.streams["steps"].append(("wait", mark))
 
-    def copy(self, out: bool, after: Event, batches: Sequence[Any]) -> Any:
-        from harvester.engine.checkpoints.worker.device import Flight
+    def copy(self, out: bool, after: Any, batches: Sequence[Any]) -> Any:
+        from harvester.engine.worker.device import Span
 
-        flight, stream = Flight(Event(), Event()), self.streams["out" if out else "back"]
-        stream.extend([("wait", after), ("record", flight.began)])
+        began, ended, stream = Event(self), Event(self), self.streams["out" if out else "back"]
+        stream.extend([("wait", after), ("record", began)])
         for batch in batches:
-            copies = [self._copy(*map(int, one), batch.to_device) for one in zip(batch.sources, batch.targets, batch.sizes, strict=True)]
+            found = zip(batch.sources, batch.targets, batch.sizes, strict=True)
+            copies = [self._copy(int(source), int(target), int(size), batch.to_device) for source, target, size in found]
             self.rng.shuffle(copies)
             stream.extend(("run", copy) for copy in copies)
-        stream.append(("record", flight.ended))
-        return flight
+        stream.append(("record", ended))
+        return Span(began, ended)
 
-    def _copy(self, source: int, target: int, size_bytes: int, to_device: bool) -> Callable[[], None]:
+    def _copy(self, source: int, target: int, size_bytes: int, to_device: bool) -> Callable[[], object]:
         if to_device and self.rng.random() < 0.5:  # a copy engine may read host memory before its stream comes to the copy
             early = ctypes.string_at(source, size_bytes)
-            return lambda: ctypes.memmove(target, early, size_bytes) and None
-        return lambda: ctypes.memmove(target, source, size_bytes) and None
-
-    def reached(self, event: Event) -> bool:
-        return event.reached
-
-    def wait(self, event: Event) -> None:
-        self.host_waits += 1
-        while not event.reached:
-            assert self.advance(1), "the event waits for itself"
-
-    def seconds(self, flight: Any) -> float:
-        return float(flight.ended.at_s - flight.began.at_s)
+            return lambda: ctypes.memmove(target, early, size_bytes)
+        return lambda: ctypes.memmove(target, source, size_bytes)
 
     # What a test does with it
 

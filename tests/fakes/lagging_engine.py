@@ -16,9 +16,10 @@ from typing import Any
 from bench.harness.engine.drive import Drive
 from harvester.engine.frontend.signal import ArrivalSignal
 from harvester.engine.shared.state import Field
+from harvester.engine.shared.steporder import ORDER
+from harvester.engine.vllm.runner import PreemptibleWorker
 from harvester.engine.worker.clock import StepClock
 from harvester.engine.worker.places import Place
-from harvester.engine.worker.preemptible import ORDER, PreemptibleWorker
 from harvester.engine.worker.safepoint import Safepoints
 from tests.fakes.virtual_time import Box, Clock
 
@@ -41,19 +42,19 @@ class LaggingDevice:
         return self.free_s
 
     def mark(self, *, timed: bool = False) -> Any:
-        return _Mark(self._clock, self)
+        self._clock.wait(5e-6)
+        return _Mark(self._clock, max(self._clock.now_s, self.free_s))
 
     def drain(self) -> None:
         self._clock.wait_until(self.free_s)
 
 
 class _Mark:
-    def __init__(self, clock: Clock, device: LaggingDevice) -> None:
-        self._clock, self._device, self.at_s = clock, device, 0.0
+    def __init__(self, clock: Clock, at_s: float) -> None:
+        self._clock, self.at_s = clock, at_s
 
-    def record(self) -> None:
-        self._clock.wait(5e-6)
-        self.at_s = max(self._clock.now_s, self._device.free_s)
+    def query(self) -> bool:
+        return self._clock.now_s >= self.at_s
 
     def synchronize(self) -> None:
         self._clock.wait_until(self.at_s)
@@ -75,6 +76,8 @@ class _Late:
 
 class _StockWorker:
     """vLLM's part of the worker: launches a step and goes on."""
+
+    device: Any
 
     def __init__(self, clock: Clock, device: LaggingDevice) -> None:
         self.model_runner = SimpleNamespace(execute_model_state=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from harvester.engine.worker.cpu_worker import HarvestCpuWorker
+from harvester.engine.vllm.workers import HarvestCpuWorker
 
 
 class SpoilingWorker(HarvestCpuWorker):

@@ -96,7 +96,7 @@ async def test_the_rows_done_of_a_job_that_stops_are_published_at_once(world: Wo
     release = asyncio.Event()
 
     class Engine(ScriptedEngine):
-        async def complete(self, prompt):  # type: ignore[no-untyped-def]
+        async def complete(self, prompt):
             if self.calls > 6:
                 await release.wait()
             return await super().complete(prompt)

@@ -141,7 +141,7 @@ def test_kept_text_that_is_not_utf8_is_repaired_so_that_sql_can_read_it(tmp_path
     broken = pa.array([b"ok", b"caf\xe9", None], binary).view(kind)
     table = part_table(result_schema(pa.schema([("t", kind)]), ("t",), TEXT), [row(0), row(1), row(2)], pa.table({"t": broken}))
     pq.write_table(table, tmp_path / "part.parquet")
-    assert duckdb.sql(f"select t from '{tmp_path}/part.parquet'").fetchall() == [("ok",), ("caf\ufffd",), (None,)]
+    assert duckdb.execute(f"select t from '{tmp_path}/part.parquet'").fetchall() == [("ok",), ("caf\ufffd",), (None,)]
 
 
 def test_the_counts_of_a_part() -> None:

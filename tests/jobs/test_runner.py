@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +294,7 @@ async def test_a_heartbeat_keeps_a_slow_slice_and_tells_how_far_it_is(world: Wor
         for _ in range(4):
             world.clock.advance(LEASE_S * 0.9)
             seen = beats
-            await until(lambda seen=seen: beats > seen)
+            await until(partial(lambda seen: beats > seen, seen))
             assert world.ledger.lease("b", "scripted", world.clock()) is None
         assert world.show().rows_running == 2
         engine.go_on()
@@ -468,12 +469,18 @@ async def test_a_part_that_was_published_but_not_committed_is_adopted(world: Wor
     assert (view.state, view.rows_ok, view.output_tokens) == (JobState.COMPLETED, 4, 8)
 
 
+def _dies_of_row_2(engine: ScriptedEngine, prompt: Prompt) -> str:
+    if last_line(prompt) == "row 2":
+        engine.die()
+    return last_line(prompt)
+
+
 async def test_a_row_that_kills_the_engine_every_time_ends_as_an_error_row(world: World) -> None:
     world.harvest = HARVEST.model_copy(update={"row_attempts": 2})
     world.submit(6)
     for life in range(2):
         engine = ScriptedEngine(concurrency=1)
-        engine.answer = lambda prompt, engine=engine: (engine.die() if last_line(prompt) == "row 2" else None) or last_line(prompt)
+        engine.answer = partial(_dies_of_row_2, engine)
         with pytest.raises(EngineGone):
             await harvest(world, engine, holder=f"life-{life}")
     view = await harvest(world, ScriptedEngine(), holder="last")

@@ -80,7 +80,7 @@ async def test_rows_go_when_the_output_has_expired(bureau: Bureau) -> None:
 
 
 def first_refused(request: object) -> str:
-    content = last_content(request)  # type: ignore[arg-type]
+    content = last_content(request)
     if content == "say 0":
         raise Refused(400, "no")
     return content

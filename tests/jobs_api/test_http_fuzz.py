@@ -26,6 +26,7 @@ from schemathesis.checks import (
 )
 from schemathesis.config import SchemathesisConfig
 from schemathesis.core.failures import FailureGroup
+from schemathesis.core.result import Ok
 from test_jobs_api import MODEL, Office
 from test_openai_api import Bureau, jsonl, line
 
@@ -60,6 +61,7 @@ class Stage:
     def __init__(self, http: httpx.AsyncClient, document: str, known: dict[str, list[Any]]) -> None:
         self.loop = asyncio.Runner()
         self.http = http
+        self.working: list[asyncio.Task[Any]] = []
         self.known = known  # by the name of a parameter or of a field, what is there
         self.schema = schemathesis.openapi.from_dict(self.loop.run(http.get(document)).json(), config=SETTINGS)
 
@@ -68,11 +70,12 @@ class Stage:
         headers = [
             (name.encode("latin-1"), value if isinstance(value, bytes) else value.encode("latin-1")) for name, value in wire.headers.items()
         ]
-        body = wire.body.encode() if isinstance(wire.body, str) else wire.body
+        body: Any = wire.body.encode() if isinstance(wire.body, str) else wire.body
         return self.loop.run(self.http.send(httpx.Request(wire.method or "", wire.url or "", headers=headers, content=body or b"")))
 
     def operations(self) -> set[str]:
-        return {f"{found.ok().method.upper()} {found.ok().path}" for found in self.schema.get_all_operations()}
+        found = [each.ok() for each in self.schema.get_all_operations() if isinstance(each, Ok)]
+        return {f"{one.method.upper()} {one.path}" for one in found}
 
     def fuzz(self, label: str, mode: GenerationMode) -> int:
         """How many requests were made; the first answer that is not as documented is raised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -18,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvester.errors import NotFoundError, StateError, UsageError, from_json
-from harvester.serve import jobs_api as module
 from harvester.serve.jobs_api import JobPlanner, jobs_api
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
@@ -164,7 +164,7 @@ async def test_a_refused_duckdb_job_leaves_no_copy(office: Office, database: Pat
 async def test_an_id_that_another_job_has_is_never_given_twice(office: Office, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An id is a name and four digits: sooner or later they meet."""
     drawn = iter(["aaaa"] * 3 + ["bbbb"] * 3)
-    monkeypatch.setattr(module.secrets, "token_hex", lambda size: next(drawn) if size == 2 else "staging")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(drawn) if size == 2 else "staging")
     source = {"uri": str(database), "table": "reviews"}
     first = await office.submitted(source=source, column="text")
     results = office.folder.results(first.id)
@@ -177,7 +177,7 @@ async def test_an_id_that_another_job_has_is_never_given_twice(office: Office, d
 
 
 async def test_submitting_a_job_again_never_touches_its_results(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.secrets, "token_hex", lambda size: "aaaa")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "aaaa")
     first = await office.submitted()
     again = await office.submit()  # draws the same digits while there is no folder yet that would tell
     assert (again.status_code, again.json()["job"]["id"]) == (200, first.id)
@@ -185,7 +185,7 @@ async def test_submitting_a_job_again_never_touches_its_results(office: Office, 
     results.mkdir(parents=True)
     (results / "part-000000.parquet").write_bytes(b"what was computed")
     drawn = iter(["aaaa", "bbbb"])
-    monkeypatch.setattr(module.secrets, "token_hex", lambda size: next(drawn) if size == 2 else "staging")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(drawn) if size == 2 else "staging")
     assert (await office.submit()).json()["created"] is False
     assert (results / "part-000000.parquet").read_bytes() == b"what was computed"
     assert office.left_over([first]) == []

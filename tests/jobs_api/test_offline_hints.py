@@ -7,6 +7,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,7 +34,7 @@ class Listening(ScriptedEngine):
 
     def __init__(self) -> None:
         super().__init__(model="tiny", concurrency=8, delay_s=0.05)
-        self.carried: list[dict[str, object]] = []
+        self.carried: list[dict[str, Any]] = []
 
     async def complete(self, prompt: Prompt) -> Completion:
         self.carried.append(prompt.hint.to_args())

@@ -335,7 +335,7 @@ async def test_viewers_share_one_look(source: Source, broadcaster: Broadcaster) 
         first, second = broadcaster.frames(), broadcaster.frames()
         waiting = asyncio.gather(anext(first), anext(second))
         await source.looks.put({"jobs": "1"})
-        assert await waiting == [{"jobs": "1"}, {"jobs": "1"}]
+        assert list(await waiting) == [{"jobs": "1"}, {"jobs": "1"}]
         assert source.asked == 2, "the look that both saw, and the next"
 
 

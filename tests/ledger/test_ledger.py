@@ -48,7 +48,7 @@ class Desk:
         assert lease is not None
         return lease
 
-    def commit(self, lease: Lease, *, errors: int = 0, **counts: int) -> bool:
+    def commit(self, lease: Lease, *, errors: int = 0, **counts: Any) -> bool:
         rows = lease.slice.row_count
         stats = PartStats(generation=lease.generation, rows_ok=rows - errors, rows_error=errors, **counts)
         done = self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, self.clock())

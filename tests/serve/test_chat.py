@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +19,7 @@ from jobs.tasks.template import build_messages
 from tests.real_server import RealServer
 
 pytestmark = pytest.mark.serve
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_models_lists_the_model_served(client: OpenAI, model: str) -> None:
 
 def test_streamed_and_whole_answers_are_the_same(client: OpenAI, model: str) -> None:
     whole = client.chat.completions.create(model=model, messages=HELLO, max_tokens=12, temperature=0)
-    pieces = client.chat.completions.create(model=model, messages=HELLO, max_tokens=12, temperature=0, stream=True)
+    pieces: Any = client.chat.completions.create(model=model, messages=HELLO, max_tokens=12, temperature=0, stream=True)
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 12
@@ -60,7 +61,7 @@ def test_the_embedded_model_answers_by_its_rules(client: OpenAI, model: str, ask
 
 def test_the_last_of_several_turns_is_answered(client: OpenAI, model: str) -> None:
     messages = [*HELLO, {"role": "assistant", "content": GREETING}, {"role": "user", "content": "Count: one two three"}]
-    said = client.chat.completions.create(model=model, messages=messages, temperature=0)  # type: ignore[arg-type]
+    said = client.chat.completions.create(model=model, messages=messages, temperature=0)
     assert said.choices[0].message.content == "3"
 
 
@@ -72,7 +73,7 @@ def test_completions_give_logprobs(client: OpenAI, model: str) -> None:
 
 def test_a_json_schema_shapes_the_answer(client: OpenAI, model: str) -> None:
     schema = {"type": "object", "properties": {"year": {"type": "integer", "maximum": 99, "minimum": 10}}, "required": ["year"]}
-    shape = {"type": "json_schema", "json_schema": {"name": "when", "schema": schema, "strict": True}}
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "when", "schema": schema, "strict": True}}
     answer = client.chat.completions.create(model=model, messages=HELLO, max_tokens=60, temperature=0, response_format=shape)
     assert isinstance(json.loads(answer.choices[0].message.content or "")["year"], int)
 
@@ -102,7 +103,7 @@ def test_a_client_that_hangs_up_ends_its_request_in_the_engine(server: RealServe
 
 
 def test_a_seed_with_a_prompt_of_several_chunks_leaves_the_engine_alive(client: OpenAI, model: str) -> None:
-    long = [{"role": "user", "content": "the state of the union " * 200}]
+    long: list[Any] = [{"role": "user", "content": "the state of the union " * 200}]
     answers = [
         client.chat.completions.create(model=model, messages=long, max_tokens=4, seed=7, temperature=1.0).choices[0].message.content
         for _ in range(2)

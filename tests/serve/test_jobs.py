@@ -42,7 +42,7 @@ def rows(server: RealServer, job: dict[str, Any], columns: str) -> list[dict[str
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "short.parquet"
-    duckdb.sql(f"COPY (SELECT id, title, year, substr(text, 1, 300) AS text FROM '{SPEECHES}' LIMIT 24) TO '{path}'")
+    duckdb.execute(f"COPY (SELECT id, title, year, substr(text, 1, 300) AS text FROM '{SPEECHES}' LIMIT 24) TO '{path}'")
     return path
 
 
@@ -121,7 +121,7 @@ def test_bad_rows_end_as_errors_and_the_others_go_on(server: RealServer, tmp_pat
 
 def test_a_long_document_is_cut_and_marked(server: RealServer, tmp_path: Path) -> None:
     path = tmp_path / "long.parquet"
-    duckdb.sql(f"COPY (SELECT id, repeat(text, 3) AS text FROM '{SPEECHES}' ORDER BY length(text) DESC LIMIT 1) TO '{path}'")
+    duckdb.execute(f"COPY (SELECT id, repeat(text, 3) AS text FROM '{SPEECHES}' ORDER BY length(text) DESC LIMIT 1) TO '{path}'")
     job = submit(server, str(path), "--max-tokens", "4")
     assert (job["rows_ok"], job["rows_truncated"]) == (1, 1)
     (row,) = json.loads(harvester(server, "sql", f"select truncated, prompt_tokens from results('{job['id']}')", "--format", "json"))
@@ -131,7 +131,7 @@ def test_a_long_document_is_cut_and_marked(server: RealServer, tmp_path: Path) -
 
 def test_a_job_is_paused_resumed_and_cancelled(server: RealServer, tmp_path: Path) -> None:
     path = tmp_path / "many.parquet"
-    duckdb.sql(f"COPY (SELECT id, substr(text, 1, 6000) AS text FROM '{SPEECHES}') TO '{path}'")
+    duckdb.execute(f"COPY (SELECT id, substr(text, 1, 6000) AS text FROM '{SPEECHES}') TO '{path}'")
     job = json.loads(harvester(server, "submit", str(path), "--max-tokens", "128", "--json"))["id"]
     server.wait_rows(job, 4)
     assert json.loads(harvester(server, "pause", job, "--json"))["state"] == "paused"
@@ -172,7 +172,7 @@ def test_rows_of_standard_input_end_in_a_table_once_though_the_writer_is_killed(
         writer.wait()
         harvester(server, "results", job, "--into", target)
     counts = "select count(*), count(distinct row_id)"
-    assert duckdb.sql(f"{counts} from '{tmp_path}/out.jsonl'").fetchall() == [(200, 200)]
+    assert duckdb.execute(f"{counts} from '{tmp_path}/out.jsonl'").fetchall() == [(200, 200)]
     with duckdb.connect(tmp_path / "out.duckdb", read_only=True) as connection:
         assert connection.sql(f"{counts} from done where job_id = '{job}'").fetchall() == [(200, 200)]
 

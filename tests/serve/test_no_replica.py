@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
@@ -51,7 +52,7 @@ FAULTS = [
 
 @pytest.fixture
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas.serve, "get_app_handle", lambda name: Handle(request.param))
+    monkeypatch.setattr(serve, "get_app_handle", lambda name: Handle(request.param))
     monkeypatch.setattr(replicas, "ANSWER_WAIT_S", 0.05)
     monkeypatch.setattr(jobs_app, "lower_priority", lambda: None)
 
@@ -82,7 +83,7 @@ async def test_a_time_out_of_the_replicas_own_is_told_as_it_is(monkeypatch: pyte
                 raise TimeoutError("the engine did not answer a probe")
             return {}
 
-    monkeypatch.setattr(replicas.serve, "get_app_handle", lambda name: Slow(None))
+    monkeypatch.setattr(serve, "get_app_handle", lambda name: Slow(None))
     with pytest.raises(TimeoutError, match="did not answer a probe"):
         await Replicas().profile(1.0)
 

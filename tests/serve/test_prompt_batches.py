@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.serve, pytest.mark.skipif(sys.platform != "linux", rea
 
 
 class Batches(openai_app.BatchesApp):
-    def __del__(self) -> None:
+    def __del__(self) -> None:  # type: ignore[override]
         """Serve awaits the other one, Python cannot."""
 
 

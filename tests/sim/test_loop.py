@@ -13,6 +13,7 @@ from bench.scenarios.order.peer_orders import Batches, ShortestRemaining
 from harvester.policy.kv.checkpoint import CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints
 from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.order.online import OnlineOrder
 from harvester.policy.parts import PartsConfig
 from harvester.policy.step.view import Guarantee
 from harvester.policy.view import PolicyConfig
@@ -81,7 +82,8 @@ def test_every_request_ends_with_all_its_tokens_and_no_block_is_ever_lost(
         Request(f"r{i}", float(at), prompt, output, job, max_tokens=output + more, priority=-more % 3, cached_tokens=more)
         for i, (at, prompt, output, more, job) in enumerate(rows)
     ]
-    own = {"batches": Batches(4), "remaining": ShortestRemaining({request.id: 1.0 for request in requests}, 4)}.get(order)
+    rivals: dict[str, OnlineOrder] = {"batches": Batches(4), "remaining": ShortestRemaining({request.id: 1.0 for request in requests}, 4)}
+    own = rivals.get(order)
     config = replace(PLAIN, online_order="fcfs" if own else order)
     kv = None if host_blocks is None else Checkpoints(Thresholds(), CUDA_COST, 5.0)
     engine = an_engine(total_blocks, 4, 64, host_blocks=host_blocks or 0, block_copy_s=0.3, copy_cost=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def _new(monkeypatch: pytest.MonkeyPatch) -> None:
     new_parts.enter(monkeypatch)
 
 
-def ended(requests: list[Request], slots: int = 1, **names: str) -> list[str]:
+def ended(requests: list[Request], slots: int = 1, **names: Any) -> list[str]:
     """Names in the order in which they ended."""
     brain = a_brain(replace(PLAIN, **names))
     return [outcome.request.id for outcome in Simulation(an_engine(max_seqs=slots), brain).run(requests)]

@@ -16,7 +16,7 @@ from harvester.errors import QueryError, StorageError
 from jobs.ledger.store import read_ledger, statements
 from jobs.spec import JobSpec, SourceSpec
 from jobs.sql.query import batches, connect, run
-from jobs.tasks.spec import Task
+from jobs.tasks.spec import AnswerKind, Task
 
 
 def rows(state: Path, query: str, tables=None) -> list[dict]:
@@ -89,7 +89,7 @@ def test_a_job_without_parts_has_no_results_and_the_columns_every_job_has(state)
 
 def test_a_job_without_parts_has_the_columns_that_its_task_and_its_kept_input_will_give(state):
     schema = {"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}
-    task = Task(name="extract", prompt="{text}", answer="json", json_schema=schema)
+    task = Task(name="extract", prompt="{text}", answer=AnswerKind.JSON, json_schema=schema)
     spec = JobSpec(
         id="new-33cc", key="k", source=SourceSpec(uri="/docs.parquet"), fingerprint="f", task=task, column="text", keep=("title",),
         model="tiny", rows_total=4, created_at_s=1.0,

@@ -9,10 +9,10 @@ from typing import Any
 
 from bench.gpu.engines.extension import NAME
 from bench.gpu.run_config import RunConfig
-from harvester.engine.frontend.llm import HarvestLLM
-from harvester.engine.launch.arguments import engine_arguments
-from harvester.engine.launch.start import engine, without_harvester
+from harvester.engine.launch.arguments import engine_arguments, without_harvester
 from harvester.engine.shared.state import SharedState
+from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.launch import engine
 
 
 @asynccontextmanager

@@ -17,9 +17,9 @@ from bench.gpu.load.requests import Rows, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig
 from bench.harness.measure.work import work_between
-from harvester.engine.frontend.llm import HarvestLLM
 from harvester.engine.launch.in_subprocess import apart
 from harvester.engine.shared.state import Count, SharedState
+from harvester.engine.vllm.client import HarvestLLM
 
 FEW = 8  # requests that the KV has room for
 EVERY_S = 3.0  # one burst to the next

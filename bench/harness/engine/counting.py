@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -13,26 +13,30 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.harness.engine.step_record import StepRecord
 from bench.harness.engine.tally import Tally
-from harvester.engine.shared.backoff import sleep_between_looks
+from harvester.engine.shared.steporder import ENDED_EARLY
 from harvester.engine.vllm import reads
-from harvester.engine.worker.preemptible import ENDED_EARLY
+from harvester.engine.vllm.platform import additional, sleep_between_looks
 
 KEY = "bench_counts"  # in vLLM's additional_config: the file of the tally; that of the record ends in ``.steps``
 
 
-class Counting:
-    """Mixed into a scheduler."""
+if TYPE_CHECKING:
+    Stock = Scheduler
+else:
+    Stock = object  # one of vLLM's schedulers comes behind the mixin
 
-    requests: dict[str, Any]
+
+class Counting(Stock):
+    """Mixed into a scheduler."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        counts = Path(self.vllm_config.additional_config[KEY])  # type: ignore[attr-defined]
+        counts = Path(additional(self.vllm_config)[KEY])
         self._tally, self._record = Tally(counts), StepRecord(counts.with_suffix(".steps"))
-        self._record.engine(self.kv_cache_manager.block_pool.num_gpu_blocks, self.block_size)  # type: ignore[attr-defined]
+        self._record.engine(self.kv_cache_manager.block_pool.num_gpu_blocks, self.block_size)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         now_s = time.monotonic()
         again = self._tally.count(output.num_scheduled_tokens, self.requests, now_s)
         if again:
@@ -43,18 +47,18 @@ class Counting:
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         self._record.answered(time.monotonic(), bool(getattr(model_runner_output, ENDED_EARLY, False)))
-        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._record.ended(request, reads.is_offline(request), time.monotonic())
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        return super()._free_request(request, *args, **kwargs)
 
     def cost_s(self, output: SchedulerOutput, again: dict[str, int]) -> float:
         """Seconds of the step that go into computing tokens ``again``; 0 where nobody can tell."""
         return 0.0
 
 
-class CountedStock(Counting, Scheduler):  # type: ignore[misc]
+class CountedStock(Counting, Scheduler):
     """vLLM's own, synchronous, as it is on a CPU, where it waits between its processes as harvester does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,5 +67,5 @@ class CountedStock(Counting, Scheduler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
-class CountedAsyncStock(Counting, AsyncScheduler):  # type: ignore[misc]
+class CountedAsyncStock(Counting, AsyncScheduler):
     """vLLM's own on a GPU."""

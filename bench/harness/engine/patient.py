@@ -10,16 +10,16 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from harvester.engine.shared.backoff import sleep_between_looks
+from harvester.engine.vllm.platform import sleep_between_looks
 
 
-class PatientScheduler(Scheduler):  # type: ignore[misc]
+class PatientScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         sleep_between_looks()
 
 
-class PatientWorker(CPUWorker):  # type: ignore[misc]
+class PatientWorker(CPUWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         sleep_between_looks()
         super().__init__(*args, **kwargs)

@@ -12,19 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
-
-from harvester.engine.checkpoints.spec import CheckpointSpec
 from harvester.engine.checkpoints.worker.copier import HostCopier
+from harvester.engine.checkpoints.worker.layout import Pages
+from harvester.engine.vllm import connector
 
 
 class LinkCopier(HostCopier):
     """``block_s``: least time of a block."""
 
-    def __init__(self, caches: CanonicalKVCaches, slots: int, verify: bool, block_s: float) -> None:
+    def __init__(self, pages: list[Pages], slots: int, verify: bool, block_s: float) -> None:
         self._block_s = block_s
         self._outwards, self._back = threading.Lock(), threading.Lock()
-        super().__init__(caches, slots, verify)
+        super().__init__(pages, slots, verify)
 
     def _store(self, *block: Any) -> bool:
         with self._taking(self._outwards):
@@ -42,10 +41,8 @@ class LinkCopier(HostCopier):
             time.sleep(max(0.0, self._block_s - (time.perf_counter() - began_s)))
 
 
-class LinkSpec(CheckpointSpec):
-    """Imported by name (``spec_name``); ``link_block_s`` is one of its further values."""
+class CheckpointConnector(connector.CheckpointConnector):
+    """Imported by name (``kv_connector_module_path``); ``link_block_s`` is one of its further values."""
 
-    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        if self._worker is None:
-            self._worker = LinkCopier(kv_caches, self.num_chunks, self.verify, float(self.extra_config["link_block_s"]))
-        return self._worker
+    def copier(self, pages: list[Pages], slots: int, verify: bool) -> LinkCopier:
+        return LinkCopier(pages, slots, verify, float(self.extra["link_block_s"]))

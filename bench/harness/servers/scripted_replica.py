@@ -84,7 +84,6 @@ class ScriptedReplica:
 def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, delay_s: float = 0.0) -> serve.Application:
     """A `harvester.serve.cluster.ChatApp`."""
     deployment = serve.deployment(
-        serve.ingress()(ScriptedReplica),
         name="replica",
         num_replicas=config.replicas,
         max_ongoing_requests=100_000,
@@ -92,5 +91,5 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=3.0,
-    )
+    )(serve.ingress()(ScriptedReplica))
     return deployment.bind(config, choice.name, str(state), ledger, delay_s)

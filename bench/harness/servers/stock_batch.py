@@ -53,7 +53,8 @@ def main() -> int:
         if not hasattr(arguments, name):
             parser.error(f"vLLM has no engine argument {name}")
         setattr(arguments, name, value)
-    span = run_batch.run_request = Span(run_batch.run_request)
+    module: Any = run_batch
+    span = module.run_request = Span(run_batch.run_request)
     asyncio.run(run_batch.main(arguments))
     began_s = span.began_s
     if began_s is None:

@@ -167,6 +167,6 @@ def _arguments(system: System, model: str, counts: Path, shared: Any, engine_arg
         values |= counted(counts, f"bench.harness.engine.counting.Counted{'' if cpu else 'Async'}Stock")
         values |= {"worker_cls": "bench.harness.engine.patient.PatientWorker"} if cpu else {}
     if system.link_block_s is not None:
-        link = {"spec_name": "LinkSpec", "spec_module_path": "bench.harness.engine.slow_link", "link_block_s": system.link_block_s}
-        values["kv_transfer_config"]["kv_connector_extra_config"] |= link
+        values["kv_transfer_config"]["kv_connector_module_path"] = "bench.harness.engine.slow_link"
+        values["kv_transfer_config"]["kv_connector_extra_config"]["link_block_s"] = system.link_block_s
     return values

@@ -81,7 +81,7 @@ def plus(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, f
     return one[0] + other[0], one[1] + other[1]
 
 
-class TimedStock(Scheduler):  # type: ignore[misc]
+class TimedStock(Scheduler):
     """vLLM's scheduler, whose methods are on the clock."""
 
     clock = Clock()

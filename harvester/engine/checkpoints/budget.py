@@ -35,14 +35,11 @@ def transfer_config(checkpoint: CheckpointConfig, replicas: int, room: Room | No
     log.info("KV checkpoints take up to %.2f GiB of host memory a replica, as they need it (%s)", budget_bytes / GIB, room)
     return {
         "kv_connector": "CheckpointConnector",
-        "kv_connector_module_path": "harvester.engine.checkpoints.connector",
+        "kv_connector_module_path": "harvester.engine.vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "spec_name": "CheckpointSpec",
-            "spec_module_path": "harvester.engine.checkpoints.spec",
             "cpu_bytes_to_use": budget_bytes,
-            "offload_prompt_only": False,
             "partial_blocks": checkpoint.partial_blocks,
             "verify": checkpoint.verify,
         },

@@ -1,8 +1,8 @@
 """The engine core's half of the connector: which blocks are copied to the host in a step, and what a preempted request gets back.
 
-vLLM's stores a block in the step that fills it. Here a block is stored when the step that filled it has been answered: a step may end
-early, and what it was to fill is never written. Requests are given blocks to store by `grant`; one that is preempted saves what little is
-missing at once, the partly filled block too, before its blocks are overwritten.
+A block is stored when the step that filled it has been answered: a step may end early, and what it was to fill is never written. Requests
+are given blocks to store by `StepWish.grants`; one that is preempted saves what little is missing at once, the partly filled block too,
+before its blocks are overwritten.
 """
 
 from __future__ import annotations
@@ -10,243 +10,298 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler, TransferJobStatus
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_offload.base import GPULoadStoreSpec
-from vllm.v1.outputs import KVConnectorOutput
-from vllm.v1.request import Request
-
+from harvester.core import WorkClass, work_class
+from harvester.engine.checkpoints.jobs import CopyJob, CopyReport, StepOrders
+from harvester.engine.checkpoints.layout import HostLayout, StepBlocks
+from harvester.engine.checkpoints.tracked import InFlight, Jobs, KvBlock, Request, Tracked
 from harvester.engine.checkpoints.wish import Done, StepWish, Tail
-from harvester.engine.checkpoints.worker.copies import EndedCopies, StepCopies
-from harvester.engine.vllm.reads import is_offline
+from harvester.engine.checkpoints.worker.growth import Growth
 from harvester.policy.kv.checkpoint import to_save
 from harvester.policy.kv.hostpool import HostPool
 
 log = logging.getLogger(__name__)
 
 
-class Planner(OffloadingConnectorScheduler):  # type: ignore[misc]
-    """Models with one kind of full attention only; others get no checkpoints."""
+class Planner:
+    """Of one engine core. Called by its thread alone, in the order of `harvester.engine.vllm.connector`."""
 
-    def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
-        super().__init__(spec, vllm_config, kv_cache_config)
-        self.pool: HostPool[bytes] = self.manager.pool
-        self._current_batch_jobs_to_flush: set[int]
+    def __init__(self, config: HostLayout) -> None:
+        self.config = config
+        self.pool: HostPool[bytes] = HostPool(config.slots)
         self.wish = StepWish()
         self.done = Done()
-        self.tails = bool(spec.extra_config.get("partial_blocks", True))
-        self.slot_bytes = spec.kv_bytes_per_chunk
-        self.block_tokens = self.config.kv_group_configs[0].tokens_per_block
-        self.able = len(self.config.kv_group_configs) == 1 and not self._sliding_window_groups and self.config.blocks_per_chunk == 1
+        self.slot_bytes = config.slot_bytes
+        self.block_tokens = config.block_tokens
+        self.able = config.able
         if not self.able:
             log.warning("KV checkpoints are off: the model has more than one kind of attention")
-        self._victims: dict[str, int] = {}  # preempted since the last step: tokens whose KV is computed
-        self._tails: dict[str, Tail] = {}
-        self._slots: dict[int, list[int]] = {}  # host slots of each job in flight
         self.began_s: dict[str, float] = {}  # when requests began to be read back
         self.failed_loads: set[str] = set()  # requests, since they were last asked for
-        self._failed: set[int] = set()  # jobs in flight that failed on some rank
+        self.jobs = Jobs(config.num_workers)
+        self.requests: dict[str, Tracked] = {}
+        self._growth = Growth(self.pool, config.slot_bytes)
+        self._victims: dict[str, int] = {}  # preempted since the last step: tokens whose KV is computed
+        self._tails: dict[str, Tail] = {}
+        self._being_loaded: set[bytes] = set()
+        self._loads: dict[int, CopyJob] = {}  # of the step that is being planned, as the next two
+        self._flush: set[int] = set()
+        self._given: set[int] = set()  # KV blocks
 
-    # What may be stored
+    # Requests come and go
+
+    def came(self, request: Request) -> None:
+        self.requests[request.request_id] = Tracked(request)
 
     def saved(self, request_id: str) -> int:
         """Full blocks of the request, from its first, that are on the host or on the way."""
         tail = self._tails.get(request_id)
-        return int(self.pool.held(request_id)) - (tail is not None and self.pool.state(tail.key) is not None)
+        return self.pool.held(request_id) - (tail is not None and self.pool.state(tail.key) is not None)
 
     def preempted(self, request: Request) -> None:
         """It loses its KV, which is whole but for what is in flight. Called before vLLM takes its blocks."""
         self._victims[request.request_id] = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         self.pool.touch(request.request_id)
 
-    def _calc_num_offloadable_tokens(self, req_status: Any, num_computed_tokens: int) -> int:
-        request = req_status.req
-        granted = self.wish.grants.get(request.request_id, 0)
-        answered = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
-        upto = (req_status.group_states[0].next_stored_chunk_idx + granted) * self.block_tokens
-        return int(min(super()._calc_num_offloadable_tokens(req_status, num_computed_tokens), answered, upto))
+    def ended(self, request_id: str) -> None:
+        """Its blocks are given away from now on; stores that still read them are waited for."""
+        tracked = self.requests.get(request_id)
+        if tracked is None:
+            self.pool.release(request_id)
+            return
+        for number in tracked.jobs:
+            self.jobs.fence(number)
 
-    def _build_store_jobs(self, scheduler_output: SchedulerOutput) -> dict[int, TransferJob]:
-        jobs = {}
-        for request_id in self.wish.grants if self.able else ():
-            status = self._req_status.get(request_id)
-            if status is None or status.req.is_finished() or request_id in self._victims or self._loading(status):
-                continue
-            self._forget_tail(request_id)
-            status.group_states[0].next_stored_chunk_idx = self.saved(request_id)
-            self.manager.protected = self.wish.grants.keys()
-            one = SimpleNamespace(num_scheduled_tokens={request_id: 0}, finished_req_ids=())
-            jobs.update(super()._build_store_jobs(one))
+    @property
+    def copies_in_flight(self) -> bool:
+        """Whether steps must go on so that the workers can report."""
+        return len(self.jobs) > 0
+
+    def reset(self) -> None:
+        """No KV that was computed is right any more. Not called between the two halves of planning a step."""
+        assert not self._loads, "reset while a step is planned"
+        assert not self._given, "reset while a step is planned"
+        self._flush |= self.jobs.numbers()
+        for request_id, tracked in list(self.requests.items()):
+            tracked.jobs.clear()
+            tracked.partial_tokens = None
+            if tracked.request.is_finished():
+                del self.requests[request_id]
+        self.pool.clear()
+        self.jobs.forget_all()
+        self._being_loaded.clear()
+        self._tails.clear()
+        self._victims.clear()
+
+    # What a preempted request gets back
+
+    def readable_tokens(self, request: Request, local_tokens: int) -> int | None:
+        """How many tokens behind the ``local_tokens`` on the device can be read from the host; None: ask again in the next step.
+
+        Only a preempted request reads host memory: for a new one a step spent waiting is worth more than a prefix.
+        """
+        tracked = self.requests[request.request_id]
+        if tracked.jobs or request.request_id in self._victims:
+            return None
+        tracked.blocks.clear()
+        if request.num_preemptions == 0 or not self.able:
+            return 0
+        tracked.update_keys(self.block_tokens // self.config.hash_tokens)
+        tracked.local_tokens = local_tokens
+        return 0 if request.skip_reading_prefix_cache else self._lookup(tracked)
+
+    def _lookup(self, tracked: Tracked) -> int | None:
+        """Whole blocks, and the partly filled one where it is the next."""
+        found, tail = self._whole_blocks(tracked), self._tails.get(tracked.request.request_id)
+        tracked.partial_tokens = None
+        if found is None or tail is None:
+            return found
+        whole = tracked.local_tokens + found
+        if not whole < tail.tokens < whole + self.block_tokens or tail.tokens > tracked.request.num_tokens:
+            return found
+        ready = self.pool.state(tail.key)
+        if not ready:
+            return None if ready is False else found
+        tracked.partial_tokens = tail.tokens
+        return tail.tokens - tracked.local_tokens
+
+    def _whole_blocks(self, tracked: Tracked) -> int | None:
+        """Tokens in blocks that are on the host, up to the first that is not; None where one is on its way out or to another request."""
+        first = tracked.local_tokens // self.block_tokens
+        states = [self.pool.state(key) for key in tracked.keys[first : tracked.request.num_tokens // self.block_tokens]]
+        found = next((place for place, ready in enumerate(states) if ready is None), len(states))
+        if not all(states[:found]):
+            return None
+        if not self._being_loaded.isdisjoint(tracked.keys[first : first + found]):
+            return None
+        return max(0, (first + found) * self.block_tokens - tracked.local_tokens)
+
+    def load(self, request: Request, blocks: Sequence[KvBlock], tokens: int) -> None:
+        """Read ``tokens`` back into the request's ``blocks``, those that `readable_tokens` found."""
+        tracked = self.requests[request.request_id]
+        self._given.update(block.block_id for block in blocks if block.block_id)
+        upto = tracked.local_tokens + tokens
+        end = -(-upto // self.block_tokens)
+        fresh = range(-(-tracked.local_tokens // self.block_tokens), end)
+        begin = next((place for place in fresh if not blocks[place].is_null and blocks[place].block_hash is None), end)
+        keys = tracked.keys[begin : upto // self.block_tokens]
+        if tracked.partial_tokens is not None and begin < end:
+            keys.append(self._tails[request.request_id].key)
+        slots = self.pool.load(request.request_id, keys)
+        number = self.jobs.load(request.request_id, slots, keys)
+        pairs = list(zip((block.block_id for block in blocks[begin:end]), slots, strict=True))
+        self._loads[number] = CopyJob(request.request_id, pairs)
+        assert not tracked.jobs, "a request is read back while its blocks are copied"
+        tracked.jobs.add(number)
+        tracked.partial_tokens = None
+        if self.config.prefix_caching:
+            self._being_loaded.update(keys)
+        self.began_s[request.request_id] = time.monotonic()
+        if work_class(request.priority) is not WorkClass.OFFLINE:
+            self.wish.allowed = self.wish.awaited
+
+    # A step
+
+    def plan_step(self, step: StepBlocks) -> StepOrders:
+        """What is copied beside the step, which is planned; the wish is fulfilled with it."""
+        for request_id, blocks, anew in step.given:
+            self._take_blocks(self.requests[request_id], blocks, anew)
+        self._given.update(step.copied_to)
+        for request_id in step.preempted:
+            tracked = self.requests.get(request_id)
+            # One that was put back between two steps may be read back in the same step: it has no store to wait for.
+            if tracked is not None and not self._loading(tracked):
+                self._flush |= tracked.jobs
+        self._flush |= self.jobs.reading(self._given)
+        allowed = self.wish.allowed if step.tokens else None
+        orders = StepOrders(self._loads, self._stores(), self._flush, allowed)
+        for request_id in step.finished:
+            self._finish(request_id)
+        self._loads, self._flush, self._given = {}, set(), set()
+        self.wish = StepWish(wait_blocks=self.wish.wait_blocks)
+        return orders
+
+    def _take_blocks(self, tracked: Tracked, blocks: Sequence[int] | None, anew: bool) -> None:
+        tracked.update_keys(self.block_tokens // self.config.hash_tokens)
+        if anew:
+            tracked.blocks.clear()
+        tracked.blocks.extend(blocks or ())
+        self._given.update(block for block in blocks or () if block)
+
+    def _finish(self, request_id: str) -> None:
+        self._tails.pop(request_id, None)
+        tracked = self.requests.get(request_id)
+        if tracked is not None:
+            tracked.finished = True
+            self.pool.release(request_id)
+            if not tracked.jobs:
+                del self.requests[request_id]
+
+    def _stores(self) -> dict[int, CopyJob]:
+        jobs: dict[int, CopyJob] = {}
+        for request_id, granted in self.wish.grants.items() if self.able else ():
+            tracked = self._storable(request_id)
+            if tracked is not None and request_id not in self._victims:
+                self._forget_tail(request_id)
+                jobs |= self._store_granted(tracked, granted)
         waited, most = self.done.waited_blocks, self.wish.wait_blocks
         for request_id, tokens in self._victims.items():
-            jobs.update(self._save(request_id, tokens, waited + most - self.done.waited_blocks))
+            tracked = self._storable(request_id) if self.able else None
+            if tracked is not None:
+                jobs |= self._save(tracked, tokens, waited + most - self.done.waited_blocks)
         self._victims = {}
-        self._note_slots({number: job.dst_spec for number, job in jobs.items()})
         return jobs
 
-    def _loading(self, status: Any) -> bool:
-        return any(not self._jobs[number].is_store for number in status.transfer_jobs)
+    def _storable(self, request_id: str) -> Tracked | None:
+        tracked = self.requests.get(request_id)
+        return None if tracked is None or tracked.request.is_finished() or self._loading(tracked) else tracked
 
-    def _note_slots(self, specs: Mapping[int, Any]) -> None:
-        for number, spec in specs.items():
-            self._slots[number] = [int(slot) for slot in spec.block_ids]
+    def _loading(self, tracked: Tracked) -> bool:
+        return any(not self.jobs[number].store for number in tracked.jobs)
 
-    # What a victim saves at once
+    def _store_granted(self, tracked: Tracked, granted: int) -> dict[int, CopyJob]:
+        request = tracked.request
+        first = self.saved(request.request_id)
+        computed = min(max(0, request.num_computed_tokens - request.num_in_flight_tokens), request.num_tokens) // self.block_tokens
+        last = min(computed, first + granted, len(tracked.blocks), len(tracked.keys))
+        pairs = [(key, block) for key, block in zip(tracked.keys[first:last], tracked.blocks[first:last], strict=True) if block]
+        return self._store(tracked, pairs) or {}
 
-    def _save(self, request_id: str, tokens: int, most: int) -> dict[int, TransferJob]:
+    def _save(self, tracked: Tracked, tokens: int, most: int) -> dict[int, CopyJob]:
         """A job for the last blocks of a preempted request, at most so many, which the workers do before anything else."""
-        status = self._req_status.get(request_id)
-        if status is None or status.req.is_finished() or not self.able or self._loading(status):
-            return {}
-        status.update_offload_keys()
-        state, blocks = status.group_states[0], tokens // self.block_tokens
+        request_id, whole = tracked.request.request_id, tokens // self.block_tokens
+        tracked.update_keys(self.block_tokens // self.config.hash_tokens)
         old = self._tails.get(request_id)
         if old is not None and (old.tokens != tokens or self.pool.state(old.key) is None):
             self._forget_tail(request_id)
         saved = self.saved(request_id)
-        tail_tokens = tokens % self.block_tokens if self.tails and request_id not in self._tails else 0
-        full, with_tail = to_save(blocks, saved, tail_tokens, most)
-        keys = list(state.offload_keys[saved : saved + full])
+        tail_tokens = tokens % self.block_tokens if self.config.partial_blocks and request_id not in self._tails else 0
+        full, with_tail = to_save(whole, saved, tail_tokens, most)
+        keys = tracked.keys[saved : saved + full]
         if with_tail:
-            keys.append(self._tail_key(status.req, tokens))
-        sources = state.block_ids[saved : saved + len(keys)]
+            keys.append(_tail_key(request_id, tokens))
+        sources = tracked.blocks[saved : saved + len(keys)]
         if not keys or len(sources) < len(keys):
             return {}
-        output = self.manager.prepare_store(keys, status.req_context)
-        if output is None:
+        jobs = self._store(tracked, list(zip(keys, sources, strict=True)))
+        if jobs is None:
             return {}
         if with_tail:
             self._tails[request_id] = Tail(tokens, keys[-1])
-        wanted = set(output.keys_to_store)
-        return self._job(status, [block for key, block in zip(keys, sources, strict=True) if key in wanted], saved, output)
+        for number, job in jobs.items():
+            self._flush.add(number)
+            self.done.waited_blocks += len(job.blocks)
+        return jobs
 
-    def _job(self, status: Any, sources: list[int], first: int, output: Any) -> dict[int, TransferJob]:
-        if not sources:
+    def _store(self, tracked: Tracked, pairs: list[tuple[bytes, int]]) -> dict[int, CopyJob] | None:
+        """A job for those of the keyed blocks that are not on the host; None where it has no room for them."""
+        if not pairs:
             return {}
-        number = self._generate_job_id()
-        status.transfer_jobs.add(number)
-        self._jobs[number] = TransferJobStatus(
-            status.req.request_id, self.config.num_workers, set(output.keys_to_store), is_store=True, deferred_fence_block_ids=sources
-        )
-        self._current_batch_jobs_to_flush.add(number)
-        self.done.waited_blocks += len(sources)
-        source = GPULoadStoreSpec(sources, group_sizes=[len(sources)], block_indices=[first])
-        return {number: TransferJob(status.req.request_id, source, output.store_spec)}
-
-    def _tail_key(self, request: Request, tokens: int) -> bytes:
-        """No other request finds it: its tokens are not hashed with what else decides their KV (adapters, images)."""
-        return hashlib.sha256(f"{request.request_id} {tokens}".encode()).digest() + (0).to_bytes(4, "big")
+        request_id = tracked.request.request_id
+        self._growth.prepare(len(pairs))
+        slots = self.pool.store(request_id, [key for key, _ in pairs], self.wish.grants.keys())
+        if slots is None:
+            return None
+        blocks = [(block, slots[key]) for key, block in pairs if key in slots]
+        if not blocks:
+            return {}
+        number = self.jobs.store(request_id, [slot for _, slot in blocks], [block for block, _ in blocks])
+        tracked.jobs.add(number)
+        return {number: CopyJob(request_id, blocks)}
 
     def _forget_tail(self, request_id: str) -> None:
         tail = self._tails.pop(request_id, None)
         if tail is not None:
             self.pool.forget(request_id, tail.key)
 
-    # What it gets back
+    # What became of it
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int, max_num_new_tokens: int | None = None) -> Any:
-        """Only a preempted request reads host memory: for a new one a step spent waiting is worth more than a prefix."""
-        if request.num_preemptions == 0 or not self.able or request.request_id in self._victims:
-            status = self._req_status[request.request_id]
-            if request.request_id in self._victims or status.transfer_jobs:
-                return None, False
-            for state in status.group_states:
-                state.block_ids.clear()
-            return 0, False
-        return super().get_num_new_matched_tokens(request, num_computed_tokens, max_num_new_tokens)
+    def report(self, report: CopyReport) -> None:
+        """Of the workers, beside the answer of a step."""
+        for number, ranks in report.ended.items():
+            job = self.jobs.report(number, ranks, number in report.failed)
+            if job is not None:
+                self._end(number, job)
+        done = Done(stored_bytes=report.stored.size_bytes, loaded_bytes=report.loaded.size_bytes)
+        done.store_s, done.load_s = report.stored.seconds, report.loaded.seconds
+        self.done.add(done)
 
-    def _lookup(self, req_status: Any, max_num_new_tokens: int | None = None) -> int | None:
-        """Whole blocks, and the partly filled one where it is the next."""
-        hit: int | None = self._lookup_complete_chunks(req_status, max_num_new_tokens)
-        req_status.partial_tail_boundary = None
-        tail = self._tails.get(req_status.req.request_id)
-        if hit is None or tail is None or max_num_new_tokens is not None:
-            return hit
-        local = int(req_status.num_locally_computed_tokens)
-        whole = local + hit
-        if not whole < tail.tokens < whole + self.block_tokens or tail.tokens > req_status.req.num_tokens:
-            return hit
-        ready = self.pool.state(tail.key)
-        if ready is None:
-            return hit
-        if not ready:
-            return None
-        req_status.partial_tail_boundary = tail.tokens
-        return tail.tokens - local
+    def _end(self, number: int, job: InFlight) -> None:
+        (self.pool.stored if job.store else self.pool.loaded)(job.slots, not job.failed)
+        self.done.failed += job.failed
+        if job.store:
+            self.done.stored_blocks += len(job.slots)
+        else:
+            self.done.loaded_blocks += len(job.slots)
+            self.failed_loads |= {job.request_id} if job.failed else set()
+            self._being_loaded -= job.keys
+        tracked = self.requests[job.request_id]
+        tracked.jobs.remove(number)
+        if tracked.finished and not tracked.jobs:
+            del self.requests[job.request_id]
 
-    def _make_boundary_key(self, request: Request, group_idx: int, boundary_tokens: int, req_context: Any) -> Any:
-        return self._tails[request.request_id].key
 
-    def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if num_external_tokens:
-            number = max(self._current_batch_load_jobs)
-            self._note_slots({number: self._current_batch_load_jobs[number].src_spec})
-            self.began_s[request.request_id] = time.monotonic()
-            if not is_offline(request):
-                self.wish.allowed = self.wish.awaited
-
-    # A step
-
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepCopies:
-        preempted = scheduler_output.preempted_req_ids
-        # One that was put back between two steps may be read back in the same step: it has no store to wait for.
-        scheduler_output.preempted_req_ids = {
-            name for name in preempted or () if (status := self._req_status.get(name)) is not None and not self._loading(status)
-        }
-        try:
-            meta = super().build_connector_meta(scheduler_output)
-        finally:
-            scheduler_output.preempted_req_ids = preempted
-        for request_id in scheduler_output.finished_req_ids or ():
-            self._tails.pop(request_id, None)
-        allowed = self.wish.allowed if scheduler_output.total_num_scheduled_tokens else None
-        self.wish = StepWish(wait_blocks=self.wish.wait_blocks)
-        return StepCopies(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, allowed)
-
-    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        meta = connector_output.kv_connector_worker_meta
-        if isinstance(meta, EndedCopies):
-            self._settle(meta)
-        super().update_connector_output(connector_output)
-
-    def _settle(self, meta: EndedCopies) -> None:
-        """Tell the pool, by slot, of the jobs that have now ended on all ranks."""
-        for number, count in meta.completed_jobs.items():
-            job = self._jobs.get(number)
-            if job is None or number < self._stale_job_threshold:
-                continue
-            failed = number in meta.failed_jobs
-            self._failed |= {number} if failed else set()
-            if job.pending_count > count:
-                continue
-            ok = number not in self._failed
-            self._failed.discard(number)
-            slots = self._slots.pop(number)
-            (self.pool.stored if job.is_store else self.pool.loaded)(slots, ok)
-            self.done.failed += not ok
-            if job.is_store:
-                self.done.stored_blocks += len(slots)
-            else:
-                self.done.loaded_blocks += len(slots)
-                self.failed_loads |= set() if ok else {job.req_id}
-        self._count(meta)
-
-    def _count(self, meta: EndedCopies) -> None:
-        store, load = meta.transfer_stats.store, meta.transfer_stats.load
-        self.done.add(Done(stored_bytes=store.bytes, loaded_bytes=load.bytes, store_s=store.time, load_s=load.time))
-
-    def reset_cache(self) -> None:
-        flush = set(self._current_batch_jobs_to_flush)
-        self._current_batch_jobs_to_flush.clear()
-        super().reset_cache()
-        self._current_batch_jobs_to_flush.update(flush)
-        self._tails.clear()
-        self._slots.clear()
-        self._failed.clear()
-        self._victims.clear()
+def _tail_key(request_id: str, tokens: int) -> bytes:
+    """No other request finds it: its tokens are not hashed with what else decides their KV (adapters, images)."""
+    return b"partial" + hashlib.sha256(f"{request_id} {tokens}".encode()).digest()

@@ -6,14 +6,9 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vllm.inputs import TokensPrompt
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from vllm.v1.engine.exceptions import EngineDeadError
-
-from harvester.core import PRIORITY_OFFLINE
-from harvester.engine.frontend.llm import HarvestLLM
-from harvester.engine.frontend.openai import OfflineApi
+from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.serving import OfflineApi
+from harvester.errors import EngineError, UsageError
 from jobs.engine import ApiRequest, Completion, EngineGone, Message, Prompt, RowError
 from jobs.usage import Usage
 
@@ -36,7 +31,7 @@ class OfflineEngine:
 
     @property
     def context_tokens(self) -> int:
-        return int(self._llm.model_config.max_model_len)
+        return self._llm.sizes.context_tokens
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -48,18 +43,27 @@ class OfflineEngine:
         """See `Engine.complete`."""
         token_ids = await self._tokenize(prompt.messages)
         try:
-            params = SamplingParams(**(self._defaults | _asked(prompt)), output_kind=RequestOutputKind.FINAL_ONLY)
-            stream = self._llm.generate(TokensPrompt(prompt_token_ids=token_ids), params, prompt.request_id, priority=PRIORITY_OFFLINE)
-            last: RequestOutput | None = None
-            async for output in stream:
-                last = output
-        except EngineDeadError as error:
-            raise EngineGone("the vLLM engine died during the request") from error
-        except ValueError as error:  # vLLM refuses the prompt
-            raise RowError("refused", " ".join(str(error).split())) from error
-        if last is None:
-            raise EngineGone("vLLM ended the request without an answer")
-        return _completion(last)
+            found = await self._llm.complete(
+                prompt.request_id,
+                token_ids,
+                max_tokens=prompt.max_tokens,
+                temperature=prompt.temperature,
+                choices=prompt.choices,
+                json_schema=prompt.json_schema,
+                extra=prompt.hint.to_args(),
+                sampling=self._defaults,
+            )
+        except UsageError as error:
+            raise RowError("refused", error.message) from error
+        except EngineError as error:
+            raise EngineGone(error.message) from error
+        usage = Usage(
+            prompt_tokens=found.prompt_tokens,
+            cached_tokens=found.cached_tokens,
+            output_tokens=len(found.token_ids),
+            preemptions=found.preemptions,
+        )
+        return Completion(found.text, found.finish_reason, usage)
 
     async def respond(self, request: ApiRequest) -> Completion:
         return await self._api.respond(request)
@@ -68,33 +72,9 @@ class OfflineEngine:
         """Token ids of the rendered chat prompt."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages))
 
-    def _render(self, messages: list[Message]) -> list[int]:
+    def _render(self, messages: list[Any]) -> list[int]:
         ids = self._tokenizer.apply_chat_template(
             messages, tokenize=True, add_generation_prompt=True, return_dict=False, chat_template=self._chat_template
         )
+        assert not isinstance(ids, str), "asked for tokens"
         return list(ids)
-
-
-def _asked(prompt: Prompt) -> dict[str, Any]:
-    guided = None
-    if prompt.choices is not None:
-        guided = StructuredOutputsParams(choice=list(prompt.choices))
-    elif prompt.json_schema is not None:
-        guided = StructuredOutputsParams(json=prompt.json_schema)
-    return {
-        "max_tokens": prompt.max_tokens,
-        "temperature": prompt.temperature,
-        "structured_outputs": guided,
-        "extra_args": prompt.hint.to_args(),
-    }
-
-
-def _completion(output: RequestOutput) -> Completion:
-    best = output.outputs[0]
-    usage = Usage(
-        prompt_tokens=len(output.prompt_token_ids or ()),
-        cached_tokens=int(output.num_cached_tokens or 0),
-        output_tokens=len(best.token_ids),
-        preemptions=int(getattr(output.metrics, "num_preemptions", 0) or 0),
-    )
-    return Completion(best.text, str(best.finish_reason or "stop"), usage)

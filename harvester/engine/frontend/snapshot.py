@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from harvester.core import WorkClass
-from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.frontend.engine import Engine
 from harvester.engine.shared.state import Count, SharedState
 
 
-def now(llm: HarvestLLM, shared: SharedState, now_s: float) -> dict[str, Any]:
+def snapshot(llm: Engine, shared: SharedState, now_s: float) -> dict[str, Any]:
     """``at_s`` is of ``now_s``'s monotonic clock; seconds and tokens count from the engine's start, latencies are of the last minute.
 
     ``running`` are the requests of the last step, but no more than there are now: those whose client hung up are not counted.

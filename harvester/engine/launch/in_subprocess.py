@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
+
+import psutil
 
 from harvester.errors import EngineError
 
@@ -76,3 +78,13 @@ def _interrupt(*_: object) -> NoReturn:
     for each in TOLD:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def kill(pids: Iterable[int]) -> None:
+    """These processes and all that they started; those that are gone are passed over."""
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(pid)
+            for process in (*parent.children(recursive=True), parent):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()

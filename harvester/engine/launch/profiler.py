@@ -11,13 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.inputs import TokensPrompt
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-from harvester.core import PRIORITY_OFFLINE
-from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.frontend.engine import Engine
 from harvester.engine.shared.state import Count, Field, SharedState
-from harvester.errors import EngineError
+from harvester.errors import EngineError, UsageError
 
 FULL_S, SHORT_S = 40.0, 8.0
 SAVE_WAIT_S = 20.0
@@ -48,23 +44,23 @@ def probes(max_tokens: int, max_seqs: int, context: int) -> Iterator[Probe]:
         yield Probe(batch, size, DECODED)
 
 
-async def profile(llm: HarvestLLM, shared: SharedState, seconds: float, *, short: bool = False) -> dict[str, Any]:
+async def profile(llm: Engine, shared: SharedState, seconds: float, *, short: bool = False) -> dict[str, Any]:
     """Run rounds of probes for about ``seconds``, have the profile written, and return what is known then.
 
     Chat goes first all the while. The ``short`` form copies no KV, and ends as soon as there is other work, whose steps tell as much.
     Raises `EngineError` where the engine core does not answer.
     """
-    limits = llm.vllm_config.scheduler_config
-    one_round = list(probes(limits.max_num_batched_tokens, limits.max_num_seqs, llm.model_config.max_model_len))
+    sizes = llm.sizes
+    one_round = list(probes(sizes.step_tokens, sizes.max_seqs, sizes.context_tokens))
     rng = random.Random(0)
     began_s, steps = time.monotonic(), shared.count(Count.STEPS)
     done = 0
     for probe in itertools.cycle(one_round):
-        if time.monotonic() - began_s > seconds or (short and llm.output_processor.has_unfinished_requests()):
+        if time.monotonic() - began_s > seconds or (short and llm.has_work()):
             break
         await _run(llm, probe, rng, f"profile-{done}")
         done += 1
-    copies = [] if short else await llm.collective_rpc("kv_copy")
+    copies = [] if short else await llm.on_workers("kv_copy")
     await _save(llm, shared, rng)
     return {
         "seconds": round(time.monotonic() - began_s, 1),
@@ -77,21 +73,18 @@ async def profile(llm: HarvestLLM, shared: SharedState, seconds: float, *, short
     }
 
 
-async def _run(llm: HarvestLLM, probe: Probe, rng: random.Random, name: str) -> None:
+async def _run(llm: Engine, probe: Probe, rng: random.Random, name: str) -> None:
     """Prompts are random, so that none is found in the prefix cache."""
-    vocabulary = llm.model_config.get_vocab_size()
+    vocabulary = llm.sizes.vocabulary
 
     async def one(number: int) -> None:
         ids = [rng.randrange(vocabulary // 2, vocabulary) for _ in range(probe.prompt)]
-        params = SamplingParams(temperature=0.0, max_tokens=probe.answer, ignore_eos=True, extra_args={"job": "profile"})
-        params.output_kind = RequestOutputKind.FINAL_ONLY
-        async for _ in llm.generate(TokensPrompt(prompt_token_ids=ids), params, f"{name}-{number}", priority=PRIORITY_OFFLINE):
-            pass
+        await llm.complete(f"{name}-{number}", ids, max_tokens=probe.answer, extra={"job": "profile"}, sampling={"ignore_eos": True})
 
     await asyncio.gather(*(one(number) for number in range(probe.requests)))
 
 
-async def _save(llm: HarvestLLM, shared: SharedState, rng: random.Random) -> None:
+async def _save(llm: Engine, shared: SharedState, rng: random.Random) -> None:
     wish = shared[Field.SAVE_PROFILE] + 1
     shared[Field.SAVE_PROFILE] = wish
     end_s = time.monotonic() + SAVE_WAIT_S
@@ -101,11 +94,11 @@ async def _save(llm: HarvestLLM, shared: SharedState, rng: random.Random) -> Non
         await _run(llm, Probe(1, 16, 2), rng, f"save-{time.monotonic_ns()}")  # it looks for the wish after a step
 
 
-async def profile_when_absent(llm: HarvestLLM, shared: SharedState, known: bool) -> None:
+async def profile_when_absent(llm: Engine, shared: SharedState, known: bool) -> None:
     """The short form, while a new engine that has no profile yet is idle; again, where work came in between. Never raises; cancelled with
     its task."""
     left_s = 0.0 if known else SHORT_S
-    with suppress(EngineError, ValueError):
+    with suppress(EngineError, UsageError):
         while left_s > 0.0:
             await idle(llm)
             began_s = time.monotonic()
@@ -113,9 +106,9 @@ async def profile_when_absent(llm: HarvestLLM, shared: SharedState, known: bool)
             left_s -= time.monotonic() - began_s
 
 
-async def idle(llm: HarvestLLM) -> None:
+async def idle(llm: Engine) -> None:
     """Wait until no request was seen for `IDLE_S`."""
     looks = 0
     while looks * LOOK_S < IDLE_S:
         await asyncio.sleep(LOOK_S)
-        looks = 0 if llm.output_processor.has_unfinished_requests() else looks + 1
+        looks = 0 if llm.has_work() else looks + 1

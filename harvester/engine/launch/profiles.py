@@ -46,20 +46,10 @@ def profile_path(state: Path, model: str, config: ServeConfig) -> Path:
 
 
 def device_name() -> str:
-    """The accelerator, or the processor and how many cores this process may use.
+    """The accelerator, or the processor and how many cores this process may use."""
+    from harvester.engine.vllm.platform import accelerator_name, on_cpu
 
-    Asked of the driver through NVML: the front end must not open a CUDA context, which takes GPU memory of the engine's.
-    """
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        return f"{_processor()} x{len(os.sched_getaffinity(0))}"
-    if current_platform.is_cuda():
-        from vllm.platforms.cuda import NvmlCudaPlatform
-
-        if not isinstance(current_platform, NvmlCudaPlatform):
-            return "CUDA without NVML"  # a Jetson: there vLLM itself would ask through a context
-    return str(current_platform.get_device_name())
+    return f"{_processor()} x{len(os.sched_getaffinity(0))}" if on_cpu() else accelerator_name()
 
 
 def _processor() -> str:

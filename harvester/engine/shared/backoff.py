@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 import time
 
-from vllm.distributed.device_communicators import shm_broadcast
-
 SHARE = 16  # of the time already waited, one sleep is this part
 MAX_S = 0.0002
 MIN_S = 0.00001
@@ -49,10 +47,3 @@ class PollBackoff:
         else:
             time.sleep(min(MAX_S, max(MIN_S, waited_s / SHARE)))
         self._looked_s = time.monotonic()
-
-
-def sleep_between_looks(spin_s: float = 0.0) -> PollBackoff:
-    """From now on the message queues of this process sleep between two looks, after ``spin_s`` of a wait. May be called again."""
-    if not isinstance(shm_broadcast.sched_yield, PollBackoff):
-        shm_broadcast.sched_yield = PollBackoff(spin_s)
-    return shm_broadcast.sched_yield

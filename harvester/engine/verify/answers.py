@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harvester.engine.verify.ties import Top
+from harvester.engine.frontend.engine import Top
 
 
 @dataclass(frozen=True, slots=True)

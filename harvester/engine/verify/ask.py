@@ -9,26 +9,16 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from vllm.inputs import TokensPrompt
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
-from harvester.engine.frontend.llm import HarvestLLM
-from harvester.errors import EngineError
+from harvester.engine.frontend.engine import Engine, Generated
 
 
-async def ask(llm: HarvestLLM, name: str, ids: Sequence[int], tokens: int, *, online: bool = False, **params: Any) -> RequestOutput:
-    """The whole greedy answer of exactly ``tokens``; ``params``: further ones of vLLM's `SamplingParams`."""
-    given = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, extra_args={"job": "verify"}, **params)
-    given.output_kind = RequestOutputKind.FINAL_ONLY
+async def ask(llm: Engine, name: str, ids: Sequence[int], tokens: int, *, online: bool = False, **sampling: Any) -> Generated:
+    """The whole greedy answer of exactly ``tokens``; ``sampling``: further sampling parameters, by vLLM's names."""
     priority = PRIORITY_ONLINE if online else PRIORITY_OFFLINE
-    last: RequestOutput | None = None
-    async for output in llm.generate(TokensPrompt(prompt_token_ids=list(ids)), given, name, priority=priority):
-        last = output
-    if last is None:
-        raise EngineError("vLLM ended the request without an answer")
-    return last
+    return await llm.complete(
+        name, ids, max_tokens=tokens, priority=priority, extra={"job": "verify"}, sampling={"ignore_eos": True, **sampling}
+    )
 
 
 def random_ids(rng: random.Random, vocabulary: int, tokens: int) -> list[int]:
@@ -52,9 +42,9 @@ async def beside(works: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def busy(llm: HarvestLLM, streams: int, prompt_tokens: int, answer_tokens: int, name: str) -> AsyncIterator[None]:
+async def busy(llm: Engine, streams: int, prompt_tokens: int, answer_tokens: int, name: str) -> AsyncIterator[None]:
     """Offline requests, ``streams`` at a time, `beside` the block."""
-    vocabulary, numbers = llm.model_config.get_vocab_size(), itertools.count()
+    vocabulary, numbers = llm.sizes.vocabulary, itertools.count()
 
     async def stream(seed: int) -> None:
         rng = random.Random(seed)

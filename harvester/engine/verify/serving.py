@@ -10,13 +10,12 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from harvester.engine.frontend.llm import HarvestLLM
-from harvester.engine.shared.settings import Settings
+from harvester.engine.frontend.engine import Engine
 from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
 from harvester.engine.verify.short import verify_short
 from harvester.engine.verify.verdict import Part, Verdict
-from harvester.errors import EngineError
+from harvester.errors import EngineError, UsageError
 
 MAX_S = 60.0
 
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 class Verified(Collector):
     """Of one engine. Shown on `/metrics` as ``harvester_verified``, 1 for a part that is right and 0 for a wrong one."""
 
-    def __init__(self, llm: HarvestLLM, shared: SharedState, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, llm: Engine, shared: SharedState, registry: CollectorRegistry = REGISTRY) -> None:
         self._llm, self._shared = llm, shared
         self._found: Sequence[Verdict] = ()
         registry.register(self)
@@ -45,14 +44,14 @@ class Verified(Collector):
         self._take(found)
 
     async def _look(self) -> list[Verdict]:
-        schedule = Settings.parse(self._llm.vllm_config.additional_config).schedule
+        schedule = self._llm.settings.schedule
         detect_s, safepoints = schedule.preempt_detect_ms / 1000, schedule.safepoints == "auto"
         try:
             found = await verify_short(self._llm, self._shared, detect_s, safepoints, MAX_S)
             if any(one.ok is False for one in found):  # a busy machine may have done that once
                 found = kept.better(found, await verify_short(self._llm, self._shared, detect_s, safepoints, MAX_S))
             return found
-        except (EngineError, ValueError) as error:
+        except (EngineError, UsageError) as error:
             log.warning("this machine could not be verified: %s", error)
             return []
 

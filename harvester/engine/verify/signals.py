@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from harvester.engine.frontend.llm import HarvestLLM
+from harvester.engine.frontend.engine import Engine
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.ask import busy
 
@@ -45,16 +45,16 @@ def end_running_step(shared: SharedState, min_s: float = 0.0) -> bool:
 
 
 async def signals(
-    llm: HarvestLLM, shared: SharedState, count: int, max_s: float, stop: Callable[[], bool] = lambda: False, min_s: float = 0.0
+    llm: Engine, shared: SharedState, count: int, max_s: float, stop: Callable[[], bool] = lambda: False, min_s: float = 0.0
 ) -> Signals:
     """``count`` signals at random moments of full steps of offline work, or as many as ``max_s`` allows.
 
     ``stop``: asked between two; ``min_s``: shorter steps are not asked.
     """
-    limits, rng, found = llm.vllm_config.scheduler_config, random.Random(1), Signals()
-    prompt_tokens = max(16, min(limits.max_num_batched_tokens * 2, llm.model_config.max_model_len - ANSWER_TOKENS - 1))
+    limits, rng, found = llm.sizes, random.Random(1), Signals()
+    prompt_tokens = max(16, min(limits.step_tokens * 2, limits.context_tokens - ANSWER_TOKENS - 1))
     until_s = time.monotonic() + max_s
-    async with busy(llm, min(STREAMS, limits.max_num_seqs), prompt_tokens, ANSWER_TOKENS, "signals"):
+    async with busy(llm, min(STREAMS, limits.max_seqs), prompt_tokens, ANSWER_TOKENS, "signals"):
         while found.asked < count and time.monotonic() < until_s and not stop():
             await asyncio.sleep(rng.uniform(*PAUSE_S))
             await _one(shared, found, min_s)

@@ -8,7 +8,7 @@ from typing import Any
 
 from harvester.config import ServeConfig, ShareConfig
 from harvester.engine.launch.arguments import engine_arguments
-from harvester.engine.worker.preemptible import SAFEPOINTS_KEY
+from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 
 CONTEXT_TOKENS, STEP_TOKENS, SLOTS = 512, 128, 12  # of the engines whose tokens are compared: many steps for few tokens
 FEW_REQUESTS = 4  # have room in the KV of the engine that is put under pressure

@@ -8,14 +8,13 @@ the tie. An answer is compared up to its first other token. That token is a diff
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from harvester.engine.frontend.engine import Top
 
 MAX_TIE = 1.0  # nats; a machine whose sums move by more cannot be verified this way
 MIN_COMPARED = 0.25  # of the tokens; where ties cut off more, nothing was shown
-
-Top = Mapping[int, float]  # log-probability of the likeliest tokens at one place
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,3 @@ def moved(answer: Sequence[int], once: Sequence[Top], again: Sequence[Top]) -> f
             second = max(rivals, key=lambda rival: top[rival])
             most = max(most, abs(lead(top, token, second) - lead(other, token, second)))
     return most
-
-
-def as_top(logprobs: Mapping[int, Any]) -> dict[int, float]:
-    """vLLM's `Logprob` objects of one place, as numbers."""
-    return {token: float(one.logprob) for token, one in logprobs.items()}

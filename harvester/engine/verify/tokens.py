@@ -11,13 +11,15 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from harvester.engine.frontend.llm import HarvestLLM
-from harvester.engine.launch.start import engine, without_harvester
+from harvester.engine.frontend.engine import Engine, Top
+from harvester.engine.launch.arguments import without_harvester
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.answers import Pressed, Stock
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject
-from harvester.engine.verify.ties import Top, as_top, first_other, lead, moved
+from harvester.engine.verify.ties import first_other, lead, moved
+from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.launch import engine
 from harvester.errors import EngineError
 
 OFFLINE, ONLINE, BURST = 20, 12, 4
@@ -41,7 +43,7 @@ def prompts(llm: HarvestLLM) -> list[list[int]]:
     every token has a large lead, so that ties cut off little. Others, of random weights, get random tokens.
     """
     rng = random.Random(7)
-    vocabulary = llm.model_config.get_vocab_size()
+    vocabulary = llm.sizes.vocabulary
     try:
         tokenizer = llm.get_tokenizer()
     except ValueError:  # the engine runs without one
@@ -83,30 +85,30 @@ async def _stock(subject: Subject) -> Stock:
     async with engine(without_harvester(subject.small())) as llm:
         given = prompts(llm)
         outputs = await asyncio.gather(*(ask(llm, f"{i}", ids, ANSWER_TOKENS, logprobs=TOP) for i, ids in enumerate(given)))
-        tokens = [list(output.outputs[0].token_ids) for output in outputs]
-        tops = [[as_top(place) for place in output.outputs[0].logprobs or ()] for output in outputs]
+        tokens = [output.token_ids for output in outputs]
+        tops = [output.tops for output in outputs]
         gate = asyncio.Semaphore(AGAIN_AT_ONCE)
         as_prompts = await asyncio.gather(*(_as_prompt(llm, gate, i, given[i] + tokens[i], len(tokens[i])) for i in range(len(given))))
         repeated = await asyncio.gather(*(_again(llm, gate, i, ids) for i, ids in enumerate(given)))
         tie = 2.0 * max(moved(*each) for each in zip(tokens, tops, as_prompts, strict=True))
         tie = max(tie, *(_own_tie(*each) for each in zip(tokens, repeated, tops, strict=True)))
         longest = max(map(len, given)) + ANSWER_TOKENS
-        return Stock(tokens, tops, tie, int(llm.vllm_config.cache_config.block_size), longest)
+        return Stock(tokens, tops, tie, llm.sizes.block_tokens, longest)
 
 
-async def _as_prompt(llm: HarvestLLM, gate: asyncio.Semaphore, number: int, ids: list[int], answered: int) -> list[Top]:
+async def _as_prompt(llm: Engine, gate: asyncio.Semaphore, number: int, ids: list[int], answered: int) -> list[Top]:
     """The likeliest tokens at the places of an answer that is given as the end of a prompt."""
     async with gate:
         output = await ask(llm, f"prompt-{number}", ids, 1, prompt_logprobs=TOP)
-    places = (output.prompt_logprobs or [])[-answered:]
-    if len(places) < answered or not all(places):
+    places = [place for place in output.prompt_tops[-answered:] if place]
+    if len(places) < answered:
         raise EngineError("vLLM gave no log-probabilities for a prompt: how well it repeats itself cannot be told")
-    return [as_top(place) for place in places if place]
+    return places
 
 
-async def _again(llm: HarvestLLM, gate: asyncio.Semaphore, number: int, ids: list[int]) -> list[int]:
+async def _again(llm: Engine, gate: asyncio.Semaphore, number: int, ids: list[int]) -> list[int]:
     async with gate:
-        return list((await ask(llm, f"again-{number}", ids, ANSWER_TOKENS)).outputs[0].token_ids)
+        return (await ask(llm, f"again-{number}", ids, ANSWER_TOKENS)).token_ids
 
 
 def _own_tie(tokens: list[int], repeated: list[int], top: Sequence[Top]) -> float:
@@ -131,7 +133,7 @@ async def _pressed(subject: Subject, block_tokens: int, longest_tokens: int) -> 
         )
 
 
-async def _turn(llm: HarvestLLM, given: list[list[int]], turn: int) -> list[list[int]]:
+async def _turn(llm: Engine, given: list[list[int]], turn: int) -> list[list[int]]:
     """Offline work all at once; a burst of chat each time that some more of it is answered, so that there are steps without chat too."""
     answered, news = 0, asyncio.Condition()
     bursts = ONLINE // BURST
@@ -142,12 +144,12 @@ async def _turn(llm: HarvestLLM, given: list[list[int]], turn: int) -> list[list
         async with news:
             answered += 1
             news.notify_all()
-        return list(output.outputs[0].token_ids)
+        return output.token_ids
 
     async def online(number: int) -> list[int]:
         due = (1 + (number - OFFLINE) // BURST) * OFFLINE // (bursts + 2)
         async with news:
             await news.wait_for(lambda: answered >= due)
-        return list((await ask(llm, f"{turn}-{number}", given[number], ANSWER_TOKENS, online=True)).outputs[0].token_ids)
+        return (await ask(llm, f"{turn}-{number}", given[number], ANSWER_TOKENS, online=True)).token_ids
 
     return await asyncio.gather(*map(offline, range(OFFLINE)), *map(online, range(OFFLINE, OFFLINE + ONLINE)))

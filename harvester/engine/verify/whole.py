@@ -10,13 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vllm.platforms import current_platform
-
 from harvester.config import ServeConfig
 from harvester.engine.launch.in_subprocess import apart
 from harvester.engine.launch.models import choose_model
 from harvester.engine.launch.profiles import profile_path
-from harvester.engine.launch.start import engine
 from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
 from harvester.engine.verify.answers import Pressed, Stock
@@ -26,6 +23,8 @@ from harvester.engine.verify.ties import Compared, compare
 from harvester.engine.verify.times import Times, times
 from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
 from harvester.engine.verify.verdict import Part, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
+from harvester.engine.vllm.launch import engine
+from harvester.engine.vllm.platform import on_cpu
 from harvester.errors import EngineError
 
 SIGNALS, SIGNALS_S = 100, 20.0
@@ -48,7 +47,7 @@ class Timed:
 def subject_of(config: ServeConfig) -> Subject:
     """The deployment of ``config`` on this machine. Raises `ConfigError` for a model that is not there."""
     choice = choose_model(config.model, config.served_model_name)
-    cpu = current_platform.is_cpu() if config.device == "auto" else config.device == "cpu"
+    cpu = on_cpu() if config.device == "auto" else config.device == "cpu"
     os.environ.update(config.env)
     return Subject(config, choice.path, choice.embedded, cpu, name=choice.name)
 
@@ -88,7 +87,7 @@ def measure(subject: Subject) -> Timed:
 async def _measure(subject: Subject) -> Timed:
     shared = SharedState.make()
     async with engine(subject.timed(shared.path), shared) as llm:
-        kv = [bool(rank) for rank in await llm.collective_rpc("kv_comes_back")]
+        kv = [bool(rank) for rank in await llm.on_workers("kv_comes_back")]
         found = await times(llm, shared, LEARN_S, STRETCH_S)
         return Timed(kv, found, await signals(llm, shared, SIGNALS, SIGNALS_S))
 

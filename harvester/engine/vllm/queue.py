@@ -13,7 +13,7 @@ from harvester.engine.vllm.reads import is_offline
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
 
 
-class WaitingQueue(RequestQueue):  # type: ignore[misc]
+class WaitingQueue(RequestQueue):
     """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan admits.
 
     ``order`` is told of every offline request that waits, as ``row_of`` describes it, and of every one that waits no longer.

@@ -5,56 +5,52 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.checkpoints.coordinator import CheckpointCoordinator
 from harvester.engine.core.ahead import PlanAhead
 from harvester.engine.core.profile import Profile
 from harvester.engine.core.reporting import Reporting
 from harvester.engine.core.steps import Step, StepsInFlight, StepState, first_computed, seconds_of
-from harvester.engine.shared.backoff import sleep_between_looks
-from harvester.engine.shared.graphs import graph_sizes
 from harvester.engine.shared.settings import NO_SLO, Settings, Slo
 from harvester.engine.shared.state import SharedState
+from harvester.engine.shared.steporder import ENDED_EARLY, ORDER, STEP_SECONDS, Order
 from harvester.engine.vllm import reads, rollback
+from harvester.engine.vllm.connector import CheckpointConnector
+from harvester.engine.vllm.platform import additional, graph_sizes, on_cpu, sleep_between_looks
 from harvester.engine.vllm.queue import WaitingQueue
-from harvester.engine.worker.clock import STEP_SECONDS
-from harvester.engine.worker.preemptible import ENDED_EARLY, ORDER, Order
 from harvester.policy.brain import Brain, StepRan
 from harvester.policy.parts import parts_of
 from harvester.policy.view import EngineView, Plan, Running
 
+if TYPE_CHECKING:
+    Stock = Scheduler
+else:
+    Stock = object  # one of vLLM's two schedulers comes behind the mixin
 
-class HarvestScheduling:
+
+class HarvestScheduling(Stock):
     """Mixed into a vLLM scheduler, which owns the attributes without an underscore. It translates; every choice is the brain's."""
 
-    running: list[Request]
-    requests: dict[str, Request]
     waiting: WaitingQueue
-    kv_holding_waiting: Any
-    max_num_scheduled_tokens: int
-    max_num_active_reqs: int
-    block_size: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config, cpu = self.vllm_config, current_platform.is_cpu()  # type: ignore[attr-defined]
-        self._settings = settings = Settings.parse(config.additional_config)
+        config, cpu = self.vllm_config, on_cpu()
+        self._settings = settings = Settings.parse(additional(config))
         self._backoff = sleep_between_looks() if cpu else None
         shared = SharedState(settings.shared) if settings.shared is not None else None
-        connector = self.connector  # type: ignore[attr-defined]
-        planner = connector.connector_scheduler if isinstance(connector, CheckpointConnector) else None
+        connector = self.connector
+        planner = connector.planner if isinstance(connector, CheckpointConnector) else None
         self._checkpoints = None if planner is None else CheckpointCoordinator(planner, shared, reads.answered)
         self._profile = Profile(settings.profile, graph_sizes(config))
-        blocks = self.kv_cache_manager.block_pool.num_gpu_blocks  # type: ignore[attr-defined]
+        blocks = self.kv_cache_manager.block_pool.num_gpu_blocks
         self._covers = planner is not None and planner.able
         kv = settings.kv_policy(cpu) if self._covers else None
         self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), settings.policy)
@@ -77,7 +73,7 @@ class HarvestScheduling:
             now_s = time.monotonic()
             new = reads.online_request(request, self.block_size, self._slo(request), now_s - time.time())
             self._brain.arrive(new, now_s)
-        super().add_request(request)  # type: ignore[misc]
+        super().add_request(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, of a request that ended or was aborted."""
@@ -86,23 +82,22 @@ class HarvestScheduling:
         self._brain.finish(name)
         if self._checkpoints is not None:
             self._checkpoints.forget(name)
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        return super()._free_request(request, *args, **kwargs)
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         """vLLM's. Where stale output is dropped, the KV is not to be trusted either."""
         self._ahead.left(request.request_id)
         if not drop_stale_output and self._checkpoints is not None:
             self._checkpoints.preempted(request)
-        super()._preempt_request(request, timestamp, drop_stale_output)  # type: ignore[misc]
+        super()._preempt_request(request, timestamp, drop_stale_output)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """vLLM's. No KV that was computed is right any more: not on the host and not on its way back."""
-        if self._checkpoints is not None:
-            connector = self.connector  # type: ignore[attr-defined]
-            connector.reset_cache()
+        if self._checkpoints is not None and self.connector is not None:
+            self.connector.reset_cache()
             for request in self.kv_holding_waiting:
                 rollback.fail_load(self, request)
-        return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))  # type: ignore[misc]
+        return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
 
     # A step: planned, sent, answered or rolled back
 
@@ -113,14 +108,14 @@ class HarvestScheduling:
         now_s = time.monotonic()
         plan = self._ahead.take() or self._brain.plan(self._view(now_s))
         with self._applied(plan, now_s):
-            output = super().schedule(throttle_prefills)  # type: ignore[misc]
+            output = super().schedule(throttle_prefills)
         self._report.planned(plan)
         self._planned(output, plan, now_s)
         return output
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM's; called when the workers have the step. What can be done while they compute is done here."""
-        bitmask = super().get_grammar_bitmask(scheduler_output)  # type: ignore[misc]
+        bitmask = super().get_grammar_bitmask(scheduler_output)
         self._learn()
         self._sent()
         now_s = time.monotonic()
@@ -140,9 +135,9 @@ class HarvestScheduling:
                 self._roll_back(step, now_s)
         elif step.load.tokens:
             self._answered.append((step, seconds, now_s))
-        self._report.ends(step, seconds, self.kv_cache_manager.usage)  # type: ignore[attr-defined]
+        self._report.ends(step, seconds, self.kv_cache_manager.usage)
         self._updated_s = now_s
-        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _view(self, now_s: float) -> EngineView:
         rows, batch = self._ahead.rows(self.running, now_s)
@@ -228,7 +223,7 @@ class HarvestScheduling:
     def _cover(self, now_s: float) -> None:
         if self._covers and self._checkpoints is not None:
             offline = {request.request_id for request in self.running if reads.is_offline(request)}
-            pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
+            pool = self.kv_cache_manager.block_pool
             self._brain.cover(self._checkpoints.state(self.running, offline, self.waiting.ranks, pool, now_s))
 
     def _is_settled(self) -> bool:
@@ -242,9 +237,9 @@ class HarvestScheduling:
         return reads.running(request, self.block_size, self.max_num_scheduled_tokens, self._slo(request), shift_s)
 
 
-class HarvestScheduler(HarvestScheduling, Scheduler):  # type: ignore[misc]
+class HarvestScheduler(HarvestScheduling, Scheduler):
     """For synchronous scheduling (CPU)."""
 
 
-class AsyncHarvestScheduler(HarvestScheduling, AsyncScheduler):  # type: ignore[misc]
+class AsyncHarvestScheduler(HarvestScheduling, AsyncScheduler):
     """For asynchronous scheduling (CUDA)."""

@@ -6,17 +6,11 @@ the device's own queue do: from the moment it is free for the step to the step's
 
 from __future__ import annotations
 
-from typing import Any
-
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
-
-from harvester.engine.worker.device import Device, Mark
-
-STEP_SECONDS = "step_seconds"  # attribute of the `ModelRunnerOutput` of a step that was timed
+from harvester.engine.worker.device import Device, Mark, Span
 
 
 class StepClock:
-    """Of one worker. Used by its thread alone; outputs may be read by another."""
+    """Of one worker, and used by its thread alone; spans may be read by another."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -24,39 +18,17 @@ class StepClock:
 
     def begin(self) -> None:
         """The step's first work is about to be launched."""
-        self._began = self._mark()
+        self._began = self._device.mark(timed=True)
 
     def ended_early(self) -> float:
         """Seconds that the step kept the device, which has nothing left of it; 0 where it never began."""
-        began, self._began = self._began, None
-        if began is None:
+        span = self.end()
+        if span is None:
             return 0.0
-        ended = self._mark()
-        ended.synchronize()
-        return began.elapsed_time(ended) / 1000
+        span.ended.synchronize()
+        return span.seconds()
 
-    def end(self, output: Any) -> Any:
-        """All of the step is launched; its output, which will tell how long it took."""
+    def end(self) -> Span | None:
+        """All of the step is launched. None where it never began."""
         began, self._began = self._began, None
-        if began is None or not isinstance(output, ModelRunnerOutput | AsyncModelRunnerOutput):
-            return output
-        return TimedOutput(output, began, self._mark())
-
-    def _mark(self) -> Mark:
-        mark = self._device.mark(timed=True)
-        mark.record()
-        return mark
-
-
-class TimedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
-    """An output that carries its step's seconds as `STEP_SECONDS` once it is there."""
-
-    def __init__(self, inner: ModelRunnerOutput | AsyncModelRunnerOutput, began: Mark, ended: Mark) -> None:
-        self._inner, self._began, self._ended = inner, began, ended
-
-    def get_output(self) -> ModelRunnerOutput:
-        """vLLM's; waits for the device."""
-        output = self._inner.get_output() if isinstance(self._inner, AsyncModelRunnerOutput) else self._inner
-        self._ended.synchronize()
-        setattr(output, STEP_SECONDS, self._began.elapsed_time(self._ended) / 1000)
-        return output
+        return None if began is None else Span(began, self._device.mark(timed=True))

@@ -1,22 +1,28 @@
-"""What safepoints and step times need of the device that a worker computes on. Tests have one in virtual time."""
+"""The device that a worker computes on: the queue of its steps, and copies beside them. Tests have devices in virtual time.
+
+All of CUDA that harvester uses is here, through PyTorch. The two calls that PyTorch lacks are handed in (`CudaCalls`).
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 
 class Mark(Protocol):
-    """A place in the device's queue. `torch.cuda.Event` is one."""
+    """A place in one of the device's queues. `torch.cuda.Event` is one."""
 
-    def record(self) -> None:
-        """Put it behind all that is queued now."""
+    def query(self) -> bool:
+        """Whether the device has reached it."""
 
     def synchronize(self) -> None:
-        """Return when the device has reached it."""
+        """Return when it has."""
 
-    def elapsed_time(self, end: Mark) -> float:
+    def elapsed_time(self, end: Any, /) -> float:
         """Milliseconds from here to ``end``. Both are timed and reached."""
 
 
@@ -26,10 +32,51 @@ class Device(Protocol):
     lags: bool
 
     def mark(self, *, timed: bool = False) -> Mark:
-        """A new mark, not in the queue yet."""
+        """A place behind all that was launched on the stream of the steps so far."""
 
     def drain(self) -> None:
         """Return when nothing of the forward pass is left to do. Copies on other streams may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Addresses and sizes in bytes, int64, of copies that may be made in any order. ``to_device``: from host memory."""
+
+    sources: np.ndarray
+    targets: np.ndarray
+    sizes: np.ndarray
+    to_device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Timed marks around some work."""
+
+    began: Mark
+    ended: Mark
+
+    def seconds(self) -> float:
+        """How long the device took for it. It has ended."""
+        return self.began.elapsed_time(self.ended) / 1000
+
+
+class CopyDevice(Device, Protocol):
+    """A device with two streams for copies, out (to the host) and back, beside the stream that steps are launched on."""
+
+    def enter_thread(self) -> None:
+        """The calling thread is about to pin memory."""
+
+    def pin(self, address: int, size_bytes: int) -> bool:
+        """Whether the range, of whole pages, is pinned now."""
+
+    def unpin(self, address: int) -> None:
+        """Undo it. Nothing may be copied to or from the range any more."""
+
+    def hold(self, mark: Mark) -> None:
+        """What is launched on the stream of the steps from now on begins after the mark. The calling thread does not wait."""
+
+    def copy(self, out: bool, after: Mark, batches: Sequence[Batch]) -> Span:
+        """Put the batches, each after the one before, on one of the two streams; they begin after the mark ``after``."""
 
 
 class HostDevice:
@@ -45,15 +92,69 @@ class HostDevice:
 
 
 class CudaDevice:
-    """The current CUDA device, by its current stream."""
+    """A CUDA device, by the calling thread's current stream."""
 
     lags = True
 
-    def mark(self, *, timed: bool = False) -> Mark:
-        return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-any-return]
+    def __init__(self, device: torch.device | None = None) -> None:
+        """``device``: None for the current one."""
+        self._device = device
+
+    def mark(self, *, timed: bool = False) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=timed)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
     def drain(self) -> None:
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(self._device).synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCalls:
+    """``copy_batch``: addresses of sources and targets, sizes, all int64 on the host, and whether sources may be read ahead of the stream.
+
+    ``pin``: given an address and bytes, whether the range is pinned; ``unpin``: given the address of such a range.
+    """
+
+    copy_batch: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
+    pin: Callable[[int, int], bool]
+    unpin: Callable[[int], None]
+
+
+class CudaCopyDevice(CudaDevice):
+    """Copies are the copy engines' (``cuMemcpyBatchAsync``), so that they take no time of what computes."""
+
+    def __init__(self, device: torch.device, calls: CudaCalls) -> None:
+        super().__init__(device)
+        self._cuda, self._calls = device, calls
+        self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self._cuda)
+
+    def pin(self, address: int, size_bytes: int) -> bool:
+        return self._calls.pin(address, size_bytes)
+
+    def unpin(self, address: int) -> None:
+        self._calls.unpin(address)
+
+    def hold(self, mark: Mark) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        torch.cuda.current_stream(self._device).wait_event(mark)
+
+    def copy(self, out: bool, after: Mark, batches: Sequence[Batch]) -> Span:
+        assert isinstance(after, torch.cuda.Event)
+        stream = self._out if out else self._back
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            began.record(stream)
+            for batch in batches:
+                sources, targets, sizes = (torch.from_numpy(part) for part in (batch.sources, batch.targets, batch.sizes))
+                # Nothing writes to host rows that are read: the engine may fetch them before the stream comes to the copy.
+                self._calls.copy_batch(sources, targets, sizes, batch.to_device)
+            ended.record(stream)
+        return Span(began, ended)
 
 
 def device_of(kind: str) -> Device:

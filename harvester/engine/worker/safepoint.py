@@ -111,7 +111,5 @@ class Safepoints:
 
     def _advance(self) -> Mark | None:
         """Mark this place in the device's queue; returns the mark of the safepoint before, if there was one."""
-        mark = self._device.mark()
-        mark.record()
-        before, self._passed_mark = self._passed_mark, mark
+        before, self._passed_mark = self._passed_mark, self._device.mark()
         return before

@@ -58,7 +58,7 @@ class Writer:
         return Units(self._network, self._number, length_before(self._network, self._number, self._probe, mlp=True))
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def written_network(encoder: Encoder) -> Network:
     """A network of width 256 with 8 heads of 64 and 6 layers, with all its circuits."""
     network = Network(Shape())

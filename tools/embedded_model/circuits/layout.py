@@ -156,7 +156,7 @@ def dims(place: slice) -> Tensor:
     return torch.eye(WIDTH)[place]
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def write_embedding(network: Network, encoder: Encoder, distinct: Iterable[str] = ()) -> Codes:
     """Tokens as random directions; marks of one length; flags that a token has by itself.
 

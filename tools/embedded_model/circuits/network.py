@@ -53,13 +53,13 @@ class Shape:
         }
 
 
-class Layer(nn.Module):  # type: ignore[misc]
+class Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         wide = shape.heads * shape.head
         self.shape = shape
-        self.input_layernorm = _Norm(shape)
-        self.post_attention_layernorm = _Norm(shape)
+        self.input_layernorm = Norm(shape)
+        self.post_attention_layernorm = Norm(shape)
         self.self_attn = nn.ModuleDict({f"{name}_proj": nn.Linear(shape.width, wide, bias=False) for name in "qkv"})
         self.self_attn["o_proj"] = nn.Linear(wide, shape.width, bias=False)
         self.mlp = nn.ModuleDict({f"{name}_proj": nn.Linear(shape.width, shape.mlp, bias=False) for name in ("gate", "up")})
@@ -71,13 +71,15 @@ class Layer(nn.Module):  # type: ignore[misc]
         mixed = functional.scaled_dot_product_attention(_rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True)
         x = x + self.self_attn["o_proj"](mixed.transpose(1, 2).flatten(2))
         h = self.post_attention_layernorm(x)
-        return x + self.mlp["down_proj"](functional.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h))
+        added: Tensor = self.mlp["down_proj"](functional.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h))
+        return x + added
 
     def _heads(self, x: Tensor) -> Tensor:  # [rows, heads, tokens, head]
-        return x.unflatten(2, (self.shape.heads, self.shape.head)).transpose(1, 2)
+        apart: Tensor = x.unflatten(2, (self.shape.heads, self.shape.head))
+        return apart.transpose(1, 2)
 
 
-class Network(nn.Module):  # type: ignore[misc]
+class Network(nn.Module):
     """Hidden states of each token; the embedding gives the logits too."""
 
     def __init__(self, shape: Shape) -> None:
@@ -85,7 +87,7 @@ class Network(nn.Module):  # type: ignore[misc]
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab, shape.width)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = _Norm(shape)
+        self.norm = Norm(shape)
         for weight in self.parameters():
             if weight.ndim == 2:
                 nn.init.zeros_(weight)
@@ -100,6 +102,11 @@ class Network(nn.Module):  # type: ignore[misc]
         hidden: Tensor = self.norm(x)
         return hidden
 
+    def layer(self, index: int) -> Layer:
+        found = self.layers[index]
+        assert isinstance(found, Layer)
+        return found
+
     def logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.embed_tokens.weight)
 
@@ -108,7 +115,7 @@ class Network(nn.Module):  # type: ignore[misc]
         return {f"model.{name}": weight.detach() for name, weight in self.named_parameters()}
 
 
-class _Norm(nn.Module):  # type: ignore[misc]
+class Norm(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(shape.width))
@@ -117,6 +124,13 @@ class _Norm(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight.to(x.dtype)
+
+
+def weight_of(modules: nn.ModuleDict, name: str) -> Tensor:
+    """Of one of a layer's projections."""
+    found = modules[f"{name}_proj"].weight
+    assert isinstance(found, Tensor)
+    return found
 
 
 def rope(tokens: int, shape: Shape, like: Tensor) -> tuple[Tensor, Tensor]:  # [tokens, head / 2] each

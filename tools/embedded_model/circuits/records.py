@@ -72,7 +72,7 @@ def _signed(place: slice, signer: Tensor) -> Tensor:
     return vectors
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def write_embedding(network: Network, codes: Codes) -> None:
     """The answer's beginning is a row like that before the first property: of the name "properties"."""
     state = network.embed_tokens.weight[codes.encoder.assistant]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tools.embedded_model.circuits.layout import FAR, SHARED, SHARED_SIZE, SINK_PAIR, STD, WIDTH, always, at_start
-from tools.embedded_model.circuits.network import Network, rope
+from tools.embedded_model.circuits.network import Network, Norm, rope, weight_of
 
 HALF = 32
 STATE_SIZE = 2.0  # of what a norm lets through
@@ -18,18 +18,18 @@ STEP = 60.0  # how sharp a unit's threshold is
 OPEN = 10.0  # what an open gate multiplies by, before it is divided out
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def length_before(network: Network, layer: int, ids: list[int], *, mlp: bool) -> float:
     """Median root mean square, in STDs, of the states that a layer's attention, or MLP, reads."""
     x = network.embed_tokens(torch.tensor([ids]))
     cos, sin = rope(len(ids), network.shape, x)
     for index in range(layer):
-        x = network.layers[index](x, cos, sin)
+        x = network.layer(index)(x, cos, sin)
     if mlp:
-        down = network.layers[layer].mlp["down_proj"].weight
+        down = weight_of(network.layer(layer).mlp, "down")
         kept = down.clone()
         down.zero_()
-        x = network.layers[layer](x, cos, sin)
+        x = network.layer(layer)(x, cos, sin)
         down.copy_(kept)
     return float(x.square().mean(-1).sqrt().median() / STD)
 
@@ -48,7 +48,7 @@ def nearer() -> tuple[Tensor, Tensor, float]:
     return found[:count].float(), found[count:-1].float(), float(found[-1])
 
 
-def reader(norm: nn.Module, length: float) -> Tensor:
+def reader(norm: Norm, length: float) -> Tensor:
     """Set a norm's weight for states of about this length, and return what makes a detector a row of weights behind it.
 
     What all states share is made small.
@@ -62,8 +62,8 @@ class Head:
     """One head, which looks at nothing yet. A score is what the softmax is taken of."""
 
     def __init__(self, network: Network, layer: int, head: int, length: float) -> None:
-        self.reader = reader(network.layers[layer].input_layernorm, length)
-        parts = {name: network.layers[layer].self_attn[f"{name}_proj"].weight for name in "qkvo"}
+        self.reader = reader(network.layer(layer).input_layernorm, length)
+        parts = {name: weight_of(network.layer(layer).self_attn, name) for name in "qkvo"}
         self.query, self.key, self.value = (parts[name].view(-1, 64, WIDTH)[head] for name in "qkv")
         self.out = parts["o"].view(WIDTH, -1, 64)[:, head]
         self.free = [*FAR, SINK_PAIR + HALF]
@@ -128,9 +128,9 @@ class Units:
     """A layer's MLP, filled unit by unit."""
 
     def __init__(self, network: Network, layer: int, length: float) -> None:
-        self.reader = reader(network.layers[layer].post_attention_layernorm, length)
-        mlp = network.layers[layer].mlp
-        self.gate, self.up, self.down = (mlp[f"{name}_proj"].weight for name in ("gate", "up", "down"))
+        self.reader = reader(network.layer(layer).post_attention_layernorm, length)
+        mlp = network.layer(layer).mlp
+        self.gate, self.up, self.down = (weight_of(mlp, name) for name in ("gate", "up", "down"))
         self.used = 0
 
     def _add(self, gate: Tensor, up: Tensor, out: Tensor) -> None:

@@ -33,22 +33,22 @@ class Checks:
         taken, self._free = self._free[:most], self._free[most:]
         return taken
 
-    def whole(self, slot: int, size_bytes: int) -> bool:
+    def whole(self, slot: int) -> bool:
         """Whether the slot holds what was stored in it."""
-        return self._sums.get(slot) == _sum(self._host, slot, size_bytes)
+        return self._sums.get(slot) == _sum(self._host, slot)
 
-    def ended(self, store: bool, slots: Sequence[tuple[int, int]], rows: Sequence[int]) -> bool:
-        """Whether what was read back into the ``rows``, which are free again, is what was copied. ``slots``: with the size of each."""
+    def ended(self, store: bool, slots: Sequence[int], rows: Sequence[int]) -> bool:
+        """Whether what was read back into the ``rows``, which are free again, is what was copied to or from the ``slots``."""
         ok = True
-        for (slot, size_bytes), row in zip(slots, rows, strict=True):
+        for slot, row in zip(slots, rows, strict=True):
             if store:
-                self._sums[slot] = _sum(self._host, slot, size_bytes)
-            ok &= self._sums.get(slot) == _sum(self._scratch, row, size_bytes)
+                self._sums[slot] = _sum(self._host, slot)
+            ok &= self._sums.get(slot) == _sum(self._scratch, row)
         self._free.extend(rows)
         return ok
 
 
-def _sum(rows: HostPieces, slot: int, size_bytes: int) -> int:
+def _sum(rows: HostPieces, slot: int) -> int:
     row = rows.row(slot)
     assert row is not None, f"row {slot} was copied to and is not there"
-    return zlib.crc32(row[:size_bytes].data)
+    return zlib.crc32(row.data)

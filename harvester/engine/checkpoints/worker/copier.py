@@ -15,16 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from vllm.v1.kv_offload.base import CanonicalKVCaches, TransferResult
 
+from harvester.engine.checkpoints.jobs import Block
 from harvester.engine.checkpoints.worker.hostmemory import HostMemory
-from harvester.engine.checkpoints.worker.layout import Pages, layouts, slot_bytes
-from harvester.engine.checkpoints.worker.transfers import Block, Job, StepCopier, Transfers
+from harvester.engine.checkpoints.worker.layout import Pages, slot_bytes
+from harvester.engine.checkpoints.worker.transfers import Job, StepCopier, Transfers
 
 
 @dataclass(slots=True)
 class _Layer:
-    """Of one KV cache group. ``pages``: [num_blocks, page_bytes]; ``place``: where a page lies in a host slot."""
+    """``pages``: [num_blocks, page_bytes]; ``place``: where a page lies in a host slot."""
 
     pages: np.ndarray
     place: slice
@@ -37,10 +37,9 @@ class HostCopier(StepCopier):
     after: a block that changed on the way, or in host memory, makes its job fail.
     """
 
-    def __init__(self, caches: CanonicalKVCaches, slots: int, verify: bool) -> None:
-        groups = layouts(caches)
-        self._groups = [[_layer(pages) for pages in group] for group in groups]
-        self.block_bytes = slot_bytes(groups)
+    def __init__(self, pages: list[Pages], slots: int, verify: bool) -> None:
+        self._layers = [_layer(each) for each in pages]
+        self.block_bytes = slot_bytes(pages)
         self._memory = HostMemory(slots, self.block_bytes)
         self.host = self._memory.rows  # [slots, block_bytes]
         self._sums: dict[int, int] | None = {} if verify else None
@@ -61,15 +60,15 @@ class HostCopier(StepCopier):
             self.transfers.allowed = blocks
             self._change.notify_all()
 
-    def get_finished(self) -> list[TransferResult]:
+    def get_finished(self) -> list[Job]:
         with self._change:
             return self.transfers.take_finished()
 
-    def wait(self, job_ids: set[int]) -> None:
+    def wait(self, numbers: set[int]) -> None:
         """Return when these are finished; unknown ones are. Copies what the thread has not begun."""
         while True:
             with self._change:
-                left = [self.transfers.jobs[number] for number in job_ids if number in self.transfers.jobs]
+                left = [self.transfers.jobs[number] for number in numbers if number in self.transfers.jobs]
                 if not left:
                     return
                 job = next((job for job in left if job.begun < len(job.blocks)), None)
@@ -104,29 +103,29 @@ class HostCopier(StepCopier):
     def _copy(self, job: Job, blocks: list[Block]) -> None:
         began_s = time.perf_counter()
         ok = True
-        for group, block, slot in blocks:
-            ok &= (self._store if job.store else self._load)(self._groups[group], block, slot)
+        for block, slot in blocks:
+            ok &= (self._store if job.store else self._load)(block, slot)
         with self._change:
             self.transfers.ended(job, len(blocks), ok, time.perf_counter() - began_s)
             self._change.notify_all()
 
-    def _store(self, layers: list[_Layer], block: int, slot: int) -> bool:
+    def _store(self, block: int, slot: int) -> bool:
         self._memory.use(slot)
         row: np.ndarray = self.host[slot]
-        for layer in layers:
+        for layer in self._layers:
             row[layer.place] = layer.pages[block]
         if self._sums is None:
             return True
-        self._sums[slot] = zlib.crc32(row[: layers[-1].place.stop].data)
-        return self._sums[slot] == _sum(layers, block)
+        self._sums[slot] = zlib.crc32(row.data)
+        return self._sums[slot] == _sum(self._layers, block)
 
-    def _load(self, layers: list[_Layer], block: int, slot: int) -> bool:
+    def _load(self, block: int, slot: int) -> bool:
         row = self.host[slot]
-        if self._sums is not None and self._sums.get(slot) != zlib.crc32(row[: layers[-1].place.stop].data):
+        if self._sums is not None and self._sums.get(slot) != zlib.crc32(row.data):
             return False
-        for layer in layers:
+        for layer in self._layers:
             layer.pages[block] = row[layer.place]
-        return self._sums is None or self._sums[slot] == _sum(layers, block)
+        return self._sums is None or self._sums[slot] == _sum(self._layers, block)
 
 
 def _leave_cores() -> None:

@@ -10,37 +10,34 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any
 
 import numpy as np
-from vllm.v1.kv_offload.base import CanonicalKVCaches, TransferResult
 
+from harvester.engine.checkpoints.jobs import Block
 from harvester.engine.checkpoints.worker.checks import SCRATCH_SLOTS, Checks
-from harvester.engine.checkpoints.worker.device import Batch, Device, Flight
-from harvester.engine.checkpoints.worker.layout import layouts, slot_bytes
+from harvester.engine.checkpoints.worker.layout import Pages, slot_bytes
 from harvester.engine.checkpoints.worker.pieces import PIECE_BYTES, HostPieces
-from harvester.engine.checkpoints.worker.transfers import Block, Job, StepCopier, Transfers
+from harvester.engine.checkpoints.worker.transfers import Job, StepCopier, Transfers
+from harvester.engine.worker.device import Batch, CopyDevice, Mark, Span
 
 
 class _Layers:
-    """Of one KV cache group, as addresses. Each [layers]."""
+    """The KV caches as addresses. Each [layers]."""
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self.base = np.array([layer.tensor.data_ptr() for layer in layers], np.int64)
-        self.stride = np.array([layer.tensor.stride(0) for layer in layers], np.int64)
-        self.place = np.array([layer.place.start for layer in layers], np.int64)
-        self.bytes = np.array([layer.place.stop - layer.place.start for layer in layers], np.int64)
-        self.size = layers[-1].place.stop if layers else 0
+    def __init__(self, pages: Sequence[Pages]) -> None:
+        self.base = np.array([each.tensor.data_ptr() for each in pages], np.int64)
+        self.stride = np.array([each.tensor.stride(0) for each in pages], np.int64)
+        self.place = np.array([each.place.start for each in pages], np.int64)
+        self.bytes = np.array([each.place.stop - each.place.start for each in pages], np.int64)
 
 
 @dataclass(slots=True)
 class _Copying:
-    """Blocks of a job, on the device's stream; ``rows``: of the scratch memory that they are read back into."""
+    """Blocks of a job, on one of the device's streams; ``rows``: of the scratch memory that they are read back into."""
 
     job: Job
     blocks: list[Block]
-    flight: Flight
+    span: Span
     rows: list[int] = field(default_factory=list)
 
 
@@ -54,30 +51,29 @@ class DeviceCopier(StepCopier):
 
     def __init__(
         self,
-        caches: CanonicalKVCaches,
+        pages: list[Pages],
         slots: int,
-        device: Device,
+        device: CopyDevice,
         verify: bool,
         *,
         piece_bytes: int = PIECE_BYTES,
         ahead: bool = True,
     ) -> None:
-        self._caches = caches  # whose memory the addresses are of
-        groups = layouts(caches)
-        self._groups = [_Layers(group) for group in groups]
-        self.block_bytes = slot_bytes(groups)
+        self._pages = pages  # whose memory the addresses are of
+        self._layers = _Layers(pages)
+        self.block_bytes = slot_bytes(pages)
         self._device = device
         self.memory = HostPieces(slots, self.block_bytes, device.pin, device.unpin, piece_bytes)
         self._scratch = HostPieces(SCRATCH_SLOTS if verify else 0, self.block_bytes, device.pin, device.unpin, piece_bytes)
         self._checks = Checks(self.memory, self._scratch) if verify else None
         self.transfers = Transfers(self.block_bytes)
         self._copying: dict[bool, deque[_Copying]] = {True: deque(), False: deque()}  # out and back, each in the order of its stream
-        self._after: Any = None
+        self._after: Mark | None = None
         self._ahead = _Ahead(self.memory, device) if ahead and slots else None
 
     def submit(self, job: Job) -> None:
         """Nothing is copied before `launch` or `wait`."""
-        more = [self.memory.use(slot) for _, _, slot in job.blocks]
+        more = [self.memory.use(slot) for _, slot in job.blocks]
         if any(more) and self._ahead is not None:
             self._ahead.wanted.set()
         self.transfers.add(job)
@@ -98,24 +94,28 @@ class DeviceCopier(StepCopier):
                     self.transfers.allowed -= len(blocks)
                 self._copy(job, blocks, after)
 
-    def wait(self, job_ids: set[int]) -> None:
+    def wait(self, numbers: set[int]) -> None:
         """The steps' stream waits for these from here on; unknown ones are finished. What of them was not launched is, at once."""
-        jobs = [self.transfers.jobs[number] for number in job_ids if number in self.transfers.jobs]
-        after = self._device.mark() if jobs else None
-        for job in jobs:
-            while job.begun < len(job.blocks):
-                while self._checks is not None and not self._checks.room:
-                    self._end_oldest()
-                most = len(job.blocks) if self._checks is None else self._checks.room
-                self._copy(job, self.transfers.claim(job, most), after)
+        jobs = [self.transfers.jobs[number] for number in sorted(numbers) if number in self.transfers.jobs]
+        if jobs:
+            after = self._device.mark()
+            for job in jobs:
+                self._copy_all(job, after)
         for copying in [*self._copying[True], *self._copying[False]]:
-            if copying.job.number in job_ids:
-                self._device.hold(copying.flight.ended)
+            if copying.job.number in numbers:
+                self._device.hold(copying.span.ended)
         self._after = None
 
-    def get_finished(self) -> list[TransferResult]:
+    def _copy_all(self, job: Job, after: Mark) -> None:
+        while job.begun < len(job.blocks):
+            while self._checks is not None and not self._checks.room:
+                self._end_oldest()
+            most = len(job.blocks) if self._checks is None else self._checks.room
+            self._copy(job, self.transfers.claim(job, most), after)
+
+    def get_finished(self) -> list[Job]:
         for queue in self._copying.values():
-            while queue and self._device.reached(queue[0].flight.ended):
+            while queue and queue[0].span.ended.query():
                 self._end(queue.popleft())
         return self.transfers.take_finished()
 
@@ -124,7 +124,7 @@ class DeviceCopier(StepCopier):
             self._ahead.close()
         for queue in self._copying.values():
             while queue:
-                self._device.wait(queue.popleft().flight.ended)
+                queue.popleft().span.ended.synchronize()
         self.memory.close()
         self._scratch.close()
 
@@ -137,54 +137,50 @@ class DeviceCopier(StepCopier):
             most = min(most, self._checks.room)
         if self._ahead is None or not self._ahead.alive:
             return most  # what is missing is taken now
-        slots = (slot for _, _, slot in job.blocks[job.begun : job.begun + most])
+        slots = (slot for _, slot in job.blocks[job.begun : job.begun + most])
         return next((number for number, slot in enumerate(slots) if not (self.memory.ready(slot) or self.memory.full)), most)
 
-    def _copy(self, job: Job, blocks: list[Block], after: Any) -> None:
+    def _copy(self, job: Job, blocks: list[Block], after: Mark) -> None:
         """Those that can be: a slot may have no memory, or not hold any more what was stored in it."""
-        fit = [block for block in blocks if self.memory.address(block[2]) is not None and (job.store or self._whole(block))]
+        fit = [block for block in blocks if self.memory.address(block[1]) is not None and (job.store or self._whole(block))]
         if len(fit) < len(blocks):
             self.transfers.ended(job, len(blocks) - len(fit), False, 0.0)
         if not fit:
             return
         rows = self._checks.take(len(fit)) if self._checks is not None else []
-        there = [self._batch(fit, [slot for _, _, slot in fit], self.memory, out=job.store)]
+        there = [self._batch(fit, [slot for _, slot in fit], self.memory, out=job.store)]
         again = [self._batch(fit, rows, self._scratch, out=True)] if rows else []
-        flight = self._device.copy(job.store, after, there + again)
-        self._copying[job.store].append(_Copying(job, fit, flight, rows))
+        span = self._device.copy(job.store, after, there + again)
+        self._copying[job.store].append(_Copying(job, fit, span, rows))
 
     def _batch(self, blocks: list[Block], slots: Sequence[int], memory: HostPieces, *, out: bool) -> Batch:
-        parts = []
-        for number, run in groupby(zip(blocks, slots, strict=True), key=lambda pair: pair[0][0]):
-            group, pairs = self._groups[number], list(run)
-            kv = np.array([block for (_, block, _), _ in pairs], np.int64)[:, None]
-            rows = np.array([memory.address(slot) for _, slot in pairs], np.int64)[:, None]
-            parts.append((group.base + kv * group.stride, rows + group.place, np.broadcast_to(group.bytes, (len(pairs), len(group.bytes)))))
-        pages, places, sizes = (np.concatenate([array.ravel() for array in arrays]) for arrays in zip(*parts, strict=True))
+        layers = self._layers
+        kv = np.array([block for block, _ in blocks], np.int64)[:, None]
+        rows = np.array([memory.address(slot) for slot in slots], np.int64)[:, None]
+        sizes = np.tile(layers.bytes, len(blocks))
+        pages, places = (layers.base + kv * layers.stride).ravel(), (rows + layers.place).ravel()
         return Batch(pages, places, sizes, to_device=False) if out else Batch(places, pages, sizes, to_device=True)
 
     def _whole(self, block: Block) -> bool:
-        group, _, slot = block
-        return self._checks is None or self._checks.whole(slot, self._groups[group].size)
+        return self._checks is None or self._checks.whole(block[1])
 
     def _end_oldest(self) -> None:
         queue = next(queue for queue in self._copying.values() if queue)
         copying = queue.popleft()
-        self._device.wait(copying.flight.ended)
+        copying.span.ended.synchronize()
         self._end(copying)
 
     def _end(self, copying: _Copying) -> None:
         ok = True
         if self._checks is not None:
-            slots = [(slot, self._groups[group].size) for group, _, slot in copying.blocks]
-            ok = self._checks.ended(copying.job.store, slots, copying.rows)
-        self.transfers.ended(copying.job, len(copying.blocks), ok, self._device.seconds(copying.flight))
+            ok = self._checks.ended(copying.job.store, [slot for _, slot in copying.blocks], copying.rows)
+        self.transfers.ended(copying.job, len(copying.blocks), ok, copying.span.seconds())
 
 
 class _Ahead:
     """The thread that takes memory before it is used."""
 
-    def __init__(self, memory: HostPieces, device: Device) -> None:
+    def __init__(self, memory: HostPieces, device: CopyDevice) -> None:
         self._memory, self._device = memory, device
         self.wanted = threading.Event()
         self.wanted.set()

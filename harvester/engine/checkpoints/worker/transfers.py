@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec, OffloadingWorker, TransferResult
-
-Block = tuple[int, int, int]  # KV cache group, KV block, host slot
+from harvester.engine.checkpoints.jobs import Block
 
 
 @dataclass(slots=True)
 class Job:
+    """``begun``, ``done``: of its blocks. ``seconds``: of copying."""
+
     number: int
     store: bool
     blocks: list[Block]
@@ -21,6 +20,7 @@ class Job:
     done: int = 0
     seconds: float = 0.0
     ok: bool = True
+    size_bytes: int = 0  # once it is finished
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Transfers:
     loads: deque[Job] = field(default_factory=deque)  # with blocks that nobody has begun
     stores: deque[Job] = field(default_factory=deque)
     jobs: dict[int, Job] = field(default_factory=dict)  # not finished
-    finished: list[TransferResult] = field(default_factory=list)
+    finished: list[Job] = field(default_factory=list)
     allowed: int | None = None  # blocks that may still be copied beside the step; None: no bound
 
     @property
@@ -62,40 +62,40 @@ class Transfers:
         if job.done == len(job.blocks):
             self._finish(job)
 
-    def take_finished(self) -> list[TransferResult]:
+    def take_finished(self) -> list[Job]:
         found, self.finished = self.finished, []
         return found
 
     def _finish(self, job: Job) -> None:
         del self.jobs[job.number]
-        self.finished.append(TransferResult(job.number, job.ok, len(job.blocks) * self.block_bytes, job.seconds))
+        job.size_bytes = len(job.blocks) * self.block_bytes
+        self.finished.append(job)
 
 
-class StepCopier(OffloadingWorker):  # type: ignore[misc]
-    """vLLM's worker, told of the steps that it copies beside. All calls come from the thread that launches them."""
+class StepCopier(ABC):
+    """Copies blocks beside steps. All calls come from the thread that launches the steps."""
 
     stores_ahead = False  # whether stores may be submitted before the step's forward pass
-
-    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        self.submit(Job(job_id, True, blocks_of(src_spec, dst_spec)))
-        return True
-
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        self.submit(Job(job_id, False, blocks_of(dst_spec, src_spec)))
-        return True
 
     @abstractmethod
     def submit(self, job: Job) -> None:
         """Take it on. Copying may begin at once, or at `launch`."""
 
     @abstractmethod
+    def wait(self, numbers: set[int]) -> None:
+        """What comes after on the stream of the steps comes after these jobs; unknown ones are finished."""
+
+    @abstractmethod
     def allow(self, blocks: int | None) -> None:
         """Before a step's forward pass, after what it waits for: so many blocks may be copied beside it; None: all there are."""
 
-    def launch(self) -> None:
+    def launch(self) -> None:  # noqa: B027  # what copies by itself has nothing to do
         """After the forward pass was launched."""
 
+    @abstractmethod
+    def get_finished(self) -> list[Job]:
+        """Jobs that ended since the last call, well or not."""
 
-def blocks_of(cache: GPULoadStoreSpec, host: LoadStoreSpec) -> list[Block]:
-    groups: Iterable[int] = (group for group, size in enumerate(cache.group_sizes) for _ in range(size))
-    return [(group, int(block), int(slot)) for group, block, slot in zip(groups, cache.block_ids, host.block_ids, strict=True)]
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Give the host memory back. No copy is in flight any more."""

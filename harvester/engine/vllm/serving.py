@@ -1,22 +1,28 @@
-"""OpenAI requests that come from a table: through vLLM's own serving objects, as offline work."""
+"""vLLM's OpenAI application: chat with service tiers, and OpenAI requests that come from a table, through the same serving objects."""
 
 from __future__ import annotations
 
 import asyncio
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve import create_error_response
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse, UsageInfo
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.config import TierConfig
-from harvester.core import PRIORITY_OFFLINE, ServiceTier
-from harvester.engine.frontend.tiers import Create, install, mark, settle
+from harvester.core import PRIORITY_OFFLINE, TIER_PRIORITY, ServiceTier, tier_of_priority
+from harvester.engine.frontend.tiers import bearer_key, given_priority, marked, settle, without_header
+from harvester.engine.vllm.client import HarvestLLM
+from harvester.errors import ParameterError
 from jobs.engine import ApiRequest, Completion, EngineGone
 from jobs.usage import Usage
 
@@ -24,17 +30,70 @@ BUSY = (429, 503)  # the engine's queue is full: later it is not
 BUSY_WAIT_S = 1.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
+Create = Callable[..., Awaitable[Any]]  # create_chat_completion or create_completion: (request, raw_request) -> answer
+
+
+class NoServer:
+    """In the place of vLLM's own HTTP server, which its handler of a dead engine would stop."""
+
+    should_exit = False
+
+
+async def chat_app(llm: HarvestLLM, args: Namespace) -> FastAPI:
+    """vLLM's application on an engine that answers. ``args``: its parsed command line."""
+    tasks = await llm.get_supported_tasks()
+    app = build_app(args, supported_tasks=tasks, model_config=llm.model_config)
+    await init_app_state(llm, app.state, args, tasks)
+    app.state.server = NoServer()
+    return app
+
+
+def served_models(app: FastAPI) -> list[str]:
+    """Every name that the chat route answers to."""
+    serving = app.state.openai_serving_models
+    return [*(path.name for path in serving.base_model_paths), *serving.lora_requests]
+
+
+def install(serving: Any, method: str, config: TierConfig) -> Create:
+    """Put tiers before ``serving.method``, a serving object of vLLM's. Returns vLLM's own, for requests whose priority is settled."""
+    create: Create = getattr(serving, method)
+
+    async def create_in_tier(request: Any, raw_request: Request | None = None) -> Any:
+        try:
+            tier = config.resolve((request.model_extra or {}).get("service_tier"), bearer_key(raw_request))
+        except ParameterError as error:
+            return serving.create_error_response(error.message, param=error.param)
+        # Without a tier the request's own priority stands, as a header or in its body.
+        own = given_priority(raw_request, PRIORITY_HEADER, request.priority)
+        priority = own if tier is None else TIER_PRIORITY[tier]
+        refusal = settle(request, priority)
+        if refusal is not None:
+            return serving.create_error_response(refusal)
+        return _mark(await create(request, without_header(raw_request, PRIORITY_HEADER)), tier_of_priority(priority))
+
+    setattr(serving, method, create_in_tier)
+    return create
+
+
+def _mark(answer: Any, tier: ServiceTier) -> Any:
+    """The answer, with the tier that was used."""
+    if isinstance(answer, AsyncGenerator):
+        return marked(answer, tier)
+    if not isinstance(answer, ErrorResponse):
+        answer.service_tier = tier.value
+    return answer
+
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    request: type[Any]
+    request: type[ChatCompletionRequest] | type[CompletionRequest]
     create: Create | None  # None: the model has no such endpoint
 
 
 class OfflineApi:
     """Both endpoints of ``app``, vLLM's application, which gets its service tiers here."""
 
-    def __init__(self, app: FastAPI, llm: AsyncLLM, tiers: TierConfig) -> None:
+    def __init__(self, app: FastAPI, llm: HarvestLLM, tiers: TierConfig) -> None:
         self._llm = llm
         state = app.state  # of a pooling model it has neither
         chat, plain = getattr(state, "openai_serving_chat", None), getattr(state, "openai_serving_completion", None)
@@ -54,7 +113,7 @@ class OfflineApi:
             await asyncio.sleep(BUSY_WAIT_S)
         if isinstance(answer, ErrorResponse):
             return Completion(answer.model_dump_json(), "error", status_code=answer.error.code)
-        body = mark(answer, ServiceTier.FLEX).model_dump_json()
+        body = _mark(answer, ServiceTier.FLEX).model_dump_json()
         return Completion(body, str(answer.choices[0].finish_reason or "stop"), _usage(answer.usage))
 
     async def _once(self, request_id: str, request: ApiRequest) -> Any:
@@ -86,7 +145,7 @@ class OfflineApi:
         return await known.create(request)
 
 
-def _usage(told: Any) -> Usage:
+def _usage(told: UsageInfo) -> Usage:
     """vLLM's, which says nothing of preemptions."""
     cached = told.prompt_tokens_details.cached_tokens if told.prompt_tokens_details else None
     return Usage(prompt_tokens=told.prompt_tokens, cached_tokens=cached or 0, output_tokens=told.completion_tokens or 0)

@@ -6,48 +6,41 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config import get_layers_from_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunnerOutput
 
-from harvester.engine.checkpoints.connector import CheckpointConnector
 from harvester.engine.shared.state import Field, SharedState
+from harvester.engine.shared.steporder import ENDED_EARLY, ORDER, SAFEPOINTS_KEY, STEP_SECONDS, Order
+from harvester.engine.vllm import surface
+from harvester.engine.vllm.connector import CheckpointConnector
+from harvester.engine.vllm.platform import additional
 from harvester.engine.worker.clock import StepClock
-from harvester.engine.worker.device import Device, device_of
+from harvester.engine.worker.device import Device, Span, device_of
 from harvester.engine.worker.kvcopy import kv_comes_back, measure_kv_copy
 from harvester.engine.worker.places import find
 from harvester.engine.worker.safepoint import Safepoints, StepAborted
 
 log = logging.getLogger(__name__)
 
-SAFEPOINTS_KEY = "harvester_safepoints"  # in vLLM's `additional_config`
-ENDED_EARLY = "ended_early"  # attribute of the `ModelRunnerOutput` of a step that counts for nothing
-ORDER = "harvest"  # attribute of the `SchedulerOutput` of a step with tokens: its `Order`
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as Stock
+else:
+    Stock = object  # vLLM's worker for CPUs or for GPUs comes behind the mixin
 
 
-class Order(NamedTuple):
-    """What the scheduler tells the workers of a step. ``every``: at every how many layers it may end; 0: it may not.
-
-    A step whose ``epoch`` is that of an ended step was planned before the scheduler knew of that end: it is void.
-    """
-
-    number: int
-    every: int
-    epoch: int
-
-
-class PreemptibleWorker:
+class PreemptibleWorker(Stock):
     """Mixed into a vLLM worker, which owns every attribute used here."""
 
-    vllm_config: VllmConfig
-    model_runner: Any
-    rank: int
+    model_runner: Any  # one of vLLM's two model runners, which share no base class
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        surface.require()
         super().__init__(*args, **kwargs)
         self._safepoints: Safepoints | None = None
         self._shared: SharedState | None = None
@@ -57,8 +50,8 @@ class PreemptibleWorker:
         self._void_epoch: int | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)  # type: ignore[misc]
-        settings = self.vllm_config.additional_config.get(SAFEPOINTS_KEY)
+        super().load_model(*args, **kwargs)
+        settings = additional(self.vllm_config).get(SAFEPOINTS_KEY)
         device = device_of(self.vllm_config.device_config.device_type)
         parallel = self.vllm_config.parallel_config
         if device.lags and parallel.pipeline_parallel_size == 1 and self.vllm_config.speculative_config is None:
@@ -90,12 +83,12 @@ class PreemptibleWorker:
         """vLLM's; where the step ends early, `sample_tokens` answers for it."""
         order: Order | None = getattr(scheduler_output, ORDER, None)
         if order is None:
-            return super().execute_model(scheduler_output)  # type: ignore[misc]
+            return super().execute_model(scheduler_output)
         if order.epoch == self._void_epoch:
             return self._skip(scheduler_output)
         self._begin(order)
         try:
-            return super().execute_model(scheduler_output)  # type: ignore[misc]
+            return super().execute_model(scheduler_output)
         except StepAborted:
             self._void_epoch = order.epoch
             return self._end(scheduler_output, order.number)
@@ -120,7 +113,7 @@ class PreemptibleWorker:
         requests and blocks counts, and what it says of KV transfers.
         """
         empty = dataclasses.replace(scheduler_output, total_num_scheduled_tokens=0)
-        output = super().execute_model(empty)  # type: ignore[misc]
+        output = super().execute_model(empty)
         self._ended = _nothing(scheduler_output, output.kv_connector_output)
 
     def _end(self, scheduler_output: SchedulerOutput, number: int) -> None:
@@ -153,19 +146,41 @@ class PreemptibleWorker:
 
     def kv_copy(self) -> dict[str, float]:
         """How long a KV block takes to host memory and back; called between two steps."""
-        return measure_kv_copy(self.model_runner.kv_caches, self.vllm_config.cache_config.num_gpu_blocks)
+        return measure_kv_copy(self.model_runner.kv_caches, self._kv_blocks())
 
     def kv_comes_back(self) -> bool:
         """Whether KV blocks are the same after a way to host memory and back; called while nothing runs."""
-        return kv_comes_back(self.model_runner.kv_caches, self.vllm_config.cache_config.num_gpu_blocks)
+        return kv_comes_back(self.model_runner.kv_caches, self._kv_blocks())
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
+    def _kv_blocks(self) -> int:
+        blocks = self.vllm_config.cache_config.num_gpu_blocks
+        assert blocks is not None, "asked before the KV cache is there"
+        return blocks
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
         """vLLM's; the answer of a step that ended early is that of no token."""
         ended, self._ended = self._ended, None
         if ended is not None:
             return ended
-        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
-        return output if self._clock is None else self._clock.end(output)
+        output = super().sample_tokens(grammar_output)
+        span = None if self._clock is None else self._clock.end()
+        if span is None or not isinstance(output, ModelRunnerOutput | AsyncModelRunnerOutput):
+            return output
+        return TimedOutput(output, span)
+
+
+class TimedOutput(AsyncModelRunnerOutput):
+    """An output that carries its step's seconds as `STEP_SECONDS` once it is there."""
+
+    def __init__(self, inner: ModelRunnerOutput | AsyncModelRunnerOutput, span: Span) -> None:
+        self._inner, self._span = inner, span
+
+    def get_output(self) -> ModelRunnerOutput:
+        """vLLM's; waits for the device."""
+        output = self._inner.get_output() if isinstance(self._inner, AsyncModelRunnerOutput) else self._inner
+        self._span.ended.synchronize()
+        setattr(output, STEP_SECONDS, self._span.seconds())
+        return output
 
 
 def _nothing(scheduler_output: SchedulerOutput, transfers: KVConnectorOutput | None) -> ModelRunnerOutput:

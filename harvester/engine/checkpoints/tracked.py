@@ -1,0 +1,138 @@
+"""The requests whose KV may be on the host, and the copy jobs in flight for them, as the engine core sees both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Request(Protocol):
+    """What the planner reads of vLLM's request."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def num_in_flight_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
+    @property
+    def skip_reading_prefix_cache(self) -> bool: ...
+    def is_finished(self) -> bool: ...
+
+
+class KvBlock(Protocol):
+    """What it reads of a KV block. ``block_hash`` is None until the block is full and in the prefix cache."""
+
+    @property
+    def block_id(self) -> int: ...
+    @property
+    def is_null(self) -> bool: ...
+    @property
+    def block_hash(self) -> object | None: ...
+
+
+@dataclass(slots=True)
+class Tracked:
+    """``keys``: of its full blocks, by content; ``blocks``: its KV blocks in the last step; ``jobs``: one load, or any number of stores."""
+
+    request: Request
+    keys: list[bytes] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    jobs: set[int] = field(default_factory=set)
+    local_tokens: int = 0  # found in the prefix cache when it was last looked up
+    partial_tokens: int | None = None  # where the load ends that was found then, if inside a block
+    finished: bool = False  # the step after its end was planned
+
+    def update_keys(self, hashes_per_block: int) -> None:
+        self.keys.extend(self.request.block_hashes[hashes_per_block * (len(self.keys) + 1) - 1 :: hashes_per_block])
+
+
+@dataclass(slots=True)
+class InFlight:
+    """``pending``: ranks that have not reported it; ``sources``: KV blocks that a store reads; ``keys``: blocks that a load reads."""
+
+    request_id: str
+    store: bool
+    pending: int
+    slots: list[int]
+    sources: list[int]
+    keys: frozenset[bytes]
+    failed: bool = False
+
+
+class Jobs:
+    """The copy jobs that not all ``ranks`` have reported, by number. Numbers are never used twice."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._next = self._first_valid = 0
+        self._jobs: dict[int, InFlight] = {}
+        self._fences: dict[int, set[int]] = {}  # KV blocks that their request has given back, by the stores that still read them
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __getitem__(self, number: int) -> InFlight:
+        return self._jobs[number]
+
+    def numbers(self) -> set[int]:
+        return set(self._jobs)
+
+    def store(self, request_id: str, slots: list[int], sources: list[int]) -> int:
+        """The number of a new job that copies the KV blocks ``sources`` to these host slots."""
+        return self._add(InFlight(request_id, True, self._ranks, slots, sources, frozenset()))
+
+    def load(self, request_id: str, slots: list[int], keys: Iterable[bytes]) -> int:
+        """The number of a new job that reads these host slots, which hold the blocks ``keys``."""
+        return self._add(InFlight(request_id, False, self._ranks, slots, [], frozenset(keys)))
+
+    def _add(self, job: InFlight) -> int:
+        number, self._next = self._next, self._next + 1
+        self._jobs[number] = job
+        return number
+
+    def report(self, number: int, ranks: int, failed: bool) -> InFlight | None:
+        """So many ranks have ended it. The job where that were the last; None else, and for one of before `forget_all`."""
+        if number < self._first_valid:
+            return None
+        job = self._jobs[number]
+        job.failed |= failed
+        job.pending -= ranks
+        assert job.pending >= 0, f"copy job {number} was reported by more than {self._ranks} ranks"
+        if job.pending:
+            return None
+        del self._jobs[number]
+        for block in job.sources:
+            self._unfence(block, number)
+        return job
+
+    def fence(self, number: int) -> None:
+        """The request gives its KV blocks back: whoever gets one of them must wait for the store."""
+        for block in self._jobs[number].sources:
+            self._fences.setdefault(block, set()).add(number)
+
+    def reading(self, blocks: Iterable[int]) -> set[int]:
+        """Stores that read one of these blocks for a request that has ended."""
+        return {number for block in blocks for number in self._fences.get(block, ())} if self._fences else set()
+
+    def forget_all(self) -> None:
+        """Reports of jobs so far mean nothing from now on."""
+        self._first_valid = self._next
+        self._jobs.clear()
+        self._fences.clear()
+
+    def _unfence(self, block: int, number: int) -> None:
+        numbers = self._fences.get(block)
+        if numbers is not None:
+            numbers.discard(number)
+            if not numbers:
+                del self._fences[block]

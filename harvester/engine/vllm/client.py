@@ -1,0 +1,207 @@
+"""vLLM's front end of the engine, which tells the running step of an arrival and times what each class of work gets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import psutil
+from vllm.inputs import TokensPrompt
+from vllm.logprobs import Logprob
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from harvester.core import PRIORITY_OFFLINE, WorkClass, work_class
+from harvester.engine.frontend.engine import Generated, Sizes, Top
+from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
+from harvester.engine.frontend.signal import ArrivalSignal
+from harvester.engine.launch.in_subprocess import kill
+from harvester.engine.shared.settings import KEY, Settings, Slo
+from harvester.engine.shared.state import SharedState
+from harvester.engine.vllm.platform import additional, graph_sizes
+from harvester.errors import EngineError, UsageError
+
+
+class HarvestLLM(AsyncLLM):
+    """Both the chat routes and the harvest loop hand their requests to it. Until `attend` it is vLLM's own.
+
+    It is a `harvester.engine.frontend.engine.Engine`.
+    """
+
+    _signal: ArrivalSignal | None = None
+    _metrics: ClassMetrics | None = None
+    _settings: Settings | None = None
+    _in_flight: Counter[WorkClass] | None = None
+
+    def attend(self, shared: SharedState) -> None:
+        """Signal arrivals and count what becomes of them."""
+        self._settings = self.settings
+        self._signal = ArrivalSignal(shared, self._settings.schedule.max_ttft_delay_fraction, graph_sizes(self.vllm_config))
+        self._metrics = ClassMetrics()
+        self._in_flight = Counter()
+
+    def stop_signals(self) -> None:
+        self._signal = None
+
+    @property
+    def additional(self) -> Mapping[str, Any]:
+        """vLLM's `additional_config`, where harvester's engine finds its own."""
+        return additional(self.vllm_config)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings.parse(self.additional)
+
+    @property
+    def shared_state(self) -> SharedState | None:
+        """None for a stock engine, and for one that nobody reads along with."""
+        path = self.settings.shared if KEY in self.additional else None
+        return None if path is None else SharedState(path)
+
+    @property
+    def sizes(self) -> Sizes:
+        step, model = self.vllm_config.scheduler_config, self.model_config
+        block_tokens = self.vllm_config.cache_config.block_size
+        assert block_tokens is not None, "asked before vLLM has chosen its block size"
+        return Sizes(model.max_model_len, step.max_num_batched_tokens, step.max_num_seqs, block_tokens, model.get_vocab_size())
+
+    def has_work(self) -> bool:
+        return self.output_processor.has_unfinished_requests()
+
+    async def on_workers(self, method: str) -> list[Any]:
+        found: list[Any] = await self.collective_rpc(method)
+        return found
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """vLLM's, which in 0.32 asks each process that it must kill for its name, and fails where one ends by itself meanwhile."""
+        try:
+            super().shutdown(timeout)
+        except psutil.NoSuchProcess:
+            resources = self.engine_core.resources
+            kill([process.pid for process in resources.engine_manager.processes])
+            resources()
+
+    async def check(self) -> None:
+        """Raise `EngineError` when the engine is dead."""
+        try:
+            await self.check_health()
+        except EngineDeadError as error:
+            raise EngineError("the vLLM engine died") from error
+
+    def in_flight(self) -> dict[WorkClass, int]:
+        counts = self._in_flight or Counter()
+        return {work: counts[work] for work in WorkClass}
+
+    def latencies(self, now_s: float) -> dict[str, Any]:
+        if self._metrics is None or self._settings is None:
+            return {"ttft": None, "tpot": None, "ttft_slo_s": None, "tpot_slo_s": None}
+        promise = self._settings.slo_of(None)
+        return {**self._metrics.recent(now_s), "ttft_slo_s": promise.ttft_s, "tpot_slo_s": promise.tpot_s}
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, *given: Any, **named: Any
+    ) -> RequestOutputCollector:
+        """vLLM's. The signal comes after the request is sent, so that the engine core finds it when the step has ended."""
+        collector = await super().add_request(request_id, prompt, params, arrival_time, *given, **named)
+        if self._signal is not None and work_class(named.get("priority", 0)) is WorkClass.ONLINE:
+            waited_s = max(0.0, time.time() - arrival_time) if arrival_time is not None else 0.0
+            self._signal.arrived(_tokens(prompt), self._promise(params).ttft_s, waited_s)
+        return collector
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *given: Any, **named: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """vLLM's, timed."""
+        work = work_class(named.get("priority", 0))
+        clock = None
+        if self._metrics is not None and work is WorkClass.ONLINE and sampling_params.output_kind is RequestOutputKind.DELTA:
+            clock = StreamClock(self._metrics, self._promise(sampling_params), time.monotonic())
+        output: RequestOutput | None = None
+        stream = super().generate(prompt, sampling_params, request_id, *given, **named)
+        async with aclosing(stream):  # a client that hangs up aborts it
+            with self._counted(work):
+                async for output in stream:
+                    if clock is not None:
+                        clock.output(sum(len(one.token_ids) for one in output.outputs))
+                    yield output
+        if self._metrics is not None and output is not None and output.metrics is not None and output.metrics.scheduled_ts:
+            self._metrics.queued(work.value, max(0.0, output.metrics.scheduled_ts - output.metrics.queued_ts))
+
+    @contextmanager
+    def _counted(self, work: WorkClass) -> Iterator[None]:
+        counts = self._in_flight
+        if counts is None:
+            yield
+            return
+        counts[work] += 1
+        try:
+            yield
+        finally:
+            counts[work] -= 1
+
+    def _promise(self, params: Any) -> Slo:
+        assert self._settings is not None, "asked of an engine that nobody attends"
+        return self._settings.slo_of(params.extra_args if isinstance(params, SamplingParams) else None)
+
+    async def complete(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        priority: int = PRIORITY_OFFLINE,
+        choices: Sequence[str] | None = None,
+        json_schema: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> Generated:
+        guided = None
+        last: RequestOutput | None = None
+        try:
+            if choices is not None:
+                guided = StructuredOutputsParams(choice=list(choices))
+            elif json_schema is not None:
+                guided = StructuredOutputsParams(json=dict(json_schema))
+            own = {"max_tokens": max_tokens, "temperature": temperature, "structured_outputs": guided, "extra_args": dict(extra or {})}
+            params = SamplingParams(**{**(sampling or {}), **own}, output_kind=RequestOutputKind.FINAL_ONLY)
+            stream = self.generate(TokensPrompt(prompt_token_ids=list(token_ids)), params, request_id, priority=priority)
+            async for output in stream:
+                last = output
+        except EngineDeadError as error:
+            raise EngineError("the vLLM engine died under the request") from error
+        except ValueError as error:
+            raise UsageError(" ".join(str(error).split())) from error
+        if last is None:
+            raise EngineError("vLLM ended the request without an answer")
+        return _generated(last)
+
+
+def _generated(output: RequestOutput) -> Generated:
+    best = output.outputs[0]
+    return Generated(
+        text=best.text,
+        finish_reason=str(best.finish_reason or "stop"),
+        token_ids=list(best.token_ids),
+        prompt_tokens=len(output.prompt_token_ids or ()),
+        cached_tokens=int(output.num_cached_tokens or 0),
+        preemptions=int(getattr(output.metrics, "num_preemptions", 0) or 0),
+        tops=[_top(place) for place in best.logprobs or ()],
+        prompt_tops=[None if place is None else _top(place) for place in output.prompt_logprobs or ()],
+    )
+
+
+def _top(place: Mapping[int, Logprob]) -> Top:
+    return {token: float(one.logprob) for token, one in place.items()}
+
+
+def _tokens(prompt: Any) -> int:
+    """Tokens of a rendered prompt; 0 where it is not rendered yet."""
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+    return len(ids) if ids else 0

@@ -1,0 +1,163 @@
+"""One vLLM engine in this process's charge: its arguments, its finished configuration, its start and its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import os
+from argparse import Namespace
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, get_args
+
+from pydantic import TypeAdapter
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from harvester.engine.launch import abilities
+from harvester.engine.launch.abilities import Asked, Parallel
+from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS
+from harvester.engine.shared.settings import KEY
+from harvester.engine.shared.state import SharedState
+from harvester.engine.vllm import surface
+from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.platform import additional, on_cpu
+from harvester.errors import ConfigError, EngineError
+
+# Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
+# process would have its name.
+SET_BY_VLLM = "TORCHINDUCTOR_COMPILE_THREADS"
+
+log = logging.getLogger(__name__)
+
+
+class HarvestEngineArgs(AsyncEngineArgs):
+    """vLLM's, with harvester's default slots and steps on CUDA in place of vLLM's for an API server."""
+
+    @classmethod
+    def get_batch_defaults(cls, world_size: int) -> tuple[dict[Any, int], dict[Any, int]]:
+        tokens, slots = super().get_batch_defaults(world_size)
+        if on_cpu():
+            return tokens, slots
+        server = UsageContext.OPENAI_API_SERVER
+        return tokens | {server: CUDA_STEP_TOKENS}, slots | {server: CUDA_SLOTS}
+
+
+def namespace(values: Mapping[str, Any]) -> tuple[Namespace, HarvestEngineArgs]:
+    """vLLM's parsed command line and its engine arguments for ``values``. Raises `ConfigError` for a name vLLM does not have."""
+    defaults = vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
+    fields = {field.name: field for field in dataclasses.fields(HarvestEngineArgs)}
+    for key in values:
+        if key not in defaults and key not in fields:
+            near = difflib.get_close_matches(key, [*defaults, *fields], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"engine: vLLM has no argument {key}{hint}")
+    try:
+        engine = HarvestEngineArgs(**{key: _typed(fields[key].type, value) for key, value in values.items() if key in fields})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"engine: vLLM refuses these arguments: {' '.join(str(error).split())}") from error
+    front = {key: value for key, value in values.items() if key not in fields}
+    return Namespace(**(defaults | front | vars(engine))), engine
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """A mapping for an argument that is one of vLLM's config classes becomes one: ``structured_outputs_config: {backend: xgrammar}``."""
+    classes = [item for item in (get_args(kind) or (kind,)) if isinstance(item, type) and dataclasses.is_dataclass(item)]
+    return TypeAdapter(classes[0]).validate_python(value) if classes and isinstance(value, dict) else value
+
+
+def configure(values: Mapping[str, Any]) -> tuple[Namespace, VllmConfig]:
+    """vLLM's parsed command line and its finished configuration. Says in the log what is off, and why. Raises `ConfigError`."""
+    args, engine_args = namespace(values)
+    vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    if KEY not in additional(vllm_config):
+        return args, vllm_config
+    lines = []
+    if why := abilities.without_checkpoints(asked_of(vllm_config)):
+        args, engine_args = namespace({**values, "kv_transfer_config": None})  # anew: vLLM has fitted other values to the connector
+        vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        lines.append(f"KV checkpoints are off: {'; '.join(why)}")
+    settled = abilities.settle(asked_of(vllm_config), additional(vllm_config))
+    lines += settled.lines
+    for line in lines:
+        log.warning(line)
+    vllm_config.scheduler_config.scheduler_cls = settled.scheduler_cls
+    vllm_config.additional_config = {**settled.additional, **({abilities.OFF_KEY: lines} if lines else {})}
+    return args, vllm_config
+
+
+def asked_of(vllm_config: VllmConfig) -> Asked:
+    """What of a finished configuration decides which parts of harvester work."""
+    parallel, model, transfer = vllm_config.parallel_config, vllm_config.model_config, vllm_config.kv_transfer_config
+    scheduler, limits = vllm_config.scheduler_config, model.multimodal_config
+    own = scheduler.scheduler_cls
+    return Asked(
+        model=model.model,
+        runner_type=model.runner_type,
+        is_diffusion=model.is_diffusion,
+        is_encoder_decoder=model.is_encoder_decoder,
+        is_recurrent=model.is_hybrid or model.is_attention_free or model.has_inner_state,
+        takes_images=model.is_multimodal_model and not (limits is not None and limits.language_model_only),
+        speculative=vllm_config.speculative_config is not None,
+        parallel=Parallel(
+            data=parallel.data_parallel_size,
+            pipeline=parallel.pipeline_parallel_size,
+            context=max(parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size),
+            micro_batches=parallel.use_ubatching,
+        ),
+        async_scheduling=bool(scheduler.async_scheduling),
+        scheduler_cls=own,
+        kv_connector=None if transfer is None else transfer.kv_connector or "",
+        ec_connector=vllm_config.ec_transfer_config is not None,
+    )
+
+
+def start_llm(values: Mapping[str, Any]) -> tuple[Namespace, HarvestLLM]:
+    """vLLM's parsed command line, and the front end of an engine that answers.
+
+    Raises `EngineError` with vLLM's own reason or for a vLLM that lacks something, and `ConfigError` for what
+    `harvester.engine.launch.abilities` refuses.
+    """
+    os.environ.pop(SET_BY_VLLM, None)
+    surface.require()
+    try:
+        args, vllm_config = configure(values)
+        _keep_cores(vllm_config)
+        llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise EngineError(f"vLLM did not start with model {values['model']}: {' '.join(str(error).split())[:600]}") from error
+    assert isinstance(llm, HarvestLLM)
+    return args, llm
+
+
+def _keep_cores(vllm_config: VllmConfig) -> None:
+    """As many cores for a CPU worker with checkpoints as without.
+
+    With a KV connector vLLM 0.32 keeps one more of each rank free, for transfers that take a core; ours takes 1% of one. Where there are
+    not enough it keeps none, and the worker's threads then contend with the engine core for theirs.
+    """
+    if on_cpu() and vllm_config.kv_transfer_config is not None:
+        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", str(vllm_config.parallel_config.world_size))
+
+
+@asynccontextmanager
+async def engine(values: Mapping[str, Any], shared: SharedState | None = None) -> AsyncIterator[HarvestLLM]:
+    """An engine without an application around it, for as long as the block runs. With a ``shared`` it signals arrivals, as a replica does.
+
+    Raises `EngineError`. One engine a process: its metrics can be registered once.
+    """
+    _, llm = start_llm(values)
+    try:
+        if shared is not None:
+            llm.attend(shared)
+        yield llm
+    finally:
+        llm.shutdown()
+        if shared is not None:
+            shared.remove()

@@ -1,0 +1,72 @@
+"""What vLLM says of the machine and of its own processes: device, CUDA graphs, the calls of CUDA that PyTorch lacks, message queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm import _custom_ops, platforms
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed.device_communicators import shm_broadcast
+from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
+
+from harvester.engine.shared.backoff import PollBackoff
+from harvester.engine.worker.device import CudaCalls
+from harvester.policy.model.graphs import GraphSizes
+
+
+def on_cpu() -> bool:
+    return bool(platforms.current_platform.is_cpu())
+
+
+def accelerator_name() -> str:
+    """Asked of the driver through NVML: the front end must not open a CUDA context, which takes GPU memory of the engine's."""
+    platform = platforms.current_platform
+    if platform.is_cuda():
+        from vllm.platforms.cuda import NvmlCudaPlatform
+
+        if not isinstance(platform, NvmlCudaPlatform):
+            return "CUDA without NVML"  # a Jetson: there vLLM itself would ask through a context
+    return str(platform.get_device_name())
+
+
+def additional(vllm_config: VllmConfig) -> Mapping[str, Any]:
+    """vLLM's `additional_config`, where harvester's engine finds its own; vLLM hands on any object that can be hashed."""
+    found = vllm_config.additional_config
+    return found if isinstance(found, dict) else {}
+
+
+def graph_sizes(vllm_config: VllmConfig) -> GraphSizes | None:
+    """The CUDA graphs that vLLM captures. None on a CPU, with ``enforce_eager``, and wherever else it captures none.
+
+    vLLM has graphs of their own for steps in which each request computes one token, up to ``max_num_seqs``: FULL ones. Other steps run as
+    PIECEWISE graphs, or as FULL ones where the attention backend can. With speculative decoding a decode computes several tokens, and what
+    computes one is no step of decodes to vLLM. Source: `v1.cudagraph_dispatcher`, `v1.worker.gpu.cudagraph_utils`.
+    """
+    compilation = vllm_config.compilation_config
+    mode, sizes = compilation.cudagraph_mode, tuple(sorted(set(compilation.cudagraph_capture_sizes or ())))
+    if not mode or not sizes:
+        return None
+    mixed = sizes if mode.mixed_mode() != CUDAGraphMode.NONE else ()
+    decode: tuple[int, ...] = ()
+    if mode.decode_mode() == CUDAGraphMode.FULL and vllm_config.num_speculative_tokens == 0:
+        most = vllm_config.scheduler_config.max_num_seqs
+        decode = tuple(size for size in sizes if size <= most) if mode.separate_routine() else sizes
+    return GraphSizes(decode, mixed) if decode or mixed else None
+
+
+def sleep_between_looks(spin_s: float = 0.0) -> PollBackoff:
+    """From now on the message queues of this process sleep between two looks, after ``spin_s`` of a wait. May be called again."""
+    queues: Any = shm_broadcast  # which looks for the function in its own names, and exports it to nobody
+    if not isinstance(queues.sched_yield, PollBackoff):
+        queues.sched_yield = PollBackoff(spin_s)
+    backoff: PollBackoff = queues.sched_yield
+    return backoff
+
+
+def _copy_batch(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, any_order: bool) -> None:
+    _custom_ops.swap_blocks_batch(sources, targets, sizes, is_src_access_order_any=any_order)
+
+
+CUDA_CALLS = CudaCalls(_copy_batch, host_register, host_unregister)
