@@ -33,6 +33,7 @@ class Simulation:
         self.steps = 0
         self.busy_s = 0.0
         self.ended_steps = 0  # for an arrival; what they had computed is lost
+        self.offline_tokens = 0  # computed, prompts and answers
         self._engine, self._brain = engine, brain
         self._replica = Replica(engine, brain.offline, row_of)
         self._arrivals: deque[Request] = deque()
@@ -120,7 +121,9 @@ class Simulation:
             return []
         seconds += self._engine.copy_cost * self._engine.block_copy_s * copied
         self._pass(seconds)
-        self._ran = ran_of(load, step), seconds, self.now_s
+        ran = ran_of(load, step)
+        self.offline_tokens += sum(ran.served.values())
+        self._ran = ran, seconds, self.now_s
         return [self._leave(track) for track, tokens in step.work.items() if track.advance(tokens, self.now_s) and track.ended]
 
     def _pass(self, seconds: float) -> None:

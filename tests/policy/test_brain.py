@@ -154,7 +154,7 @@ def cost(load: StepLoad) -> float:
 
 
 def crowd(seed: int, slo_s: float) -> list[Request]:
-    """Forty requests within a second, most of them longer than a simulated engine has KV for beside others."""
+    """Two dozen requests within a second, most of them longer than a simulated engine has KV for beside others."""
     draw = Random(seed)
     return [
         Request(
@@ -168,12 +168,12 @@ def crowd(seed: int, slo_s: float) -> list[Request]:
             ttft_s=slo_s,
             tpot_s=slo_s / 2,
         )
-        for number in range(40)
+        for number in range(24)
     ]
 
 
 @pytest.mark.parametrize("checkpoints", [False, True], ids=["no checkpoints", "checkpoints"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.integers(0, 2**32),
     st.builds(PartsConfig, st.sampled_from([*ONLINE_ORDERS]), st.sampled_from([*OFFLINE_ORDERS]), budget=st.sampled_from([*BUDGETS])),

@@ -11,11 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from harvester.errors import EngineError
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.sim.cost import Cost
 
 ALIKE_STEPS = 50  # fewest steps of one length whose deviations are drawn from
+IN_A_ROW = 32  # deviations that follow each other as measured, on average
 SWEEPS = 400
 
 
@@ -72,20 +74,30 @@ class _Fit(LatencyModel):
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """``deviations``: actual over predicted seconds, by length of the step."""
+    """``deviations``: actual over predicted seconds, by length of the step, in the order in which the steps ran."""
 
     model: LatencyModel
     deviations: dict[int, Sequence[float]]
     steps: int
 
     def cost(self, seed: int) -> Cost:
-        """Seconds of a step, drawn: the prediction times the deviation of some step that was about as long."""
+        """Seconds of a step, drawn: the prediction times the deviation of a step that was about as long.
+
+        Deviations follow each other as they were measured, some dozen in a row: a machine that is slow stays so for a while, and a brain
+        that learns follows it.
+        """
         rng, predict = random.Random(seed), self.model.predict
-        every = [ratio for ratios in self.deviations.values() for ratio in ratios]
+        places: dict[int, int] = {}
 
         def drawn(load: StepLoad) -> float:
             predicted_s = predict(load)
-            return predicted_s * rng.choice(self.deviations.get(length_of(predicted_s), every))
+            length = min(self.deviations, key=lambda one: abs(one - length_of(predicted_s)))
+            ratios = self.deviations[length]
+            place = places.get(length, 0) + 1
+            if length not in places or place >= len(ratios) or rng.random() < 1.0 / IN_A_ROW:
+                place = rng.randrange(len(ratios))
+            places[length] = place
+            return predicted_s * ratios[place]
 
         return drawn
 
@@ -96,7 +108,7 @@ class StepFit:
 
 
 def fit(steps: Sequence[Ran]) -> StepFit:
-    """Least squares of the relative error, then the deviations that remain."""
+    """Least squares of the relative error, then the deviations that remain. Raises `EngineError` for too few steps."""
     model = _Fit()
     for step in steps:
         model.observe(step.load, step.seconds)
@@ -105,7 +117,10 @@ def fit(steps: Sequence[Ran]) -> StepFit:
     for step in steps:
         predicted_s = model.predict(step.load)
         found.setdefault(length_of(predicted_s), []).append(step.seconds / predicted_s)
-    return StepFit(model, {length: ratios for length, ratios in found.items() if len(ratios) >= ALIKE_STEPS}, len(steps))
+    kept: dict[int, Sequence[float]] = {length: ratios for length, ratios in found.items() if len(ratios) >= ALIKE_STEPS}
+    if not kept:
+        raise EngineError(f"{len(steps)} steps are too few to fit a cost to; give the run more --seconds")
+    return StepFit(model, kept, len(steps))
 
 
 def length_of(seconds: float) -> int:

@@ -45,7 +45,10 @@ FITTED = ("online_only", "offline_only", "vllm_priority")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one system under the load. ``steps_per_s``: engine steps; TTFT and gaps between tokens in ms."""
+    """Of one system under the load. ``steps_per_s``: engine steps; TTFT and gaps between tokens in ms.
+
+    ``offline_tokens_per_s``: computed ones. A server's counters know a prompt only when it is whole, which is coarse in a short run.
+    """
 
     steps_per_s: float
     ttft_p50_ms: float
@@ -85,7 +88,6 @@ def run(options: Options) -> dict[str, Any]:
                 "front_ms": round(1000 * front_s, 3),
                 "actual_over_predicted_at_harvester": found.bias(during(real, ours)),
             },
-            "engine_busy_share_at_harvester": round(sum(step.seconds for step in during(real, ours)) / ours.seconds, 4),
             "ratios": {f"{name}_predicted_over_measured": line["ratio"] for name, line in systems["harvester"].items()},
             "goals": {"within_10_percent": {"met": all(line["within_10_percent"] for line in systems["harvester"].values())}},
         }
@@ -152,16 +154,15 @@ class _Bench:
         ]
 
     def _played(self, simulation: Simulation, chat: Sequence[Request], begin_s: float, before: Sequence[Outcome] = ()) -> Figures:
-        given, end_s, steps = self.comparison.knobs, begin_s + self.comparison.seconds, simulation.steps
+        given, end_s, steps, offline = self.comparison.knobs, begin_s + self.comparison.seconds, simulation.steps, simulation.offline_tokens
         ended = [*before, *simulation.run(chat, until_s=end_s)]
-        steps = simulation.steps - steps
+        steps, offline = simulation.steps - steps, simulation.offline_tokens - offline
         ended += simulation.run(until_s=end_s + given.drain_s)
         names, planned_s = {request.id for request in chat}, {request.id: one.at_s for request, one in zip(chat, self.load, strict=True)}
         outcomes = [*ended, *simulation.going]
         answered = [one for one in outcomes if one.request.id in names and one.token_s]
         ttft_ms = [1e3 * (one.token_s[0] - begin_s - planned_s[one.request.id]) for one in answered]
         gaps_ms = [1e3 * gap_s for one in answered for gap_s in one.gaps_s]
-        offline = sum(one.tokens_between(begin_s, end_s) for one in outcomes if one.request.offline)
         (ttft_p50, ttft_p99), (tpot_p50, tpot_p99) = ([percentile(each, share) or 0.0 for share in (50, 99)] for each in (ttft_ms, gaps_ms))
         seconds = self.comparison.seconds
         return Figures(steps / seconds, ttft_p50, ttft_p99, tpot_p50, tpot_p99, offline / seconds)
@@ -171,7 +172,7 @@ def figures_of(stretch: Stretch) -> Figures:
     """As its clients and counters saw it."""
     chat, seconds = online_summary(stretch.requests), stretch.samples[-1].at_s - stretch.samples[0].at_s
     ttft_ms, tpot_ms = ({share: float(value or 0.0) for share, value in chat[kind].items()} for kind in ("ttft_ms", "tpot_ms"))
-    offline = stretch.rates()["offline_tokens_per_s"]
+    offline = stretch.work.offline / seconds if stretch.offline else 0.0
     return Figures(stretch.work.steps / seconds, ttft_ms["p50"], ttft_ms["p99"], tpot_ms["p50"], tpot_ms["p99"], offline)
 
 
