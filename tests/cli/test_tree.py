@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-
 from typing import cast
 
 import pytest

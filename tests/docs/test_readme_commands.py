@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-
 from typing import cast
 
 import pytest
-import typer.core
 import typer.main
 
 from harvester.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAM = cast(typer.core.TyperGroup, typer.main.get_command(app))
+PROGRAM = cast(typer.core.TyperGroup, typer.main.get_command(app))  # with the options for shell completion
 
 _PROMPT = re.compile(r"^\s*(?:\$ |> )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(harvester(?: .*)?)$")
 _INLINE = re.compile(r"`(harvester [^`]+)`")
