@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import cast
 
 import pytest
+import typer.core
 import typer.main
 
 from harvester.cli.main import app
 
-COMMANDS = typer.main.get_group(app).commands
+COMMANDS = cast(typer.core.TyperGroup, typer.main.get_command(app)).commands
 CONTRACT = {
     "serve", "stop", "submit", "jobs", "show", "watch", "cancel", "pause", "resume", "retry", "results", "sql", "chat", "tasks",
     "profile", "doctor", "verify",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import cast
 
 import pytest
 import typer.main
@@ -13,7 +14,7 @@ from harvester.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAM = typer.main.get_group(app)
+PROGRAM = cast(typer.core.TyperGroup, typer.main.get_command(app))  # with the options for shell completion
 
 _PROMPT = re.compile(r"^\s*(?:\$ |> )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(harvester(?: .*)?)$")
 _INLINE = re.compile(r"`(harvester [^`]+)`")

@@ -85,7 +85,7 @@ class KvDrive:
         import torch
         from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 
-        from harvester.engine.checkpoints.worker.copies import WorkerCopies
+        from harvester.engine.checkpoints.worker.copies import CopyWorker
         from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
         from harvester.engine.checkpoints.worker.layout import in_a_row
         from harvester.engine.vllm.connector import CheckpointConnector
@@ -99,7 +99,7 @@ class KvDrive:
             self.worker.copies.shutdown()
             slots = self.planner.pool.capacity
             copier = DeviceCopier(in_a_row([bytes_]), slots, self.device, True, piece_bytes=16 * PAGE_BYTES, ahead=False)
-            self.worker.copies = WorkerCopies(copier)
+            self.worker.copies = CopyWorker(copier)
         self.copier: Any = self.worker.copies.copier  # of either kind
 
     def close(self) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
+from harvester.engine.checkpoints.exchange import CopyRequest, CopyStats
 from harvester.engine.checkpoints.planner import Planner
-from harvester.engine.checkpoints.wish import Done, StepWish
 from harvester.engine.shared.state import Count, SharedState
 from harvester.policy.kv.checkpoint import Holder
 from harvester.policy.kv.policy import CopyState
@@ -23,7 +23,7 @@ COUNTED = (
     Count.LOAD_S,
     Count.FAILED_COPIES,
     Count.WAITED_BLOCKS,
-)  # in the order of `Done`
+)  # in the order of `CopyStats`
 
 
 class CheckpointCoordinator:
@@ -36,7 +36,7 @@ class CheckpointCoordinator:
     def wish(self, plan: Plan) -> None:
         """Before a step: what to copy beside it."""
         if plan.copies is not None:
-            self._planner.wish = StepWish(plan.copies.grants, plan.copies.allowed, plan.copies.awaited, plan.copies.max_waited)
+            self._planner.wish = CopyRequest(plan.copies.grants, plan.copies.allowed, plan.copies.awaited, plan.copies.max_waited)
 
     def marked(self, rows: Sequence[Running], requests: Sequence[Any]) -> list[Running]:
         """The running requests with what each would lose with its KV."""
@@ -61,7 +61,7 @@ class CheckpointCoordinator:
     def _copy_s(self) -> float | None:
         """Seconds that a block took to be copied since the last call; None where no copy ended."""
         planner = self._planner
-        done, planner.done = planner.done, Done()
+        done, planner.done = planner.done, CopyStats()
         if self._shared is not None:
             for count, value in zip(COUNTED, astuple(done), strict=True):
                 self._shared.add(count, value)

@@ -1,22 +1,21 @@
 """The engine core's half of the connector: which blocks are copied to the host in a step, and what a preempted request gets back.
 
 A block is stored when the step that filled it has been answered: a step may end early, and what it was to fill is never written. Requests
-are given blocks to store by `StepWish.grants`; one that is preempted saves what little is missing at once, the partly filled block too,
+are given blocks to store by `CopyRequest.grants`; one that is preempted saves what little is missing at once, the partly filled block too,
 before its blocks are overwritten.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Sequence
 
 from harvester.core import WorkClass, work_class
+from harvester.engine.checkpoints.exchange import CopyRequest, CopyStats, PartialBlock, partial_key
 from harvester.engine.checkpoints.jobs import CopyJob, CopyReport, StepOrders
 from harvester.engine.checkpoints.layout import HostLayout, StepBlocks
 from harvester.engine.checkpoints.tracked import InFlight, Jobs, KvBlock, Request, Tracked
-from harvester.engine.checkpoints.wish import Done, StepWish, Tail
 from harvester.engine.checkpoints.worker.growth import Growth
 from harvester.policy.kv.checkpoint import to_save
 from harvester.policy.kv.hostpool import HostPool
@@ -30,8 +29,8 @@ class Planner:
     def __init__(self, config: HostLayout) -> None:
         self.config = config
         self.pool: HostPool[bytes] = HostPool(config.slots)
-        self.wish = StepWish()
-        self.done = Done()
+        self.wish = CopyRequest()
+        self.done = CopyStats()
         self.slot_bytes = config.slot_bytes
         self.block_tokens = config.block_tokens
         self.able = config.able
@@ -43,7 +42,7 @@ class Planner:
         self.requests: dict[str, Tracked] = {}
         self._growth = Growth(self.pool, config.slot_bytes)
         self._victims: dict[str, int] = {}  # preempted since the last step: tokens whose KV is computed
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, PartialBlock] = {}
         self._being_loaded: set[bytes] = set()
         self._loads: dict[int, CopyJob] = {}  # of the step that is being planned, as the next two
         self._flush: set[int] = set()
@@ -179,7 +178,7 @@ class Planner:
         for request_id in step.finished:
             self._finish(request_id)
         self._loads, self._flush, self._given = {}, set(), set()
-        self.wish = StepWish(wait_blocks=self.wish.wait_blocks)
+        self.wish = CopyRequest(wait_blocks=self.wish.wait_blocks)
         return orders
 
     def _take_blocks(self, tracked: Tracked, blocks: Sequence[int] | None, anew: bool) -> None:
@@ -240,7 +239,7 @@ class Planner:
         full, with_tail = to_save(whole, saved, tail_tokens, most)
         keys = tracked.keys[saved : saved + full]
         if with_tail:
-            keys.append(_tail_key(request_id, tokens))
+            keys.append(partial_key(request_id, tokens))
         sources = tracked.blocks[saved : saved + len(keys)]
         if not keys or len(sources) < len(keys):
             return {}
@@ -248,7 +247,7 @@ class Planner:
         if jobs is None:
             return {}
         if with_tail:
-            self._tails[request_id] = Tail(tokens, keys[-1])
+            self._tails[request_id] = PartialBlock(tokens, keys[-1])
         for number, job in jobs.items():
             self._flush.add(number)
             self.done.waited_blocks += len(job.blocks)
@@ -283,9 +282,8 @@ class Planner:
             job = self.jobs.report(number, ranks, number in report.failed)
             if job is not None:
                 self._end(number, job)
-        done = Done(stored_bytes=report.stored.size_bytes, loaded_bytes=report.loaded.size_bytes)
-        done.store_s, done.load_s = report.stored.seconds, report.loaded.seconds
-        self.done.add(done)
+        stored, loaded = report.stored, report.loaded
+        self.done.add(CopyStats(0, 0, stored.size_bytes, loaded.size_bytes, stored.seconds, loaded.seconds))
 
     def _end(self, number: int, job: InFlight) -> None:
         (self.pool.stored if job.store else self.pool.loaded)(job.slots, not job.failed)
@@ -300,8 +298,3 @@ class Planner:
         tracked.jobs.remove(number)
         if tracked.finished and not tracked.jobs:
             del self.requests[job.request_id]
-
-
-def _tail_key(request_id: str, tokens: int) -> bytes:
-    """No other request finds it: its tokens are not hashed with what else decides their KV (adapters, images)."""
-    return b"partial" + hashlib.sha256(f"{request_id} {tokens}".encode()).digest()

@@ -18,7 +18,7 @@ from harvester.engine.checkpoints.jobs import CopyReport, StepOrders
 from harvester.engine.checkpoints.layout import HostLayout, StepBlocks
 from harvester.engine.checkpoints.planner import Planner
 from harvester.engine.checkpoints.worker.copier import HostCopier
-from harvester.engine.checkpoints.worker.copies import WorkerCopies
+from harvester.engine.checkpoints.worker.copies import CopyWorker
 from harvester.engine.checkpoints.worker.devicecopier import DeviceCopier
 from harvester.engine.checkpoints.worker.layout import Pages, in_a_row
 from harvester.engine.checkpoints.worker.transfers import StepCopier
@@ -60,7 +60,7 @@ class CheckpointConnector(KVConnectorBase_V1, SupportsHMA):
         self.host = host_layout(vllm_config, kv_cache_config)
         self._group = kv_cache_config.prefix_cacheable_group_ids[0]
         self.planner = Planner(self.host) if role == KVConnectorRole.SCHEDULER else None
-        self.copies: WorkerCopies | None = None
+        self.copies: CopyWorker | None = None
         self._orders: StepOrders | None = None
         self._told = KVConnectorTransferResults()
         self._told_meta: EndedCopies | None = None
@@ -136,7 +136,7 @@ class CheckpointConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self.host.able:
-            self.copies = WorkerCopies(self.copier(pages_of(self._caches, kv_caches), self.host.slots, bool(self.extra.get("verify"))))
+            self.copies = CopyWorker(self.copier(pages_of(self._caches, kv_caches), self.host.slots, bool(self.extra.get("verify"))))
 
     def copier(self, pages: list[Pages], slots: int, verify: bool) -> StepCopier:
         """What copies: a thread on CPU, the copy engines on CUDA. Each rank has host memory of its own, for its own pages."""

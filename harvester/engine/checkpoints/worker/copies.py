@@ -16,7 +16,7 @@ class Received:
     failed: set[str] = field(default_factory=set)
 
 
-class WorkerCopies:
+class CopyWorker:
     """Of one worker. Copies begin in the step that plans them: a store reads blocks that were computed before that step.
 
     What is read back is read beside the forward pass of that step, so that a request may be back in the next. A thread that copies on

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
-class Tail:
+class PartialBlock:
     """The partly filled block of a preempted request: its ``tokens`` are the first so many of the request."""
 
     tokens: int
@@ -15,7 +16,7 @@ class Tail:
 
 
 @dataclass(slots=True)
-class Done:
+class CopyStats:
     """What the copies came to since they were last asked for."""
 
     stored_blocks: int = 0
@@ -27,13 +28,13 @@ class Done:
     failed: int = 0  # jobs
     waited_blocks: int = 0  # copied while a step waited
 
-    def add(self, other: Done) -> None:
+    def add(self, other: CopyStats) -> None:
         for place in fields(self):
             setattr(self, place.name, getattr(self, place.name) + getattr(other, place.name))
 
 
 @dataclass(slots=True)
-class StepWish:
+class CopyRequest:
     """What the policy wants of the next step. ``grants``: blocks by request; ``wait_blocks``: most that the step may wait for.
 
     ``allowed``: most copied beside it; ``awaited``: the same where an online request is read back. None: no bound.
@@ -43,3 +44,8 @@ class StepWish:
     allowed: int | None = None
     awaited: int | None = None
     wait_blocks: int = 8
+
+
+def partial_key(request_id: str, tokens: int) -> bytes:
+    """Of a partly filled block. No other request finds it: its tokens are not hashed with what else decides their KV (adapters, images)."""
+    return b"partial" + hashlib.sha256(f"{request_id} {tokens}".encode()).digest()

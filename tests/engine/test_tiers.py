@@ -1,0 +1,37 @@
+"""The priority that a chat request carries as a header, once harvester has settled it."""
+
+from __future__ import annotations
+
+from fastapi import Request
+
+from harvester.engine.frontend.tiers import given_priority, without_header
+
+HEADER = "X-Vllm-Priority"
+
+
+def request(**headers: str) -> Request:
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": given})
+
+
+def test_the_header_says_the_priority_unless_it_is_no_number() -> None:
+    assert given_priority(request(x_vllm_priority="7"), HEADER, 3) == 7
+    assert given_priority(request(x_vllm_priority="soon"), HEADER, 3) == 3
+    assert given_priority(request(), HEADER, 3) == 3
+    assert given_priority(None, HEADER, 3) == 3
+
+
+def test_vllm_sees_the_request_without_the_header_and_what_it_notes_is_kept() -> None:
+    came = request(x_vllm_priority="7", authorization="Bearer k")
+    seen = without_header(came, HEADER)
+    assert seen is not None
+    assert dict(seen.headers) == {"authorization": "Bearer k"}
+    seen.state.request_metadata = "usage"
+    assert came.state.request_metadata == "usage"
+    assert came.headers[HEADER] == "7"
+
+
+def test_a_request_without_the_header_is_handed_on_as_it_is() -> None:
+    came = request(authorization="Bearer k")
+    assert without_header(came, HEADER) is came
+    assert without_header(None, HEADER) is None
