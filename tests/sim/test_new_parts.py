@@ -1,4 +1,4 @@
-"""A policy that is added to a table is simulated without further ado; `tests.engine.test_new_parts` runs the same in vLLM's scheduler."""
+"""A policy that is added to a table is simulated as it is; `tests.engine.test_new_parts_in_engine` runs the same in vLLM's scheduler."""
 
 from __future__ import annotations
 
