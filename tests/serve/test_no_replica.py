@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
@@ -17,6 +16,7 @@ from harvester.errors import NoReplicaError, from_json
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own
+    from ray import serve
     from ray.exceptions import ActorDiedError
     from ray.serve.exceptions import RayServeException
 
