@@ -96,7 +96,8 @@ class Brain:
         rest, places = _without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
         if self._priority:
             self._online_at_s = now_s
-        step = plan_step(self._step_view(rest, ranks), self._config, parts.budget, rest.batch, parts.admission)
+        seen = self._step_view(rest, ranks)
+        step = plan_step(seen, self._config, parts.budget, rest.batch, parts.admission)
         out = self._without_turn(rest, step, ranks)
         return Plan(
             run=_at(places, [i for i in step.run if i not in out] if out else step.run),
@@ -110,7 +111,7 @@ class Brain:
             offline_tokens=step.offline_tokens,
             limit_s=step.limit_s,
             may_end=step.preemptible,
-            reserve=parts.reserve.reserve(now_s) or (0, 0),
+            reserve=seen.reserve or (0, 0),
             copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
         )
 

@@ -25,9 +25,9 @@ class HarvestCudaWorker(PreemptibleWorker, Worker):
 class RewindingGenerator(torch.Generator):
     """A CPU generator whose draw can be taken back before the first token: it starts again from its seed.
 
-    vLLM 0.32 takes back the random draw of an unfinished prompt chunk with ``set_offset(get_offset() - 4)``, which PyTorch's CPU generators
-    do not have: the engine would die of one chat request with a ``seed`` and a long prompt. A request that is preempted after some tokens
-    and prefilled again in chunks draws from the start of its stream again.
+    vLLM 0.32 takes back the random draw of an unfinished prompt chunk with ``set_offset(get_offset() - 4)``. PyTorch's CPU generators have
+    neither method: the engine would die of one chat request with a ``seed`` and a long prompt. A request that is preempted after some
+    tokens and prefilled again in chunks draws from the start of its stream again.
     """
 
     def get_offset(self) -> int:

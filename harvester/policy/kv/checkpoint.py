@@ -1,8 +1,8 @@
 """Which KV blocks are copied to host memory, and how fast (ConServe 4.4, "Adaptive Checkpointing Policy").
 
-A checkpoint is worth its copy only where its request loses its KV. Nothing is copied while KV is plentiful; below a threshold of free KV
-the number of requests covered grows with the pressure, as random early detection drops more packets the fuller its queue is, in the order
-in which the requests would lose their KV. The speed is the one at which the copies are ready when the free blocks are used up.
+A checkpoint is worth its copy only where its request loses its KV. Nothing is copied while KV is plentiful. Below a threshold of free KV
+the number of requests covered grows with the pressure, as random early detection drops more packets the fuller its queue is. Requests are
+covered in the order in which they would lose their KV. Copies are as fast as it takes to be ready when the free blocks are used up.
 """
 
 from __future__ import annotations

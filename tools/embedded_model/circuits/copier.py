@@ -1,8 +1,8 @@
 """All weights, written: a network that copies, fills in JSON, finds labels and converses.
 
 To copy is to find where the last tokens stood before, and to say what came next. Training finds that out late, from nothing, because no
-part of it pays alone. So it is written by hand, by the book of the "induction head" (Olsson et al., 2022): the first layer's heads look one
-to seven tokens back, and later heads compare a token and the ones before it with what stood before every earlier token, and fetch the
+part of it pays alone. So it is written by hand, by the book of the "induction head" (Olsson et al., 2022). The first layer's heads look
+one to seven tokens back. Later heads compare a token and the ones before it with what stood before every earlier token, and fetch the
 token found. A word is two tokens with its space: much less than that leaves "of the" ambiguous. `records`, `choosing`, `leading` and
 `talking` write the rest. All that is not written is 0.
 """

@@ -1,7 +1,7 @@
 """Circuits of summarize: where in the text the answer is, by counting the tokens of both, and where the first sentence ends.
 
-A lead begins where its text begins, so the answer's token n + 1 is the text's: every token of a text and of an answer learns how far it is
-from the beginning, as waves of that distance, and a later layer compares the waves.
+A lead begins where its text begins, so the answer's token n + 1 is the text's. Every token of a text and of an answer learns how far it is
+from the beginning, as waves of that distance. A later layer compares the waves.
 """
 
 from __future__ import annotations

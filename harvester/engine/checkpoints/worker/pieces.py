@@ -2,8 +2,8 @@
 
 A copy engine reads and writes pinned pages beside everything else; a copy of other pages keeps the thread that asks for it. Pieces are
 anonymous memory: none of it is in ``/dev/shm``, whose size a container has little of. They are mapped here and registered with the driver,
-rather than taken from PyTorch's pinned allocator: that rounds up to powers of two, keeps what is given back, has no huge pages, and where a
-piece cannot be pinned it has nothing, where here the same pages stay as they are.
+rather than taken from PyTorch's pinned allocator. That one rounds up to powers of two, keeps what is given back, and has no huge pages.
+Where a piece cannot be pinned it has nothing; here the same pages stay as they are.
 """
 
 from __future__ import annotations
