@@ -45,6 +45,7 @@ SCENARIOS = {
     "phases": Scenario("scenarios.coserving.phases", "chat on, off and on again beside batch work"),
     "burst": Scenario("scenarios.coserving.burst", "chat in bursts and at rising rates beside batch work"),
     "ablation": Scenario("scenarios.coserving.ablation", "the parts of harvester's scheduler, turned on one after the other"),
+    "papers": Scenario("papers.scenario", "the figures of EconoServe, FastServe and ConServe, simulated, beside what the papers say"),
     "preempt": Scenario(
         "scenarios.engine.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"
     ),

@@ -30,6 +30,7 @@ from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation
 from harvester.sim.measure import Summary, highest_rate, summarize
 from harvester.sim.trace import SHAREGPT, Lengths, Request, gamma, stretched
+from harvester.sim.track import Outcome
 
 MODEL = MODELS["opt-13b"]
 MACHINE = Machine(GPUS["a100-40gb"])
@@ -145,7 +146,11 @@ SYSTEMS = {
 
 def simulate(system: System, setting: Setting, rate: float, seconds: float, seed: int, prompt_factor: float = 1.0) -> Summary:
     """One run to the end of every request that arrives within ``seconds``."""
-    trace = stretched(gamma(rate, 1.0, seconds, setting.lengths, random.Random(seed)), prompt_factor)
+    return summarize(played(system, setting, stretched(gamma(rate, 1.0, seconds, setting.lengths, random.Random(seed)), prompt_factor)))
+
+
+def played(system: System, setting: Setting, trace: Sequence[Request]) -> list[Outcome]:
+    """What became of each request."""
     engine = Engine(
         setting.cost,
         setting.kv_blocks,
@@ -157,7 +162,7 @@ def simulate(system: System, setting: Setting, rate: float, seconds: float, seed
     )
     parts = parts_of(PartsConfig(), LatencyModel.from_state(setting.profile), setting.kv_policy(system.kv))
     parts.online = system.order(setting, trace)
-    return summarize(Simulation(engine, Brain(parts, PolicyConfig(0, 0.0, 1))).run(trace))
+    return Simulation(engine, Brain(parts, PolicyConfig(0, 0.0, 1))).run(trace)
 
 
 def run(options: Options) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The systems of the EconoServe, FastServe and ConServe papers, simulated, and their figures drawn again."""

@@ -1,0 +1,1 @@
+"""The papers' figures, each a function that gives what it shows as numbers."""

@@ -1,0 +1,40 @@
+"""SRTF of EconoServe's section 2: ORCA's batch and KV, the shortest answer first, known beforehand.
+
+Whoever runs keeps its place: what is left of it only shrinks. A true SRTF would also take the place of one with more left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench.papers.engine.order import SHORTEST
+from bench.papers.systems.orca import rules
+from bench.papers.systems.system import Parts, System
+from harvester.policy.order.offline import Fcfs, OfflineOrder, OfflineRow
+from harvester.policy.step.admission import WorstCase
+
+
+class ShortestAnswer(Fcfs):
+    """By the predicted answer; those that lost their KV first, in the order in which they came."""
+
+    def __init__(self, predicted: Mapping[str, int]) -> None:
+        super().__init__()
+        self._predicted = predicted
+
+    def add(self, row: OfflineRow) -> None:
+        self._enter(row)
+        self._queue.append(row)
+        self._queue.sort(key=lambda one: (not one.begun, 0 if one.begun else self._predicted[one.name], one.arrival_s))
+
+
+def shortest(predicted: Mapping[str, int]) -> OfflineOrder:
+    return ShortestAnswer(predicted)
+
+
+SRTF = System(
+    "srtf",
+    lambda setting, dataset: {**rules(setting, dataset), "order": SHORTEST},
+    padded=False,
+    knows=True,
+    parts=Parts(shortest, WorstCase),
+)
