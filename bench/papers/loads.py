@@ -35,7 +35,8 @@ class Spread:
     def draw(self, count: int, generator: Generator) -> NDArray[np.int64]:
         middle = _middle(self.mean, self.sigma, self.least, self.most)
         drawn = np.exp(middle + self.sigma * generator.standard_normal(count))
-        return np.clip(np.rint(drawn), self.least, self.most).astype(np.int64)
+        clipped: NDArray[np.int64] = np.clip(np.rint(drawn), self.least, self.most).astype(np.int64)
+        return clipped
 
 
 @cache

@@ -65,13 +65,13 @@ def planned(system: System, requests: columns.Requests, monkeypatch: pytest.Monk
 
     longest = 400 if "max_output" in rules else None
     trace = [
-        Request(f"r{i}", one.arrival_s, int(one.prompt), int(one.output), "job", longest or int(one.predicted))
+        Request(f"r{i}", one.arrival_s, int(one.prompt), int(one.output), f"r{i}", longest or int(one.predicted))
         for i, one in enumerate(requests)
     ]
     assert system.parts is not None
     parts = parts_of(PartsConfig(budget="fixed", reserve="fixed"), LatencyModel())
-    parts.offline = system.parts.order({f"r{i}": int(one.predicted) for i, one in enumerate(requests)})
-    parts.admission = system.parts.admission()
+    predicted = {f"r{i}": int(one.predicted) for i, one in enumerate(requests)}
+    parts.offline, parts.admission = system.parts.order(predicted), system.parts.admission(predicted)
     engine = Engine(cost, BLOCKS, int(rules["max_seqs"]), int(rules["step_tokens"]), BLOCK_TOKENS)
     ended = loop.Simulation(engine, Brain(parts, PolicyConfig(0, 0.0, 1))).run(trace)
     assert len(ended) == COUNT

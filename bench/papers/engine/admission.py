@@ -13,6 +13,7 @@ BLOCK, LONGEST, PREDICTED, CURVE = range(4)
 LEAST_LEFT, LEFT_SHARE = 16, 0.3  # of what was emitted, where an answer is longer than predicted
 LEAST_MARGIN, MOST_MARGIN = 0.02, 0.3  # of the KV, left free by the curve
 RECOMPUTED, RAISED, LOWERED = 0.01, 1.5, 0.9  # as `harvester.policy.step.margin`
+LOOK_AGAIN = 16  # plans after which one that did not fit is tried again
 
 
 @compiled
@@ -29,25 +30,31 @@ def final_blocks(request: Request, rules: Rules) -> int:
 
 @compiled
 def left_tokens(request: Request) -> int:
-    """Of its answer, as expected."""
+    """Of its answer, as predicted."""
     return max(request.predicted - request.emitted, LEAST_LEFT, int(LEFT_SHARE * request.emitted))
 
 
 @compiled
-def curve_fits(requests: Requests, rules: Rules, held: Ints, count: int, margin: float) -> bool:
-    """Whether the KV of the first ``count`` of ``held`` stays within the bound until all have ended.
+def left_of_curve(request: Request, rules: Rules) -> float:
+    """The same within the longest answer there is, as `harvester.policy.step.expected` has it."""
+    left = max(float(request.predicted - request.emitted), float(LEAST_LEFT), LEFT_SHARE * request.emitted)
+    return min(left, float(rules.max_output - request.emitted))
+
+
+@compiled
+def curve_fits(requests: Requests, rules: Rules, held: Ints, count: int, bound: float) -> bool:
+    """Whether the KV of the first ``count`` of ``held`` stays within ``bound`` tokens until all have ended.
 
     Sorted by tokens left, the longest first: when the k-th ends, those before it still run, and each has grown by as much.
     """
-    left = np.empty(count, np.int64)
+    left = np.empty(count, np.float64)
     for place in range(count):
-        left[place] = -left_tokens(requests[held[place]])
-    bound = (1.0 - margin) * rules.total_blocks * rules.block_tokens
-    context = 0
+        left[place] = -left_of_curve(requests[held[place]], rules)
+    known = 0
     for rank, place in enumerate(np.argsort(left, kind="mergesort")):
         request = requests[held[place]]
-        context += request.prompt + request.emitted
-        if context + (rank + 1) * (rules.block_tokens / 2 - left[place]) > bound:
+        known += request.prompt + request.emitted
+        if known + (rank + 1) * (rules.block_tokens / 2 - left[place]) > bound:
             return False
     return True
 
@@ -81,18 +88,43 @@ def choose(requests: Requests, engine: Engine, rules: Rules, running: Ints, wait
 
 @compiled
 def _choose_by_curve(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, chosen: Ints, slots: int) -> None:
-    held = np.empty(engine.running + max(slots, 0) + 1, np.int64)
-    held[: engine.running] = running[: engine.running]
-    count, free = engine.running, engine.free_blocks
+    """As `harvester.policy.step.expected.Expected.admitted`; alone, any request fits."""
+    free, held = engine.free_blocks, np.empty(engine.running + max(slots, 0) + 1, np.int64)
+    for place in range(engine.running):
+        request, held[place] = requests[running[place]], running[place]
+        if request.prompt + request.emitted - request.computed > 1:
+            free -= blocks_of(request.prompt + request.emitted, rules) - blocks_of(request.computed, rules)
+    bound = (1.0 - engine.margin) * rules.total_blocks * rules.block_tokens
     for place in range(min(slots, engine.waiting)):
         request = requests[waiting[place]]
-        held[count] = waiting[place]
         free -= blocks_of(request.prompt + request.emitted, rules)
-        if count and (free < 0 or not curve_fits(requests, rules, held, count + 1, engine.margin)):
+        if free < 0:
             return
-        count += 1
+        if place == 0 and engine.running and _still_refused(engine, running, waiting[0], bound):
+            return
+        held[engine.running + place] = waiting[place]
+        if engine.running + place and not curve_fits(requests, rules, held, engine.running + place + 1, bound):
+            if place == 0:
+                _refuse(engine, running, waiting[0], bound)
+            return
         chosen[place] = waiting[place]
         engine.chosen = place + 1
+
+
+@compiled
+def _still_refused(engine: Engine, running: Ints, index: int, bound: float) -> bool:
+    """The same one did not fit a few plans ago, beside the same ones: it is not tried again yet."""
+    engine.refused_plans += 1
+    if engine.refused_rows == 0 or engine.refused_plans >= LOOK_AGAIN or bound > engine.refused_bound:
+        return False
+    same = engine.refused == index and engine.refused_rows == engine.running
+    return same and engine.refused_newest == running[engine.running - 1]
+
+
+@compiled
+def _refuse(engine: Engine, running: Ints, index: int, bound: float) -> None:
+    engine.refused, engine.refused_rows, engine.refused_newest = index, engine.running, running[engine.running - 1]
+    engine.refused_bound, engine.refused_plans = bound, 0
 
 
 @compiled
@@ -121,10 +153,10 @@ def _choose_nearest(requests: Requests, engine: Engine, rules: Rules, waiting: I
 
 @compiled
 def judge_margin(engine: Engine, rules: Rules) -> None:
-    """Whenever as many tokens were computed as the KV holds: more is left free where too many of them were computed again."""
+    """Whenever as many tokens were computed as the KV holds: more is left free where too many of them are computed again."""
     tokens = engine.forward - engine.judged
     if tokens < rules.total_blocks * rules.block_tokens:
         return
-    over = engine.recomputed - engine.judged_again > RECOMPUTED * tokens
+    over = engine.again - engine.judged_again > RECOMPUTED * tokens
     engine.margin = min(MOST_MARGIN, RAISED * engine.margin) if over else max(LEAST_MARGIN, LOWERED * engine.margin)
-    engine.judged, engine.judged_again = engine.forward, engine.recomputed
+    engine.judged, engine.judged_again = engine.forward, engine.again

@@ -57,13 +57,19 @@ class Engine:
     busy_s: float
     extra_s: float  # that this step takes beside its load: swapping, choosing
     recomputed: int
+    again: int  # tokens that those who lost their KV compute again, counted when they come back
     queued: int  # requests that wait to generate
     queued_blocks: int  # held by prompts and those that wait to generate
     reserve_blocks: int  # of the reserve, in use
     groups: int
     margin: float  # of the KV that the curve leaves free
     judged: int  # tokens that were computed when the margin was judged last
-    judged_again: int  # of them, computed again
+    judged_again: int  # the same of ``again``
+    refused: int  # the request that the curve refused last, beside so many, the newest of them, with so many tokens of KV
+    refused_rows: int
+    refused_newest: int
+    refused_bound: float
+    refused_plans: int  # since then
     kv_s: float  # share of KV tokens in use, over time
     work_s: float  # seconds that the floating-point operations alone would take
     forward: int  # tokens computed

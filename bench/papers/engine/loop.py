@@ -74,18 +74,18 @@ def paged_loop(
         for place in range(engine.running):
             requests[running[place]].tokens = 0
         sort_again(requests, engine, rules, waiting)
-        choose(requests, engine, rules, running, waiting, chosen)
         if rules.prompts_first:
+            choose(requests, engine, rules, running, waiting, chosen)
             prompts_first_step(requests, engine, rules, running, waiting, chosen)
         else:
             mixed_step(requests, engine, rules, running, waiting, chosen)
+        if rules.allocation == CURVE:
+            judge_margin(engine, rules)
         seconds = step_s(requests, engine, rules, running, log) + engine.extra_s
         account(requests, engine, rules, running, queued, chosen, seconds)
         engine.now_s += seconds
         engine.steps += 1
         advance(requests, engine, running)
-        if rules.allocation == CURVE:
-            judge_margin(engine, rules)
 
 
 @compiled

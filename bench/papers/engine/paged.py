@@ -5,7 +5,7 @@ The same decisions as `harvester.sim.replica.Replica`, step by step (`tests/benc
 
 from __future__ import annotations
 
-from bench.papers.engine.admission import blocks_of
+from bench.papers.engine.admission import blocks_of, choose
 from bench.papers.engine.columns import PROMPT, RUNNING, WAITING, Engine, Ints, Request, Requests, Rules
 from bench.papers.engine.compiled import compiled
 from bench.papers.engine.order import leave, wait
@@ -39,36 +39,46 @@ def preempt(requests: Requests, engine: Engine, rules: Rules, waiting: Ints, ind
 
 
 @compiled
-def run_step(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, tokens_left: int) -> tuple[bool, int]:
-    """Give tokens to those that run, in their order. Returns whether all found the blocks they need, and the tokens that are left."""
-    enough, place = True, 0
-    while place < engine.running and tokens_left > 0:
-        index = running[place]
-        request = requests[index]
-        tokens = min(left_of(request), tokens_left)
-        more = max(0, blocks_of(request.computed + tokens, rules) - request.blocks)
-        while more > engine.free_blocks:
-            enough = False
-            lost = engine.running - 1
-            victim = running[lost]
-            tokens_left += requests[victim].tokens
-            take_out(engine, running, lost)
-            preempt(requests, engine, rules, waiting, victim)
-            if lost < place:
-                place -= 1
-            if victim == index:
-                return False, tokens_left
-        give(engine, request, tokens, more)
-        tokens_left -= tokens
-        place += 1
-    return enough, tokens_left
+def make_room(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, tokens_left: int) -> bool:
+    """The newest give up their KV until all others find the blocks they need. Returns whether anybody had to; one always goes on."""
+    short = -engine.free_blocks
+    for place in range(engine.running):
+        request = requests[running[place]]
+        request.tokens = min(left_of(request), tokens_left)
+        tokens_left -= request.tokens
+        short += more_blocks(request, rules)
+    lost = False
+    while short > 0 and engine.running > 1:
+        engine.running -= 1
+        index = running[engine.running]
+        short -= requests[index].blocks + more_blocks(requests[index], rules)
+        preempt(requests, engine, rules, waiting, index)
+        lost = True
+    return lost
 
 
 @compiled
-def give(engine: Engine, request: Request, tokens: int, more_blocks: int) -> None:
+def more_blocks(request: Request, rules: Rules) -> int:
+    """That it needs for the tokens of this step."""
+    return max(0, blocks_of(request.computed + request.tokens, rules) - request.blocks) if request.tokens else 0
+
+
+@compiled
+def run_step(requests: Requests, engine: Engine, rules: Rules, running: Ints, tokens_left: int) -> int:
+    """Give tokens and blocks to those that run, in their order. Returns the tokens that are left."""
+    for place in range(engine.running):
+        request = requests[running[place]]
+        request.tokens = min(left_of(request), tokens_left)
+        tokens_left -= request.tokens
+        give(engine, request, request.tokens, more_blocks(request, rules))
+    return tokens_left
+
+
+@compiled
+def give(engine: Engine, request: Request, tokens: int, blocks: int) -> None:
     request.tokens = tokens
-    request.blocks += more_blocks
-    engine.free_blocks -= more_blocks
+    request.blocks += blocks
+    engine.free_blocks -= blocks
 
 
 @compiled
@@ -84,6 +94,8 @@ def enter(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiti
         request.computed = request.swapped
         engine.extra_s += request.swapped * rules.swap_token_s
         request.swapped = 0
+    elif request.preemptions:
+        engine.again += request.prompt + request.emitted - 1
     running[engine.running] = index
     engine.running += 1
 
@@ -106,8 +118,12 @@ def admit(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiti
 
 @compiled
 def mixed_step(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, chosen: Ints) -> None:
-    enough, tokens_left = run_step(requests, engine, rules, running, waiting, rules.step_tokens)
-    if enough:
+    """Those that run, then those that the plan admits; nobody is admitted where KV was short."""
+    short = make_room(requests, engine, rules, running, waiting, rules.step_tokens)
+    if not short:
+        choose(requests, engine, rules, running, waiting, chosen)
+    tokens_left = run_step(requests, engine, rules, running, rules.step_tokens)
+    if not short:
         admit(requests, engine, rules, running, waiting, chosen, tokens_left)
 
 
@@ -122,7 +138,8 @@ def prompts_first_step(requests: Requests, engine: Engine, rules: Rules, running
             more = blocks_of(request.computed + left_of(request), rules) - request.blocks
             give(engine, request, left_of(request), more)
     if engine.running == before:
-        run_step(requests, engine, rules, running, waiting, rules.step_tokens + rules.max_seqs)
+        make_room(requests, engine, rules, running, waiting, rules.max_seqs)
+        run_step(requests, engine, rules, running, rules.max_seqs)
 
 
 @compiled

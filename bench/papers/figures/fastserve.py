@@ -103,7 +103,7 @@ def guess(lengths: str, setting: Setting) -> float:
     prompt, output = (sum(column) / len(drawn) for column in zip(*drawn, strict=True))
     seqs = min(setting.max_seqs, setting.kv_tokens / (prompt + output / 2))
     step_s = setting.cost(StepLoad(0, 0.0, int(seqs), int(seqs * (prompt + output / 2)), int(seqs)))
-    return seqs / (output * step_s + seqs * setting.cost(StepLoad.prefill(round(prompt))) / 4)
+    return float(seqs / (output * step_s + seqs * setting.cost(StepLoad.prefill(round(prompt))) / 4))
 
 
 def rate_where(system: str, setting: Setting, lengths: str, scale: Scale, measure: Callable[[Run], float], bound: float) -> float:
@@ -122,10 +122,11 @@ def sustained_rates(machine: str, lengths: str, system: str, scale: Scale) -> di
 def goodput(system: str, scale: Scale) -> dict[str, float]:
     """Figure 13: OPT-13B, rates at which 95% of the requests are within so many times the latency of light load in both phases."""
     setting = setting_of("opt-13b")
-    return {
-        f"{times}": round(rate_where(system, setting, "sharegpt", scale, lambda one, times=times: -one.in_time(times), -0.95), 3)
-        for times in SLO_TIMES
-    }
+
+    def late(times: float) -> Callable[[Run], float]:
+        return lambda one: 1.0 - one.in_time(times)
+
+    return {f"{times}": round(rate_where(system, setting, "sharegpt", scale, late(times), 0.05), 3) for times in SLO_TIMES}
 
 
 def prompt_lengths(times: float, scale: Scale) -> dict[str, float]:

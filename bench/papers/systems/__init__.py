@@ -12,23 +12,21 @@ from bench.papers.systems.srtf import SRTF
 from bench.papers.systems.system import Simulated
 from bench.papers.systems.vllm import VLLM, VLLM_2023
 
-SYSTEMS: dict[str, Simulated] = {
-    system.name: system
-    for system in (
-        VLLM,
-        VLLM_2023,
-        SARATHI,
-        ORCA,
-        SRTF,
-        MULTIRES,
-        ECONOSERVE_D,
-        ECONOSERVE_SD,
-        ECONOSERVE_SDO,
-        ECONOSERVE,
-        ORACLE,
-        DISTSERVE,
-        GREEDY_SHORTEST,
-        *CURVES.values(),
-        CURVE_ORACLE,
-    )
-}
+ALL: tuple[Simulated, ...] = (
+    VLLM,
+    VLLM_2023,
+    SARATHI,
+    ORCA,
+    SRTF,
+    MULTIRES,
+    ECONOSERVE_D,
+    ECONOSERVE_SD,
+    ECONOSERVE_SDO,
+    ECONOSERVE,
+    ORACLE,
+    DISTSERVE,
+    GREEDY_SHORTEST,
+    *CURVES.values(),
+    CURVE_ORACLE,
+)
+SYSTEMS = {system.name: system for system in ALL}

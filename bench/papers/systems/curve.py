@@ -7,13 +7,13 @@ of the curve learns from what is computed again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bench.papers.engine.admission import BLOCK, CURVE, LEAST_MARGIN
 from bench.papers.engine.order import DEADLINE, ECONOSERVE, FCFS, SHORTEST
 from bench.papers.loads import Dataset
 from bench.papers.machines import Setting
-from bench.papers.systems.srtf import shortest
-from bench.papers.systems.system import Parts, Rule, System
-from bench.papers.systems.vllm import Greedy
+from bench.papers.systems.system import Rule, System
 
 STEP_TOKENS = 2048  # vLLM's
 
@@ -22,13 +22,13 @@ def rules(order: int, allocation: int) -> dict[str, float]:
     return {"step_tokens": STEP_TOKENS, "order": order, "allocation": allocation, "margin": LEAST_MARGIN}
 
 
-def _by_curve(order: int, setting: Setting, dataset: Dataset) -> Rule:
-    return rules(order, CURVE) | {"max_output": dataset.output.most}
+GREEDY_SHORTEST = System("greedy_shortest", lambda setting, dataset: rules(SHORTEST, BLOCK), padded=False)
 
 
-GREEDY_SHORTEST = System("greedy_shortest", lambda setting, dataset: rules(SHORTEST, BLOCK), padded=False, parts=Parts(shortest, Greedy))
-CURVES = {
-    order: System(f"curve{name}", lambda setting, dataset, order=order: _by_curve(order, setting, dataset), padded=False)
-    for order, name in ((FCFS, ""), (SHORTEST, "_shortest"), (DEADLINE, "_deadline"), (ECONOSERVE, "_econoserve"))
-}
-CURVE_ORACLE = System("curve_oracle", lambda setting, dataset: _by_curve(SHORTEST, setting, dataset), padded=False, knows=True)
+def by_curve(order: int) -> Callable[[Setting, Dataset], Rule]:
+    return lambda setting, dataset: {**rules(order, CURVE), "max_output": dataset.output.most}
+
+
+NAMES = {FCFS: "curve", SHORTEST: "curve_shortest", DEADLINE: "curve_deadline", ECONOSERVE: "curve_econoserve"}
+CURVES = {order: System(name, by_curve(order), padded=False) for order, name in NAMES.items()}
+CURVE_ORACLE = System("curve_oracle", by_curve(SHORTEST), padded=False, knows=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from bench.papers.engine.admission import BLOCK
 from bench.papers.engine.order import FCFS
 from bench.papers.systems.system import Parts, System
-from bench.papers.systems.vllm import Greedy, first_come
+from bench.papers.systems.vllm import first_come, greedy
 
 STEP_TOKENS = 512
 
 SARATHI = System(
     "sarathi",
     lambda setting, dataset: {"step_tokens": STEP_TOKENS, "order": FCFS, "allocation": BLOCK},
-    parts=Parts(first_come, Greedy),
+    parts=Parts(first_come, greedy),
 )

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bench.papers.engine.order import SHORTEST
-from bench.papers.systems.orca import rules
+from bench.papers.systems.orca import rules, worst
 from bench.papers.systems.system import Parts, System
 from harvester.policy.order.offline import Fcfs, OfflineOrder, OfflineRow
-from harvester.policy.step.admission import WorstCase
 
 
 class ShortestAnswer(Fcfs):
@@ -36,5 +35,5 @@ SRTF = System(
     lambda setting, dataset: {**rules(setting, dataset), "order": SHORTEST},
     padded=False,
     knows=True,
-    parts=Parts(shortest, WorstCase),
+    parts=Parts(shortest, worst),
 )

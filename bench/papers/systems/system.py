@@ -30,10 +30,10 @@ class Simulated(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of a brain that holds every request as an offline row. ``order`` is told the predicted answer of each."""
+    """Of a brain that holds every request as an offline row of a job of its own. Both are told the predicted answers, by request."""
 
     order: Callable[[Mapping[str, int]], OfflineOrder]
-    admission: Callable[[], Admission]
+    admission: Callable[[Mapping[str, int]], Admission]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from bench.papers.engine.admission import BLOCK
 from bench.papers.engine.order import FCFS
 from bench.papers.systems.system import Parts, System
 from harvester.policy.order.offline import Fcfs, OfflineOrder, OfflineRow
+from harvester.policy.step.admission import Admission, WorstCase
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig
 
 
-class Greedy:
+class Greedy(WorstCase):
     """Every row that waits may begin; the engine admits those whose prompts find blocks."""
 
     def blocks(self, row: OfflineRow) -> int:
@@ -31,8 +32,12 @@ def first_come(predicted: Mapping[str, int]) -> OfflineOrder:
     return Fcfs()
 
 
+def greedy(predicted: Mapping[str, int]) -> Admission:
+    return Greedy()
+
+
 TODAY: dict[str, float] = {"step_tokens": 2048, "order": FCFS, "allocation": BLOCK}
 OF_2023: dict[str, float] = {**TODAY, "step_tokens": 2560, "prompts_first": True, "swaps": True, "watermark": 0.01}
 
-VLLM = System("vllm", lambda setting, dataset: TODAY, parts=Parts(first_come, Greedy))
+VLLM = System("vllm", lambda setting, dataset: TODAY, parts=Parts(first_come, greedy))
 VLLM_2023 = System("vllm_2023", lambda setting, dataset: OF_2023)
