@@ -7,6 +7,7 @@ import pytest
 
 from bench.papers.engine import columns
 from bench.papers.engine.run import played
+from bench.papers.loads import DATASETS
 from bench.papers.machines import BLOCK_TOKENS, PAPER, SEQUENCE_S, rules_of
 from bench.papers.systems import SYSTEMS
 from bench.papers.systems.system import System
@@ -20,8 +21,8 @@ from harvester.sim.engine import Engine
 from harvester.sim.replica import Replica, Scheduled
 from harvester.sim.trace import Request
 
-SETTING = PAPER["opt-13b"]
-BLOCKS, COUNT, MAX_STEPS = 40, 60, 5000
+SETTING, DATASET = PAPER["opt-13b"], DATASETS["sharegpt"]
+BLOCKS, COUNT, LONGEST, MAX_STEPS = 40, 60, 400, 5000
 SHARED = {name: system for name, system in SYSTEMS.items() if isinstance(system, System) and system.parts is not None}
 Steps = list[dict[str, int]]
 
@@ -40,9 +41,9 @@ def load_of(seed: int, knows: bool) -> columns.Requests:
 
 def compiled(system: System, requests: columns.Requests) -> Steps:
     log = np.zeros((MAX_STEPS, COUNT), np.int32)
-    given = {**rules_of(SETTING), **system.rules(SETTING, None), "total_blocks": BLOCKS}  # type: ignore[arg-type]
+    given = {**rules_of(SETTING), **system.rules(SETTING, DATASET), "total_blocks": BLOCKS}
     if "max_output" in given:
-        given["max_output"] = 400
+        given["max_output"] = LONGEST
     played(requests, given, log=log)
     return [{f"r{i}": int(tokens) for i, tokens in enumerate(step) if tokens} for step in log if step.any()]
 
@@ -58,12 +59,12 @@ def planned(system: System, requests: columns.Requests, monkeypatch: pytest.Monk
             return step
 
     monkeypatch.setattr(loop, "Replica", Recorded)
-    rules = rules_of(SETTING, **system.rules(SETTING, None))  # type: ignore[arg-type]
+    rules = rules_of(SETTING, **system.rules(SETTING, DATASET))
 
     def cost(load: StepLoad) -> float:
         return SETTING.cost(load) + SEQUENCE_S * load.seqs
 
-    longest = 400 if "max_output" in rules else None
+    longest = LONGEST if "max_output" in rules else None
     trace = [
         Request(f"r{i}", one.arrival_s, int(one.prompt), int(one.output), f"r{i}", longest or int(one.predicted))
         for i, one in enumerate(requests)
@@ -87,3 +88,11 @@ def test_each_request_gets_the_tokens_that_the_brain_gives_it(name: str, seed: i
     differ = next((step for step, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), None)
     assert differ is None, f"step {differ}: {expected[differ]} by the brain, {found[differ]} compiled"
     assert len(expected) == len(found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_loads_run_short_of_kv(seed: int) -> None:
+    requests = load_of(seed, knows=False)
+    compiled(SHARED["vllm"], requests)
+    assert sum(one.preemptions for one in requests) > 5
+    assert sum(one.recomputed for one in requests) > 100
