@@ -27,10 +27,10 @@ MODEL, MACHINE = MODELS["llama-2-7b"], Machine(GPUS["a100-40gb"])
 CHAT = (1024, 128)  # tokens (6.3)
 ROWS = Drawn(LogNormal(2400.0, 0.4, 256, 3500), LogNormal(200.0, 0.8, 16, 512))  # LongBench, cut to Llama 2's context
 MAX_ANSWER, MOST = 512, (3072, 512)
-RATE, SECONDS, WARM_S = 2.0, 200.0, 20.0
+RATE, SECONDS, WARM_S = 2.0, 150.0, 20.0
 HOST_BYTES = 100e9
 CVS, RATES = (1.0, 2.0, 4.0), (1.0, 2.0, 3.0)
-PHASE_S = 120.0
+PHASE_S = 60.0
 Load = Sequence[Arrival]
 
 

@@ -16,7 +16,7 @@ from bench.papers.measure import mean_of, over, rounded, sustained_rate
 from bench.papers.systems import SYSTEMS
 
 SETTINGS = PAPER | TODAY
-BASE = "vllm"
+BASE, CURVES_OF = "vllm", "opt-13b"
 COMPARED = ("orca", "vllm_2023", "vllm", "sarathi", "distserve", "econoserve", "econoserve_oracle", "curve_shortest", "curve_oracle")
 PARTS = ("econoserve_d", "econoserve_sd", "econoserve_sdo")
 SCHEDULERS = ("srtf", "multires", "greedy_shortest", "curve", "curve_deadline", "curve_econoserve")
@@ -45,7 +45,7 @@ def cell(setting_name: str, dataset_name: str, scale: Scale) -> dict[str, Any]:
             f"{share:g}": round(mean_of(SYSTEMS[name], replace(load, rate=share * base), setting, scale.seeds).normalized_s, 4)
             for share in SHARES
         }
-        for name in (COMPARED if scale.curves and setting_name in PAPER else ())
+        for name in (COMPARED if scale.curves and setting_name == CURVES_OF else ())
     }
     return {
         "kv_tokens": setting.kv_tokens,

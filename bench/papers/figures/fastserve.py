@@ -7,7 +7,7 @@ times as long. 15: KV that is copied ahead of need, copied when it is needed, or
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,10 +32,11 @@ MACHINES = {
     "opt-66b": (Machine(A100_40, gpus=4), BATCH),
     "opt-175b": (Machine(A100_40, gpus=16), 16),
 }
-SECONDS = {"sharegpt": 90.0, "alpaca": 20.0}
+SECONDS = {"sharegpt": 120.0, "alpaca": 20.0}
 LENGTHS: dict[str, Lengths] = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 SYSTEMS = ("fastertransformer", VLLM, "fastserve_fcfs", "fastserve")
-SLO_TIMES = (5, 10, 20)
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5)  # of the rate of full batches
+SLO_TIMES, LATE = (5, 10, 20), 0.05
 PROMPT_TIMES, ABOVE_FCFS, MOST_PROMPT = (0.25, 1.0, 4.0, 16.0), 1.2, 8192
 ORDERS = ("fastserve_fcfs", "fixed_priority", "naive_mlfq", "fastserve")
 KV = ("fastserve", "fastserve_reactive", "fastserve_recompute")
@@ -106,27 +107,32 @@ def guess(lengths: str, setting: Setting) -> float:
     return float(seqs / (output * step_s + seqs * setting.cost(StepLoad.prefill(round(prompt))) / 4))
 
 
-def rate_where(system: str, setting: Setting, lengths: str, scale: Scale, measure: Callable[[Run], float], bound: float) -> float:
-    return sustained(lambda rate: measure(run(system, setting, load_of(lengths, rate, scale))), bound, guess(lengths, setting), NEAR)
+def rates(machine: str, lengths: str, system: str, scale: Scale) -> dict[str, Any]:
+    """Figures 11, 12 and 13: the curve over rising rates, and where mean and P95 cross the bound and a twentieth is late in a phase."""
+    setting, points = setting_of(machine), dict[float, Run]()
+    first = guess(lengths, setting)
+    for share in scale.rates(SHARES):
+        found = run(system, setting, load_of(lengths, share * first, scale))
+        points[share * first] = found
+        if found.normalized_s > BOUND_S:
+            break
+    late = {f"{times}": crossing({rate: 1.0 - one.in_time(times) for rate, one in points.items()}, LATE) for times in SLO_TIMES}
+    return {
+        "mean": crossing({rate: one.normalized_s for rate, one in points.items()}, BOUND_S),
+        "p95": crossing({rate: one.normalized_p95_s for rate, one in points.items()}, BOUND_S),
+        "goodput": late,
+        "curve": {f"{rate:.3g}": round(one.normalized_s, 4) for rate, one in points.items()},
+    }
 
 
-def sustained_rates(machine: str, lengths: str, system: str, scale: Scale) -> dict[str, float]:
-    """Figures 11 and 12: rates at which the mean, and for OPT-13B on ShareGPT the P95, reach the bound."""
-    setting = setting_of(machine)
-    found = {"mean": rate_where(system, setting, lengths, scale, lambda one: one.normalized_s, BOUND_S)}
-    if (machine, lengths) == ("opt-13b", "sharegpt"):
-        found["p95"] = rate_where(system, setting, lengths, scale, lambda one: one.normalized_p95_s, BOUND_S)
-    return {name: round(rate, 3) for name, rate in found.items()}
-
-
-def goodput(system: str, scale: Scale) -> dict[str, float]:
-    """Figure 13: OPT-13B, rates at which 95% of the requests are within so many times the latency of light load in both phases."""
-    setting = setting_of("opt-13b")
-
-    def late(times: float) -> Callable[[Run], float]:
-        return lambda one: 1.0 - one.in_time(times)
-
-    return {f"{times}": round(rate_where(system, setting, "sharegpt", scale, late(times), 0.05), 3) for times in SLO_TIMES}
+def crossing(values: Mapping[float, float], bound: float) -> float:
+    """The rate at which they pass the bound, between two measured ones by a straight line; below the first one from no load at all."""
+    before = (0.0, 0.0)
+    for rate, value in values.items():
+        if value > bound:
+            return round(before[0] + (rate - before[0]) * (bound - before[1]) / (value - before[1]), 3)
+        before = rate, value
+    return round(before[0], 3)
 
 
 def prompt_lengths(times: float, scale: Scale) -> dict[str, float]:

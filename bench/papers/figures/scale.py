@@ -18,6 +18,10 @@ class Scale:
     def dataset(self, dataset: Dataset) -> Dataset:
         return dataset.for_seconds(self.share * dataset.seconds)
 
+    def rates(self, shares: tuple[float, ...]) -> tuple[float, ...]:
+        """Every one of them, or every other."""
+        return shares if self.curves else shares[1::2]
+
     def seconds(self, seconds: float) -> float:
         return self.share * seconds
 
