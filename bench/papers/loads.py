@@ -85,7 +85,7 @@ DATASETS = {
     for dataset in (
         Dataset("alpaca", Spread(19.31, 0.6, 9, 2470).draw, Spread(58.41, 0.9, 13, 292), 60.0, 0.10, 0.012, 0.02, 0.15, 36.0),
         Dataset("sharegpt", Spread(161.31, 1.1, 16, 3200).draw, Spread(337.99, 0.95, 19, 991), 900.0, 0.15, 0.03, 0.03, 0.15, 28.0),
-        Dataset("bookcorpus", chunks, Spread(681.2, 0.45, 32, 1041), 6000.0, 0.20, 0.05, 0.04, 0.10, 1.2),
+        Dataset("bookcorpus", chunks, Spread(681.2, 0.45, 32, 1041), 3000.0, 0.20, 0.05, 0.04, 0.10, 1.2),
     )
 }
 

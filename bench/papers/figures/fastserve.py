@@ -32,7 +32,7 @@ MACHINES = {
     "opt-66b": (Machine(A100_40, gpus=4), BATCH),
     "opt-175b": (Machine(A100_40, gpus=16), 16),
 }
-SECONDS = {"sharegpt": 120.0, "alpaca": 20.0}
+SECONDS = {"sharegpt": 90.0, "alpaca": 20.0}
 LENGTHS: dict[str, Lengths] = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 SYSTEMS = ("fastertransformer", VLLM, "fastserve_fcfs", "fastserve")
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5)  # of the rate of full batches
