@@ -62,18 +62,23 @@ class ScheduleConfig(Section):
         default="slo", description="Offline tokens per step. slo: by the latency model; fixed: `share.offline_step_tokens`."
     )
     max_ttft_delay_fraction: float = Field(
-        default=0.1,
+        default=0.2,
         ge=0.0,
         le=1.0,
-        description="Longest delay of an arrival by offline work, as a share of `slo.ttft_slo_ms`: by a longer step beside online work, or "
-        "by the rest of an offline step. 1: only the SLO counts.",
+        description="Longest delay of an arrival by offline work, as a share of `slo.ttft_slo_ms`: by the rest of an offline step, or by a "
+        "longer step beside online work. Where such a step is long without, by half of it.",
     )
     reserve: str = Field(
         default="bursts",
         description="Room for arrivals. bursts: as large as recent bursts; fixed: `share.reserved_slots` and `share.reserved_kv`.",
     )
-    safepoints: Literal["auto", "off"] = Field(
-        default="auto", description="auto: an arrival may end a running offline step between two layers."
+    tpot: str = Field(
+        default="each",
+        description="What the TPOT SLO is of. each: every gap between two tokens; mean: the mean gap of a request, where single gaps are late.",
+    )
+    safepoints: Literal["auto", "all", "off"] = Field(
+        default="auto",
+        description="auto: an arrival may end a running offline step between two layers; all: also one that chat decodes in, early in it.",
     )
     preempt_detect_ms: float = Field(default=30.0, gt=0.0, description="Maximum ms from that signal to the end of the step.")
 

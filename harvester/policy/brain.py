@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.arrivals import ArrivalRate
@@ -19,17 +20,26 @@ from harvester.policy.parts import Parts
 from harvester.policy.step.admission import admitted
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
+from harvester.policy.step.share import PROMPTS_PER_STEP
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
 
 
+FRESH_STEPS = 8  # steps with admissions that the share of computed prompt tokens is averaged over
+
+
 @dataclass(frozen=True, slots=True)
 class StepRan:
-    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job."""
+    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
+
+    ``admitted_tokens``: of the offline rows that it admitted; ``cached_tokens``: of those, what was not computed but found in a cache.
+    """
 
     load: StepLoad
     online: Collection[str] = ()
     served: Mapping[str, int] = field(default_factory=dict)
+    admitted_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class Brain:
@@ -40,6 +50,7 @@ class Brain:
         self._rate = ArrivalRate()
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
+        self._fresh = 1.0  # of the tokens of offline rows that are admitted, the share that is computed
 
     @property
     def parts(self) -> Parts:
@@ -73,6 +84,7 @@ class Brain:
         """It ended or was aborted. Nothing happens where it is not known."""
         if self._priority.pop(name, None) is not None:
             self._parts.online.finish(name)
+            self._parts.gaps.finish(name)
         else:
             self._parts.offline.end(name)
 
@@ -80,8 +92,11 @@ class Brain:
         """A step took ``seconds`` until ``now_s``."""
         self._parts.model.observe(ran.load, seconds)
         self._parts.online.ran([name for name in ran.online if name in self._priority], seconds, now_s)
+        self._parts.gaps.ran(ran.online, now_s)
         for job, tokens in ran.served.items():
             self._parts.offline.charge(job, tokens)
+        if ran.admitted_tokens:
+            self._fresh += (1.0 - ran.cached_tokens / ran.admitted_tokens - self._fresh) / FRESH_STEPS
 
     def cover(self, state: CopyState) -> None:
         """Choose what the next step copies to the host; called once a step, while it runs."""
@@ -110,19 +125,21 @@ class Brain:
             budget_tokens=step.budget_tokens,
             offline_tokens=step.offline_tokens,
             limit_s=step.limit_s,
-            may_end=step.preemptible,
+            may_end=step.may_end,
+            tpot_s=step.tpot_s,
             reserve=seen.reserve or (0, 0),
-            copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
+            copies=parts.kv.copies(rest, ranks, step.limit_s, step.offline_tokens is None),
         )
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s
-        first = next(parts.offline.rows(), None)
+        rows = list(islice(parts.offline.rows(), PROMPTS_PER_STEP))
         return StepView(
             running=view.running,
             online_waiting=len(view.waiting),
             online_waiting_blocks=sum([one.blocks for one in view.waiting]),
-            offline_next_blocks=parts.admission.blocks(first) if first is not None else 0,
+            offline_next_blocks=parts.admission.blocks(rows[0]) if rows else 0,
+            offline_next=[max(1, round(self._fresh * row.tokens)) for row in rows],
             free_blocks=view.free_blocks,
             total_blocks=view.total_blocks,
             max_seqs=view.max_seqs - view.loading,  # those whose KV is read back join when it is there
@@ -139,6 +156,7 @@ class Brain:
             guarantee=parts.offline.guarantee(),
             ranks=ranks,
             max_waited=parts.kv.max_waited,
+            gap_s=parts.gaps.allowed_s(view.running, now_s) if self._priority else None,
         )
 
     def _without_turn(self, view: EngineView, step: StepPlan, ranks: Mapping[str, int]) -> frozenset[int]:

@@ -107,6 +107,12 @@ class Plan:
     budget_tokens: int | None  # of the whole step; None: the engine's own bound
     offline_tokens: int | None  # of the step; None: no bound, offline work is alone
     limit_s: float  # that the step may last by what the online requests in it are promised
-    may_end: bool  # it holds offline work only: an arrival may end it early
+    may_end: bool  # an arrival may end it early: it holds offline work, and no online prompt
+    tpot_s: float = math.inf  # least promised to the online requests that decode in it
     reserve: tuple[int, int] = (0, 0)  # slots and KV blocks kept for arrivals
     copies: Copies | None = None  # None: there are no checkpoints
+
+    @property
+    def alone(self) -> bool:
+        """Whether the step holds offline work only."""
+        return self.offline_tokens is None

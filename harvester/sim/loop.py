@@ -110,7 +110,8 @@ class Simulation:
     def _compute(self, plan: Plan, step: Scheduled) -> list[Outcome]:
         load, host = load_of(step), self._replica.host
         seconds = self._engine.cost(load) + host.waited_s
-        end_s = self._ends_s(load, seconds) if plan.may_end else None
+        may_end = plan.may_end and (plan.alone or self._engine.end_beside_chat)
+        end_s = self._ends_s(load, seconds, plan) if may_end else None
         back, copied = host.advance(seconds if end_s is None else end_s - self.now_s)
         self._replica.arrived(back)
         self.steps += 1
@@ -135,8 +136,8 @@ class Simulation:
         self._brain.finish(track.name)
         return track.outcome()
 
-    def _ends_s(self, load: StepLoad, seconds: float) -> float | None:
-        """When a step of offline work alone, which takes ``seconds`` from now, ends for an arrival; None: it does not."""
+    def _ends_s(self, load: StepLoad, seconds: float, plan: Plan) -> float | None:
+        """When a step that takes ``seconds`` from now ends for an arrival; None: it does not."""
         engine, model = self._engine, self._brain.parts.model
         layer_s = seconds / engine.layers if engine.layers else math.inf
         estimate_s = model.high_s(load) or 0.0
@@ -144,8 +145,9 @@ class Simulation:
             if request.arrival_s >= self.now_s + seconds:
                 return None
             prompt_s = model.bound(StepLoad.prefill(request.prompt_tokens)) if model.ready else 0.0
-            arrival = Arrival(prompt_s, request.ttft_s, max_ttft_delay_fraction=engine.max_ttft_delay_fraction)
-            flight = Flight(1, True, self.now_s, estimate_s)
+            step_s = model.predict(StepLoad(seqs=1))
+            arrival = Arrival(prompt_s, request.ttft_s, max_ttft_delay_fraction=engine.max_ttft_delay_fraction, step_s=step_s)
+            flight = Flight(1, True, self.now_s, estimate_s, not plan.alone, plan.tpot_s)
             if not request.offline and first_to_end([flight], request.arrival_s, arrival) is not None:
                 end_s = self.now_s + math.ceil((request.arrival_s - self.now_s) / layer_s) * layer_s
                 return end_s if end_s < self.now_s + seconds else None
@@ -175,4 +177,5 @@ def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
             served[track.request.job] += tokens
         else:
             online.append(track.name)
-    return StepRan(load, online, served)
+    admitted = [track for track in step.admitted if track.offline]
+    return StepRan(load, online, served, sum(track.tokens for track in admitted), sum(track.computed for track in admitted))

@@ -40,6 +40,7 @@ def row_of(track: Track, engine: Engine) -> OfflineRow:
         slice_id=request.slice_id,
         arrival_s=track.arrival_s,
         final_blocks=engine.blocks(request.prompt_tokens + request.allowed_tokens),
+        tokens=track.tokens,
     )
 
 

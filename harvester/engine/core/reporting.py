@@ -23,15 +23,20 @@ class Reporting:
         self._shared = shared
         parallel = vllm_config.parallel_config
         plain = parallel.pipeline_parallel_size == 1 and vllm_config.speculative_config is None
-        self._may_end_steps = settings.schedule.safepoints == "auto" and plain
+        self._may_end_steps = settings.schedule.safepoints != "off" and plain
+        self._beside_chat = settings.schedule.safepoints == "all"
         self._detect_s = settings.schedule.preempt_detect_ms / 1000
         self._segments = segments(parallel.tensor_parallel_size, vllm_config.device_config.device_type != "cpu")
         self._told = 0
 
     @property
     def can_end_steps(self) -> bool:
-        """Whether a step of offline work can end early: the workers have found places for safepoints."""
+        """Whether a step can end early: the workers have found places for safepoints."""
         return self._may_end_steps and self._shared is not None and self._shared[Field.PLACES] > 0
+
+    def may_end(self, plan: Plan) -> bool:
+        """Whether a step that is run by ``plan`` gets safepoints."""
+        return self.can_end_steps and plan.may_end and (plan.alone or self._beside_chat)
 
     def layers_between(self, step_s: float) -> int:
         """Every how many layers a step of ``step_s`` has a safepoint."""
@@ -49,10 +54,10 @@ class Reporting:
         for count, value in zip((Count.RESERVED_SLOTS, Count.RESERVED_BLOCKS), plan.reserve, strict=True):
             self._shared.set(count, value)
 
-    def sends(self, step: Step, *, endable: bool) -> None:
-        """It is about to be sent to the workers."""
+    def sends(self, step: Step, tpot_s: float, *, endable: bool) -> None:
+        """It is about to be sent to the workers. ``tpot_s``: least promised to chat that decodes in it."""
         if self._shared is not None and step.number is not None:
-            self._shared.planned(step.number, endable, step.estimate_s)
+            self._shared.planned(step.number, endable, step.estimate_s, beside_chat=not step.alone, tpot_s=tpot_s)
 
     def told_better(self, step: Step) -> None:
         """Its length is known better now."""

@@ -41,6 +41,8 @@ class Step:
     registered: list[tuple[Any, Any]] = field(default_factory=list)  # blocks with the hash that the step gave them
     online: list[str] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)  # offline tokens by job
+    admitted_tokens: int = 0  # of the offline rows that came in this step
+    cached_tokens: int = 0  # of those, what was computed before
 
     @property
     def rolled_back(self) -> bool:

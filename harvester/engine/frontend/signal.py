@@ -26,14 +26,16 @@ class ArrivalSignal:
         if not any(step.endable for step in steps):
             return False
         now_s = time.monotonic()
-        first = first_to_end(steps, now_s, Arrival(self._prompt_s(prompt_tokens), ttft_slo_s, waited_s, self._max_ttft_delay_fraction))
+        prompt_s, step_s = self._bound_s(StepLoad.prefill(prompt_tokens)), self._bound_s(StepLoad(seqs=1))
+        first = first_to_end(steps, now_s, Arrival(prompt_s, ttft_slo_s, waited_s, self._max_ttft_delay_fraction, step_s))
         if first is None:
             return False
         self._shared.ask_to_end(first, now_s)
         return True
 
-    def _prompt_s(self, tokens: int) -> float:
+    def _bound_s(self, load: StepLoad) -> float:
+        """P99 of a step; 0 while nobody can tell."""
         if not self._shared[Field.READY]:
             return 0.0
         coefficients = [self._shared[Field.MODEL + place] for place in range(FEATURES)]
-        return self._shared[Field.MARGIN] * predict_with(coefficients, StepLoad.prefill(tokens), self._graphs)
+        return self._shared[Field.MARGIN] * predict_with(coefficients, load, self._graphs)

@@ -62,6 +62,7 @@ class Settings:
             admission=schedule.admission,
             budget=schedule.budget,
             reserve=schedule.reserve,
+            tpot=schedule.tpot,
             first_slots=share.reserved_slots,
             first_blocks=int(share.reserved_kv * total_blocks),
         )

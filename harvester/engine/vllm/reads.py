@@ -60,6 +60,7 @@ def row_of(request: Request, block_tokens: int) -> OfflineRow:
         prefix=tuple((request.prompt_token_ids or ())[:PREFIX_TOKENS]),
         arrival_s=request.arrival_time,
         final_blocks=final_blocks(request, block_tokens),
+        tokens=request.num_tokens,
     )
 
 

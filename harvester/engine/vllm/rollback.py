@@ -14,6 +14,7 @@ from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.request import Request, RequestStatus
 
 from harvester.engine.core.steps import Step
+from harvester.engine.vllm.reads import is_offline
 
 
 def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
@@ -47,7 +48,7 @@ def roll_back(scheduler: Scheduler, steps: Sequence[Step], now_s: float) -> int:
                 _put_back(scheduler, request, now_s)
             else:
                 _rewind(scheduler, request, computed)
-                if scheduler.log_stats:  # to who asked for it, it was preempted
+                if scheduler.log_stats and is_offline(request):  # to who asked for it, it was preempted
                     request.record_event(EngineCoreEventType.PREEMPTED, now_s)
     scheduler.prev_step_scheduled_req_ids.clear()  # the worker is sent all tokens of the next step's requests
     return sum(step.tokens for step in steps)

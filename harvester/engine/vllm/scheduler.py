@@ -174,11 +174,11 @@ class HarvestScheduling(Stock):
             self._steps.plan(Step(None, output, 0, False, now_s, 0.0, StepState.SENT))
             return
         estimate_s = self._brain.parts.model.high_s(reads.rough_load(output)) or 0.0
-        may_end = self._report.can_end_steps and plan.may_end
-        step = Step(self._steps.next_number, output, tokens, plan.may_end, now_s, estimate_s)
+        may_end = self._report.may_end(plan)
+        step = Step(self._steps.next_number, output, tokens, plan.alone, now_s, estimate_s)
         setattr(output, ORDER, Order(self._steps.next_number, self._report.layers_between(estimate_s) if may_end else 0, self._epoch))
         self._steps.plan(step)
-        self._report.sends(step, endable=may_end)
+        self._report.sends(step, plan.tpot_s, endable=may_end)
 
     def _sent(self) -> None:
         """Fill in what is only needed when the step is answered, while the workers compute it; vLLM may go on before it asks for masks."""
@@ -199,6 +199,9 @@ class HarvestScheduling(Stock):
                 step.online.append(name)
             else:
                 step.served[job] = step.served.get(job, 0) + tokens
+                if name in step.admitted and name in step.computed:
+                    step.admitted_tokens += self.requests[name].num_tokens
+                    step.cached_tokens += step.computed[name]
         model = self._brain.parts.model
         step.estimate_s = model.high_s(step.load) or 0.0
         if self._backoff is not None:
@@ -215,7 +218,8 @@ class HarvestScheduling(Stock):
     def _learn(self) -> None:
         """From the steps that were answered; done while the next one runs."""
         for step, seconds, now_s in self._answered:
-            self._brain.observe(StepRan(step.load, step.online, step.served), seconds, now_s)
+            ran = StepRan(step.load, step.online, step.served, step.admitted_tokens, step.cached_tokens)
+            self._brain.observe(ran, seconds, now_s)
             self._profile.learnt()
             self._report.learnt(self._profile, step)
         self._answered.clear()
