@@ -37,13 +37,25 @@ class Objective(Section):
 
 
 class SloConfig(Section):
-    """SLO of online requests. The offline work of each step is sized to meet it (ConServe 4.5)."""
+    """SLO of online requests. The offline work of each step is sized to meet it (ConServe 4.5). `slo: auto`: no numbers, `max_slowdown`."""
 
-    ttft_slo_ms: float = Field(default=500.0, gt=0.0, description="Time to first token (TTFT), in ms.")
-    tpot_slo_ms: float = Field(default=100.0, gt=0.0, description="Time from one output token to the next (TPOT), in ms.")
+    ttft_slo_ms: float | None = Field(default=None, gt=0.0, description="Time to first token (TTFT), in ms. None: `max_slowdown` holds.")
+    tpot_slo_ms: float | None = Field(
+        default=None, gt=0.0, description="Time from one output token to the next (TPOT), in ms. None: `max_slowdown` holds."
+    )
+    max_slowdown: float = Field(
+        default=1.25,
+        gt=1.0,
+        description="Where no SLO is given: a first token, or a gap between tokens, takes at most so many times as long as without jobs.",
+    )
     classes: dict[str, Objective] = Field(
         default_factory=dict, description="SLO by class; a request names its class as `slo_class` in `vllm_xargs`."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _auto(cls, given: Any) -> Any:
+        return {} if given == "auto" else given
 
 
 class ScheduleConfig(Section):
@@ -74,7 +86,8 @@ class ScheduleConfig(Section):
     )
     tpot: str = Field(
         default="each",
-        description="What the TPOT SLO is of. each: every gap between two tokens; mean: the mean gap of a request, where single gaps are late.",
+        description="What the TPOT SLO is of. each: every gap between two tokens; mean: the mean gap of a request, and single gaps may be "
+        "late.",
     )
     safepoints: Literal["auto", "all", "off"] = Field(
         default="auto",
@@ -111,7 +124,7 @@ class CheckpointConfig(Section):
     wait_blocks: int | None = Field(
         default=None,
         ge=0,
-        description="Maximum unsaved blocks of victims that a step waits for. None: as many as take 2% of `slo.ttft_slo_ms`.",
+        description="Maximum unsaved blocks of victims that a step waits for. None: as many as take 2% of `slo.ttft_slo_ms`, or 10 ms.",
     )
     copy_cost: float | None = Field(
         default=None,

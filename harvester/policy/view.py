@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PolicyConfig:
     """The numbers that plans are made with; see `harvester.config.ShareConfig` and `ScheduleConfig`.
 
-    Without ``ttft_s`` there is no first token to delay, and without ``tpot_s`` no gap between tokens.
+    Without ``ttft_s`` there is no first token to delay.
     """
 
     reserved_slots: int
@@ -27,6 +27,7 @@ class PolicyConfig:
     reserve_s: float = 60.0
     max_ttft_delay_fraction: float = 1.0  # of ``ttft_s``, what offline work may add to the step an arrival waits for
     ttft_s: float = math.inf
+    max_slowdown: float | None = None  # of chat that is promised no number, by offline work; None: no bound
 
 
 class Running(NamedTuple):

@@ -14,7 +14,7 @@ class Engine:
     ``block_copy_s``: seconds to copy one, in either direction. ``copy_cost``: slowdown of the concurrent step per second of copying.
     ``layers``: after each of which a step of offline work alone may end for an arrival; 0: such steps run to their end.
     ``end_beside_chat``: so may one that chat decodes in.
-    ``max_ttft_delay_fraction``: see `harvester.policy.step.preempt.Arrival`.
+    ``max_ttft_delay_fraction``, ``max_slowdown``: see `harvester.policy.step.preempt.Arrival`.
     """
 
     cost: Cost
@@ -27,6 +27,7 @@ class Engine:
     copy_cost: float = 0.0
     layers: int = 0
     end_beside_chat: bool = False
+    max_slowdown: float | None = None
     max_ttft_delay_fraction: float = 1.0
 
     def blocks(self, tokens: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from harvester.policy.brain import Brain, StepRan
 from harvester.policy.model.load import StepLoad
@@ -108,7 +108,7 @@ class Simulation:
         self.now_s += seconds
 
     def _compute(self, plan: Plan, step: Scheduled) -> list[Outcome]:
-        load, host = load_of(step), self._replica.host
+        load, host = load_of(step.work), self._replica.host
         seconds = self._engine.cost(load) + host.waited_s
         may_end = plan.may_end and (plan.alone or self._engine.end_beside_chat)
         end_s = self._ends_s(load, seconds, plan) if may_end else None
@@ -117,13 +117,16 @@ class Simulation:
         self.steps += 1
         if end_s is not None:
             self.ended_steps += 1
+            began_s = self.now_s
             self._pass(end_s - self.now_s)
             self._replica.take_back(step)
+            self._brain.passed(StepRan(StepLoad()), end_s - began_s, self.now_s)
             return []
         seconds += self._engine.copy_cost * self._engine.block_copy_s * copied
         self._pass(seconds)
         ran = ran_of(load, step)
         self.offline_tokens += sum(ran.served.values())
+        self._brain.passed(ran, seconds, self.now_s)
         self._ran = ran, seconds, self.now_s
         return [self._leave(track) for track, tokens in step.work.items() if track.advance(tokens, self.now_s) and track.ended]
 
@@ -146,7 +149,7 @@ class Simulation:
                 return None
             prompt_s = model.bound(StepLoad.prefill(request.prompt_tokens)) if model.ready else 0.0
             step_s = model.predict(StepLoad(seqs=1))
-            arrival = Arrival(prompt_s, request.ttft_s, max_ttft_delay_fraction=engine.max_ttft_delay_fraction, step_s=step_s)
+            arrival = Arrival(prompt_s, request.ttft_s, 0.0, engine.max_ttft_delay_fraction, step_s, engine.max_slowdown)
             flight = Flight(1, True, self.now_s, estimate_s, not plan.alone, plan.tpot_s)
             if not request.offline and first_to_end([flight], request.arrival_s, arrival) is not None:
                 end_s = self.now_s + math.ceil((request.arrival_s - self.now_s) / layer_s) * layer_s
@@ -154,28 +157,34 @@ class Simulation:
         return None
 
 
-def load_of(step: Scheduled) -> StepLoad:
+def load_of(work: Mapping[Track, int]) -> StepLoad:
     """What it computes. One token behind others counts as a decode, whatever it is. No value for each request: this is the hot loop."""
     prefill = decodes = context = 0
     attention = 0.0
-    for track, tokens in step.work.items():
+    for track, tokens in work.items():
         if tokens == 1 and track.computed:
             decodes += 1
             context += track.computed
         else:
             prefill += tokens
             attention += tokens * (track.computed + tokens / 2)
-    return StepLoad(prefill, attention, decodes, context, len(step.work))
+    return StepLoad(prefill, attention, decodes, context, len(work))
 
 
 def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
     """What the brain is told of a step."""
     served: Counter[str] = Counter()
-    online: list[str] = []
+    online = {track: tokens for track, tokens in step.work.items() if not track.offline}
     for track, tokens in step.work.items():
         if track.offline:
             served[track.request.job] += tokens
-        else:
-            online.append(track.name)
     admitted = [track for track in step.admitted if track.offline]
-    return StepRan(load, online, served, sum(track.tokens for track in admitted), sum(track.computed for track in admitted))
+    return StepRan(
+        load,
+        [track.name for track in online],
+        served,
+        sum(track.tokens for track in admitted),
+        sum(track.computed for track in admitted),
+        load_of(online) if served else load,
+        [track.name for track, tokens in online.items() if not track.emitted and tokens >= track.left],
+    )

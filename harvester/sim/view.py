@@ -24,6 +24,7 @@ def online_request(track: Track, engine: Engine) -> OnlineRequest:
         expected_tokens=request.allowed_tokens,
         due_s=request.arrival_s + request.ttft_s,
         blocks=engine.blocks(request.prompt_tokens),
+        arrived_s=request.arrival_s,
     )
 
 

@@ -87,12 +87,14 @@ def test_no_time_is_no_budget(limit_s: float) -> None:
 
 
 def test_prompts_behind_a_long_context_get_fewer_tokens() -> None:
-    near, far = (offline_budget(MODELS["cpu"], StepLoad(), 0.05, [], Prompts([(4096, behind)]), 4096).prefill_tokens for behind in (0, 20_000))
+    queued = (Prompts([(4096, behind)]) for behind in (0, 20_000))
+    near, far = (offline_budget(MODELS["cpu"], StepLoad(), 0.05, [], prompts, 4096).prefill_tokens for prompts in queued)
     assert 0 < far < near
 
 
 def test_more_prompts_at_once_get_fewer_tokens() -> None:
-    one, many = (offline_budget(MODELS["cpu"], StepLoad(), 0.05, [], Prompts([(size, 0)] * 400), 4096).prefill_tokens for size in (4096, 10))
+    queued = (Prompts([(size, 0)] * 400) for size in (4096, 10))
+    one, many = (offline_budget(MODELS["cpu"], StepLoad(), 0.05, [], prompts, 4096).prefill_tokens for prompts in queued)
     assert 0 < many < one
 
 

@@ -10,6 +10,7 @@ from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import RING, Count, Field, SharedState
 from harvester.engine.worker.safepoint import segments
+from harvester.policy.model.alone import ChatTimes
 from harvester.policy.step.preempt import layers_between
 from harvester.policy.view import Plan
 
@@ -86,6 +87,20 @@ class Reporting:
         shared.add(Count.ONLINE_TOKENS, whole - harvested)
         shared.add(Count.BUSY_S, seconds)
         shared.add(Count.HARVESTED_S, seconds if step.alone else 0.0)
+
+    def chat(self, times: ChatTimes) -> None:
+        """What chat had so far, and what it would have had without offline work."""
+        if self._shared is None:
+            return
+        for count, value in (
+            (Count.FIRST_TOKENS, times.first_tokens),
+            (Count.TTFT_S, times.ttft_s),
+            (Count.TTFT_ALONE_S, times.ttft_alone_s),
+            (Count.GAPS, times.gaps),
+            (Count.GAP_S, times.gap_s),
+            (Count.GAP_ALONE_S, times.gap_alone_s),
+        ):
+            self._shared.set(count, value)
 
     def took_back(self, step: Step, tokens: int) -> None:
         """``step`` ended early; with those planned after it ``tokens`` count for nothing."""

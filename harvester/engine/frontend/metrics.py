@@ -141,6 +141,23 @@ class BoardMetrics(Collector):
         ("harvester_running_offline", "Offline requests in the last step.", Count.OFFLINE_RUNNING),
     )
 
+    CHAT = (
+        ("harvester_chat_ttft_seconds", "Time to first token of online requests, in the engine.", Count.FIRST_TOKENS, Count.TTFT_S),
+        (
+            "harvester_chat_ttft_alone_seconds",
+            "The same, as it would have been without jobs, by the latency model.",
+            Count.FIRST_TOKENS,
+            Count.TTFT_ALONE_S,
+        ),
+        ("harvester_chat_gap_seconds", "Time between two tokens of online requests, in the engine.", Count.GAPS, Count.GAP_S),
+        (
+            "harvester_chat_gap_alone_seconds",
+            "The same, as it would have been without jobs, by the latency model.",
+            Count.GAPS,
+            Count.GAP_ALONE_S,
+        ),
+    )
+
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
 
@@ -158,6 +175,10 @@ class BoardMetrics(Collector):
         detected = SummaryMetricFamily("harvester_abort_detection_seconds", "Signal to the end of the step.")
         detected.add_metric([], int(self._shared.count(Count.DETECTED)), self._shared.count(Count.DETECT_S))
         yield detected
+        for name, text, count, total in self.CHAT:
+            summary = SummaryMetricFamily(name, text)
+            summary.add_metric([], int(self._shared.count(count)), self._shared.count(total))
+            yield summary
 
     def _by_class(self) -> Metric:
         tokens = CounterMetricFamily("harvester_tokens", "Prompt tokens computed and tokens made, by class of work.", labels=["work"])

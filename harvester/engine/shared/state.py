@@ -39,10 +39,10 @@ class Field(IntEnum):
     SAVE_PROFILE = 13  # front end: raised by one to have the profile written
     SAVED_PROFILE = 14  # engine core: the last such wish that was fulfilled
     ASKED = 15  # front end: how often it asked that steps end
-    COUNTERS = 16  # engine core: the first of `Count`
-    PLACES = 62  # worker 0: how many safepoints the model has room for; 0: its steps cannot be ended
-    MODEL = 64  # engine core: the first coefficient
-    STEPS_S = 80  # engine core: seconds of the last `RING` steps of offline work alone, a ring
+    PLACES = 16  # worker 0: how many safepoints the model has room for; 0: its steps cannot be ended
+    MODEL = 24  # engine core: the first coefficient
+    COUNTERS = 40  # engine core: the first of `Count`
+    STEPS_S = 120  # engine core: seconds of the last `RING` steps of offline work alone, a ring
     IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the places of `Place`
 
 
@@ -102,6 +102,12 @@ class Count(IntEnum):
     ONLINE_RUNNING = 39  # gauge: requests of the last step
     OFFLINE_RUNNING = 40  # gauge
     KV_USED = 41  # gauge: share of the KV blocks
+    FIRST_TOKENS = 42  # of online requests
+    TTFT_S = 43  # summed over those
+    TTFT_ALONE_S = 44  # the same, as they would have been without offline work
+    GAPS = 45  # between two tokens of online requests
+    GAP_S = 46  # summed over those
+    GAP_ALONE_S = 47  # the same, as they would have been without offline work
 
 
 SIZE = (Field.IN_FLIGHT + DEPTH * len(Place)) * 8

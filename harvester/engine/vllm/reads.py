@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -73,6 +73,7 @@ def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float
         expected_tokens=request.max_tokens,
         due_s=request.arrival_time + shift_s + slo.ttft_s,
         blocks=waiting_blocks(request, block_tokens),
+        arrived_s=request.arrival_time + shift_s,
     )
 
 
@@ -146,15 +147,22 @@ def rough_load(output: SchedulerOutput) -> StepLoad:
     return StepLoad(tokens - seqs, 0.0, seqs, 0, seqs)
 
 
-def load_of(output: SchedulerOutput, computed: Mapping[str, int]) -> StepLoad:
-    """What the step computes. One token behind others counts as a decode, whatever it is."""
+def makes_first_token(request: Request | None, computed: int, tokens: int) -> bool:
+    """Whether it has made none, and ``tokens`` more than the ``computed`` ones make its prompt whole."""
+    return request is not None and not request.num_output_tokens and computed < request.num_prompt_tokens <= computed + tokens
+
+
+def load_of(output: SchedulerOutput, computed: Mapping[str, int], names: Collection[str] | None = None) -> StepLoad:
+    """What the step computes, of the requests in ``names`` or of all. One token behind others counts as a decode, whatever it is."""
+    names = output.num_scheduled_tokens if names is None else names
     chunks = decodes = contexts = 0
     attention = 0.0
-    for name, tokens in output.num_scheduled_tokens.items():
+    for name in names:
+        tokens = output.num_scheduled_tokens[name]
         before = computed.get(name, 0)
         if tokens == 1 and before > 0:
             decodes, contexts = decodes + 1, contexts + before
         else:
             chunks += tokens
             attention += tokens * (before + tokens / 2)
-    return StepLoad(chunks, attention, decodes, contexts, len(output.num_scheduled_tokens))
+    return StepLoad(chunks, attention, decodes, contexts, len(names))

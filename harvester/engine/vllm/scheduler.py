@@ -25,7 +25,8 @@ from harvester.engine.vllm import reads, rollback
 from harvester.engine.vllm.connector import CheckpointConnector
 from harvester.engine.vllm.platform import additional, graph_sizes, on_cpu, sleep_between_looks
 from harvester.engine.vllm.queue import WaitingQueue
-from harvester.policy.brain import Brain, StepRan
+from harvester.policy.brain import Brain
+from harvester.policy.model.load import StepLoad
 from harvester.policy.parts import parts_of
 from harvester.policy.view import EngineView, Plan, Running
 
@@ -135,6 +136,9 @@ class HarvestScheduling(Stock):
                 self._roll_back(step, now_s)
         elif step.load.tokens:
             self._answered.append((step, seconds, now_s))
+        if step.tokens:
+            self._brain.passed(step.ran, seconds, now_s)
+            self._report.chat(self._brain.chat_times)
         self._report.ends(step, seconds, self.kv_cache_manager.usage)
         self._updated_s = now_s
         return super().update_from_output(scheduler_output, model_runner_output)
@@ -197,11 +201,14 @@ class HarvestScheduling(Stock):
             job = self._brain.offline.job(name)
             if job is None:
                 step.online.append(name)
+                if reads.makes_first_token(self.requests.get(name), step.computed.get(name, 0), tokens):
+                    step.first_tokens.append(name)
             else:
                 step.served[job] = step.served.get(job, 0) + tokens
                 if name in step.admitted and name in step.computed:
                     step.admitted_tokens += self.requests[name].num_tokens
                     step.cached_tokens += step.computed[name]
+        step.online_load = reads.load_of(step.output, step.computed, step.online) if step.served and step.online else StepLoad()
         model = self._brain.parts.model
         step.estimate_s = model.high_s(step.load) or 0.0
         if self._backoff is not None:
@@ -218,8 +225,7 @@ class HarvestScheduling(Stock):
     def _learn(self) -> None:
         """From the steps that were answered; done while the next one runs."""
         for step, seconds, now_s in self._answered:
-            ran = StepRan(step.load, step.online, step.served, step.admitted_tokens, step.cached_tokens)
-            self._brain.observe(ran, seconds, now_s)
+            self._brain.observe(step.ran, seconds, now_s)
             self._profile.learnt()
             self._report.learnt(self._profile, step)
         self._answered.clear()

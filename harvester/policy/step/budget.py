@@ -27,8 +27,8 @@ class Budget:
 class Prompts:
     """Offline prompts in the order in which steps compute them: what the first so many of their tokens cost.
 
-    A step that takes prompts from a queue computes a few of them, the last one in part. Only those are its sequences: to bill a sequence for
-    each prompt that waits would leave no tokens for any.
+    A step that takes prompts from a queue computes a few of them, the last one in part. Only those are its sequences. To bill one for each
+    prompt that waits would leave no tokens for any.
     """
 
     def __init__(self, prompts: Iterable[tuple[int, int]] = ()) -> None:

@@ -28,8 +28,9 @@ class Arrival:
     """An online request that has just come.
 
     ``prompt_s``: how long the step takes that will compute its prompt. ``waited_s``: since it reached the server.
-    ``max_ttft_delay_fraction``: share of ``ttft_slo_s`` that it may wait for steps of offline work. ``step_s``: what a step costs beside its
-    tokens.
+    ``max_ttft_delay_fraction``: share of ``ttft_slo_s`` that it may wait for steps of offline work.
+    ``step_s``: what a step costs beside its tokens. ``max_slowdown``: where it is promised no number, its wait for offline work and
+    its own step may together take so many times as long as that step.
     """
 
     prompt_s: float
@@ -37,12 +38,15 @@ class Arrival:
     waited_s: float = 0.0
     max_ttft_delay_fraction: float = 1.0
     step_s: float = 0.0
+    max_slowdown: float | None = None
 
     def is_in_time(self, wait_s: float) -> bool:
         """Whether it can wait ``wait_s`` more for the steps before its own.
 
         The share is for those behind it: an arrival that has time to wait may be the first of a burst, whose last one then lacks that time.
         """
+        if self.ttft_slo_s == math.inf:
+            return self.max_slowdown is None or wait_s <= (self.max_slowdown - 1.0) * self.prompt_s
         return wait_s <= self.max_ttft_delay_fraction * self.ttft_slo_s and self.waited_s + wait_s + self.prompt_s <= self.ttft_slo_s
 
 
@@ -50,7 +54,9 @@ def first_to_end(steps: Sequence[Flight], now_s: float, arrival: Arrival) -> int
     """Number of the step to end, so that the arrival's first token is in time; None where all may run to their ends.
 
     ``steps``: oldest first. Ending one makes those behind it void. Of the steps whose end brings the arrival in time the last is chosen,
-    since it loses least; where there is none, the first that can be ended. ConServe takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
+    since it loses least; where there is none, the first that can be ended.
+
+    ConServe takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
     """
     waits_s = _waits_s(steps, now_s)
     if not steps or arrival.is_in_time(waits_s[-1]):

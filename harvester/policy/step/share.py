@@ -70,7 +70,7 @@ class SloBudget:
         return min(view.max_tokens, max(fit.tokens, len(batch.contexts) + MIN_CHUNK))
 
     def beside_chat(self, view: StepView, batch: Batch, config: PolicyConfig, limit_s: float, space: Space) -> StepPlan:
-        if not self._model.ready or (limit_s == math.inf and config.ttft_s == math.inf):
+        if not self._model.ready or (limit_s == math.inf and config.ttft_s == math.inf and config.max_slowdown is None):
             return self._fixed.beside_chat(view, batch, config, limit_s, space)
         return _budgeted(view, batch, config, self._model, limit_s, space)
 

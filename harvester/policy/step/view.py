@@ -41,6 +41,8 @@ class StepView:
     reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals; None: the fixed share of `PolicyConfig`
     guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
     ranks: Mapping[str, int] = field(default_factory=dict)  # of online requests: who goes first
+    waiting_unpromised: bool = False  # one of the waiting online requests has no time at which its first token is due
+    debt_s: float = 0.0  # by how much chat that is promised no number is behind what it may be delayed
     gap_s: float | None = None  # until the next token of chat is due; None: the least TPOT that is promised
     max_waited: int = 0  # KV blocks that the step may wait for while victims save them
 
