@@ -43,6 +43,7 @@ SCENARIOS = {
     ),
     "simulate": Scenario("scenarios.coserving.simulate", "what the simulator predicts of harvester, against a real run on the same trace"),
     "phases": Scenario("scenarios.coserving.phases", "chat on, off and on again beside batch work"),
+    "defaults": Scenario("scenarios.coserving.defaults", "what chat of vllm bench serve notices of a job where nothing is configured"),
     "burst": Scenario("scenarios.coserving.burst", "chat in bursts and at rising rates beside batch work"),
     "ablation": Scenario("scenarios.coserving.ablation", "the parts of harvester's scheduler, turned on one after the other"),
     "preempt": Scenario(
