@@ -364,7 +364,8 @@ def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
     drive = harvest()
     for name, tokens in (("off-1", 10), ("off-2", 20), ("on-1", 5), ("on-2", 5)):
         drive.add(name, tokens, 10, offline=name.startswith("off"))
-    queue = WaitingQueue(Fair(), lambda request: row_of(request, BLOCK))
+    order = Fair()
+    queue = WaitingQueue(order, lambda request: order.add(row_of(request, BLOCK)))
     for name in ("on-2", "off-2", "off-1", "on-1"):
         queue.add_request(drive.requests[name])
     return queue, drive.requests

@@ -10,17 +10,17 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
 from harvester.engine.vllm.reads import is_offline
-from harvester.policy.order.offline import OfflineOrder, OfflineRow
+from harvester.policy.order.offline import OfflineOrder
 
 
 class WaitingQueue(RequestQueue):
     """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan admits.
 
-    ``order`` is told of every offline request that waits, as ``row_of`` describes it, and of every one that waits no longer.
+    ``arrive`` tells the brain of every offline request that waits, ``order`` is told of every one that waits no longer.
     """
 
-    def __init__(self, order: OfflineOrder, row_of: Callable[[Request], OfflineRow]) -> None:
-        self._order, self._row_of = order, row_of
+    def __init__(self, order: OfflineOrder, arrive: Callable[[Request], None]) -> None:
+        self._order, self._arrive = order, arrive
         self._online: dict[str, Request] = {}
         self._offline: dict[str, Request] = {}
         self._ranks: Mapping[str, int] = {}
@@ -55,7 +55,7 @@ class WaitingQueue(RequestQueue):
     def add_request(self, request: Request) -> None:
         if is_offline(request):
             self._offline[request.request_id] = request
-            self._order.add(self._row_of(request))
+            self._arrive(request)
         else:
             self._online[request.request_id] = request
 

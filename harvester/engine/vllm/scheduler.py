@@ -54,7 +54,7 @@ class HarvestScheduling(Stock):
         self._covers = planner is not None and planner.able
         kv = settings.kv_policy(cpu) if self._covers else None
         self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), settings.policy)
-        self.waiting = WaitingQueue(self._brain.offline, lambda request: reads.row_of(request, self.block_size))
+        self.waiting = WaitingQueue(self._brain.offline, self._arrive)
         self._report = Reporting(settings, config, shared)
         self._ahead = PlanAhead(self._row)
         self._steps = StepsInFlight()
@@ -70,10 +70,16 @@ class HarvestScheduling(Stock):
         """vLLM's; the brain knows the request from here on."""
         self._ahead.came()
         if not reads.is_offline(request):
-            now_s = time.monotonic()
-            new = reads.online_request(request, self.block_size, self._slo(request), now_s - time.time())
-            self._brain.arrive(new, now_s)
+            self._arrive(request)
         super().add_request(request)
+
+    def _arrive(self, request: Request) -> None:
+        """Tell the brain: of an online request once, of an offline one each time that it waits."""
+        now_s, block_tokens = time.monotonic(), self.block_size
+        if reads.is_offline(request):
+            self._brain.arrive(reads.row_of(request, block_tokens), now_s)
+        else:
+            self._brain.arrive(reads.online_request(request, block_tokens, self._slo(request), now_s - time.time()), now_s)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, of a request that ended or was aborted."""
