@@ -62,6 +62,16 @@ def test_a_new_online_order_says_whose_turn_it_is(model: Path, order: str, expec
     assert ended(drive) == list(expected)
 
 
+@pytest.mark.parametrize(("order", "first"), [("fcfs", "abc"), ("one_by_one", "a")])
+def test_who_has_no_turn_waits_for_one_and_is_neither_lost_nor_passed_by_a_row(model: Path, order: str, first: str) -> None:
+    drive = a_drive(model, slots=8, online_order=order)
+    drive.add("row", 8, 40, offline=True)
+    for name, tokens in zip("abc", (8, 4, 2), strict=True):
+        drive.add(name, 8, tokens, offline=False)
+    assert set(drive.step()) == set(first)
+    assert ended(drive) == [*(reversed("abc") if order == "fcfs" else "abc"), "row"]
+
+
 @pytest.mark.parametrize(("order", "expected"), [("fcfs", ["long", "short", "middle"]), ("smallest", ["short", "middle", "long"])])
 def test_a_new_offline_order_says_which_row_is_admitted_next(model: Path, order: str, expected: list[str]) -> None:
     drive = a_drive(model, offline_order=order)

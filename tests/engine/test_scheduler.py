@@ -368,6 +368,7 @@ def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
     queue = WaitingQueue(order, lambda request: order.add(row_of(request, BLOCK)))
     for name in ("on-2", "off-2", "off-1", "on-1"):
         queue.add_request(drive.requests[name])
+    queue.rank({"on-1": 0, "on-2": 1})
     return queue, drive.requests
 
 
@@ -409,6 +410,16 @@ def test_online_requests_go_by_their_rank(lanes: tuple[Any, dict[str, Any]]) -> 
     queue, _ = lanes
     queue.rank({"on-2": 0, "on-1": 1})
     assert popped(queue) == ["on-2", "on-1"]
+
+
+def test_an_online_request_without_a_rank_waits_until_it_has_one(lanes: tuple[Any, dict[str, Any]]) -> None:
+    queue, _ = lanes
+    queue.rank({"on-2": 0})
+    queue.open(("off-1",))
+    assert popped(queue) == ["on-2", "off-1"]
+    assert [request.request_id for request in queue] == ["on-1", "off-2"]
+    queue.rank({"on-1": 0})
+    assert popped(queue) == ["on-1"]
 
 
 def test_the_queue_counts_and_lists_all_that_wait_whatever_the_gate(lanes: tuple[Any, dict[str, Any]]) -> None:

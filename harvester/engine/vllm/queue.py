@@ -14,7 +14,7 @@ from harvester.policy.order.offline import OfflineOrder
 
 
 class WaitingQueue(RequestQueue):
-    """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan admits.
+    """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan ranks or admits.
 
     ``arrive`` tells the brain of every offline request that waits, ``order`` is told of every one that waits no longer.
     """
@@ -41,7 +41,7 @@ class WaitingQueue(RequestQueue):
         return self._ranks
 
     def rank(self, ranks: Mapping[str, int]) -> None:
-        """The order of the online requests from now on. One without a rank comes last, by priority and arrival."""
+        """The order of the online requests from now on. One without a rank has no turn: it waits until it has one."""
         self._ranks = ranks
 
     def open(self, admitted: Sequence[str]) -> None:
@@ -67,8 +67,9 @@ class WaitingQueue(RequestQueue):
             self.add_request(request)
 
     def peek_request(self) -> Request:
-        if self._online:
-            return min(self._online.values(), key=self._rank_of)
+        first = min((name for name in self._online if name in self._ranks), key=self._ranks.__getitem__, default=None)
+        if first is not None:
+            return self._online[first]
         self._skip_the_gone()
         return self._offline[self._admitted[0]]
 
@@ -90,7 +91,7 @@ class WaitingQueue(RequestQueue):
 
     def __bool__(self) -> bool:
         self._skip_the_gone()
-        return bool(self._online or self._admitted)
+        return bool(self._admitted) or any(name in self._ranks for name in self._online)
 
     def __len__(self) -> int:
         return len(self._online) + len(self._offline)
