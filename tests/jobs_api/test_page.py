@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
-from harvester.engine.frontend.window import Recent
+from harvester.engine.frontend.metrics import Recent
 from harvester.errors import BusyError
 from harvester.serve.broadcast import Broadcaster, Frame
 from harvester.serve.crosssite import known_hosts
