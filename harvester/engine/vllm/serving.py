@@ -20,7 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.config import TierConfig
 from harvester.core import PRIORITY_OFFLINE, TIER_PRIORITY, ServiceTier, tier_of_priority
-from harvester.engine.frontend.tiers import bearer_key, given_priority, marked, settle, without_header
+from harvester.engine.frontend.tiers import asked_tier, bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.errors import ParameterError
 from jobs.engine import ApiRequest, Completion, EngineGone
@@ -60,7 +60,7 @@ def install(serving: Any, method: str, config: TierConfig) -> Create:
 
     async def create_in_tier(request: Any, raw_request: Request | None = None) -> Any:
         try:
-            tier = config.resolve((request.model_extra or {}).get("service_tier"), bearer_key(raw_request))
+            tier = asked_tier(config, (request.model_extra or {}).get("service_tier"), bearer_key(raw_request))
         except ParameterError as error:
             return serving.create_error_response(error.message, param=error.param)
         # Without a tier the request's own priority stands, as a header or in its body.
