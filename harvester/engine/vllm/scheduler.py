@@ -109,7 +109,7 @@ class HarvestScheduling(Stock):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._sent()
-        if rollback.begin_anew(self):
+        if self.failed_recving_kv_req_ids and rollback.begin_anew(self):
             self._ahead.clear()
         now_s = time.monotonic()
         plan = self._ahead.take() or self._brain.plan(self._view(now_s))
@@ -198,7 +198,7 @@ class HarvestScheduling(Stock):
             self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
         step.load = reads.load_of(step.output, step.computed)
         if self._report.can_end_steps:
-            step.registered = rollback.registered_blocks(self, first_computed(self._steps, step.computed))
+            step.registered = reads.registered_blocks(self, first_computed(self._steps, step.computed))
         for name, tokens in step.output.num_scheduled_tokens.items():
             job = self._brain.offline.job(name)
             if job is None:
@@ -222,7 +222,6 @@ class HarvestScheduling(Stock):
         """From the steps that were answered; done while the next one runs."""
         for step, seconds, now_s in self._answered:
             self._brain.observe(StepRan(step.load, step.online, step.served), seconds, now_s)
-            self._profile.learnt()
             self._report.learnt(self._profile, step)
         self._answered.clear()
 
