@@ -190,7 +190,8 @@ def _explain(error: ValidationError, origin: str) -> str:
         hint = f"; did you mean {keys[near[0]]}?" if near else f"; known keys: {', '.join(ServeConfig.model_fields)}"
         return f"{origin}: unknown key {where}{hint}"
     message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+    named = first["type"] == "value_error"  # of ours, whose message says the value
+    given = "" if named or isinstance(first["input"], dict) else f" (given {first['input']!r})"
     return f"{origin}: {where + ': ' if where else ''}{message}{given}"
 
 
