@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +15,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 BLOCK = 16
-
-
-@pytest.fixture(scope="module")
-def model() -> Path:
-    """vLLM is imported once, here: what its own modules warn of on import is not ours to mend."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
-            importlib.import_module(module)
-    from harvester.engine.embedded import embedded_model
-
-    return embedded_model()
 
 
 @pytest.fixture(autouse=True)

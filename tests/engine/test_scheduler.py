@@ -27,13 +27,6 @@ NO_RESERVE = PolicyConfig(reserved_slots=0, reserved_kv=0.0, offline_step_tokens
 WHILE_CHAT = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=60.0)
 
 
-@pytest.fixture(scope="module")
-def model() -> Path:
-    from harvester.engine.embedded import embedded_model
-
-    return embedded_model()
-
-
 def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Drive:
     from bench.harness.engine.drive import Drive
 
