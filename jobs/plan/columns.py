@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from connectors.errors import ColumnError
-from jobs.nearest import did_you_mean
+from jobs.errors import did_you_mean
 from jobs.spec import JobSpec
 from jobs.tasks.spec import Task
 from jobs.tasks.template import TEXT_PLACE, places
