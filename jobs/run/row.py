@@ -100,48 +100,29 @@ class RowWork:
         return build_messages(self._job.task, column, row)
 
     def give_up(self, row_id: int, begun: int) -> Row:
-        return lost_row(row_id, begun, self._now_s())
+        """The result of a row that was begun ``begun`` times and never finished: it seems to be what kills the engine."""
+        error = RowError("engine_lost", f"the engine was lost {begun} times while this row was in work")
+        return self._row(row_id, begun, self._now_s(), Tally(), RowOutcome(error=error))
 
     def _row(self, row_id: int, attempts: int, began_s: float, tally: Tally, outcome: RowOutcome) -> Row:
-        done = (attempts, began_s, self._now_s())
-        return finished_row(row_id, outcome.values, *done, tally, outcome.error, truncated=outcome.truncated, parts=outcome.parts)
-
-
-def lost_row(row_id: int, begun: int, now_s: float) -> Row:
-    """The result of a row that was begun ``begun`` times and never finished: it seems to be what kills the engine."""
-    error = RowError("engine_lost", f"the engine was lost {begun} times while this row was in work")
-    return finished_row(row_id, {}, begun, now_s, now_s, Tally(), error)
-
-
-def finished_row(
-    row_id: int,
-    values: Mapping[str, object],
-    attempts: int,
-    began_s: float,
-    ended_s: float,
-    tally: Tally,
-    error: RowError | None,
-    *,
-    truncated: bool = False,
-    parts: int = 1,
-) -> Row:
-    """What has become of a row: its values, or an error, and what it cost."""
-    return Row(
-        row_id=row_id,
-        values=dict(values),
-        status="ok" if error is None else "error",
-        error_code=error.code if error else None,
-        error_message=error.message if error else None,
-        raw_output=tally.raw_output if error else None,
-        finish_reason=tally.finish_reason,
-        usage=tally.usage,
-        attempts=attempts,
-        requests=tally.requests,
-        parts=parts,
-        latency_ms=(ended_s - began_s) * 1000.0,
-        truncated=truncated,
-        completed_at_s=ended_s,
-    )
+        """What has become of a row: its values, or an error, and what it cost."""
+        error, ended_s = outcome.error, self._now_s()
+        return Row(
+            row_id=row_id,
+            values=dict(outcome.values),
+            status="ok" if error is None else "error",
+            error_code=error.code if error else None,
+            error_message=error.message if error else None,
+            raw_output=tally.raw_output if error else None,
+            finish_reason=tally.finish_reason,
+            usage=tally.usage,
+            attempts=attempts,
+            requests=tally.requests,
+            parts=outcome.parts,
+            latency_ms=(ended_s - began_s) * 1000.0,
+            truncated=outcome.truncated,
+            completed_at_s=ended_s,
+        )
 
 
 def _too_long(tokens: int, budget_tokens: int) -> RowError:
