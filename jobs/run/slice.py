@@ -23,6 +23,7 @@ from jobs.run.spool import Spool
 from jobs.spec import JobSpec, Lease, PartStats
 
 OPEN_JOBS = 8
+STATS_KEY = "harvester_part"  # of a part's metadata
 
 
 class SourceCache:
@@ -69,9 +70,6 @@ def open_parts(folder: StateFolder, job_id: str) -> PartsSink:
     sink = PartsSink(folder.results(job_id))
     sink.sweep()
     return sink
-
-
-STATS_KEY = "harvester_part"
 
 
 @dataclass(slots=True)
