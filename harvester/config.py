@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from harvester.core import ServiceTier
-from harvester.errors import ConfigError, ParameterError
+from harvester.errors import ConfigError
 from harvester.policy.parts import TABLES, check_name
 from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, PriceConfig, Section
 
@@ -148,17 +148,6 @@ class TierConfig(Section):
     )
     keys: dict[str, ServiceTier] = Field(default_factory=dict, description="Tier by API key (`Authorization: Bearer KEY`).")
 
-    def resolve(self, asked: object, key: str | None) -> ServiceTier | None:
-        """The tier of a request; None where neither it, its key nor `default` chooses one. Raises `ParameterError` for an unknown one."""
-        if asked in (None, "auto"):
-            own = self.keys.get(key, self.default) if key is not None else self.default
-            return None if own is ServiceTier.DEFAULT and asked is None else own
-        try:
-            return ServiceTier(str(asked))
-        except ValueError as error:
-            known = ", ".join(["auto", *ServiceTier])
-            raise ParameterError(f"unknown service_tier {str(asked)[:40]!r}; use one of: {known}", "service_tier") from error
-
 
 class ServeConfig(Section):
     """One deployment: a model, its replicas, and how they share chat and jobs."""
@@ -219,7 +208,8 @@ def _explain(error: ValidationError, origin: str) -> str:
         hint = f"; did you mean {keys[near[0]]}?" if near else f"; known keys: {', '.join(ServeConfig.model_fields)}"
         return f"{origin}: unknown key {where}{hint}"
     message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+    named = first["type"] == "value_error"  # of ours, whose message says the value
+    given = "" if named or isinstance(first["input"], dict) else f" (given {first['input']!r})"
     return f"{origin}: {where + ': ' if where else ''}{message}{given}"
 
 

@@ -35,7 +35,7 @@ class Simulation:
         self.ended_steps = 0  # for an arrival; what they had computed is lost
         self.offline_tokens = 0  # computed, prompts and answers
         self._engine, self._brain = engine, brain
-        self._replica = Replica(engine, brain.offline, row_of)
+        self._replica = Replica(engine, brain.offline, lambda row: brain.arrive(row_of(row, engine), self.now_s))
         self._arrivals: deque[Request] = deque()
         self._arrived = 0
         self._ran: tuple[StepRan, float, float] | None = None  # the last step, until the brain has learnt from it

@@ -14,15 +14,15 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
-from harvester.engine.frontend.window import Recent
+from harvester.engine.frontend.metrics import Recent
 from harvester.errors import BusyError
 from harvester.serve.broadcast import Broadcaster, Frame
-from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import FrameSource, add_events
 from harvester.serve.jobs_api import JobPlanner, jobs_api
 from harvester.serve.openai_api import openai_api
 from harvester.serve.page import POLICY, STATIC, add_page
 from harvester.serve.rates import RateWindow
+from harvester.serve.walls import known_hosts
 from jobs.batches.files import FileStore
 from jobs.config import HarvestConfig
 from jobs.testing import DirectLedger, ManualClock

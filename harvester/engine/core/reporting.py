@@ -15,6 +15,8 @@ from harvester.policy.step.preempt import layers_between
 from harvester.policy.view import Plan
 
 MODEL_EVERY = 16  # steps
+SAVE_S = 60.0
+SAVE_STEPS = 500  # no sooner than after so many more
 
 
 class Reporting:
@@ -28,7 +30,8 @@ class Reporting:
         self._beside_chat = settings.schedule.safepoints == "all"
         self._detect_s = settings.schedule.preempt_detect_ms / 1000
         self._segments = segments(parallel.tensor_parallel_size, vllm_config.device_config.device_type != "cpu")
-        self._told = 0
+        self._told = self._saved = 0  # numbers of steps
+        self._saved_s = time.monotonic()
 
     @property
     def can_end_steps(self) -> bool:
@@ -115,21 +118,26 @@ class Reporting:
             shared.add(Count.DETECTED, 1)
 
     def learnt(self, profile: Profile, step: Step) -> None:
-        """Show the latency model, now and then, and write its profile when asked."""
+        """Show the latency model now and then, and write its profile when asked, or when it is old."""
         shared = self._shared
-        if shared is None:
+        if shared is None or step.number is None:
             return
         wish = shared[Field.SAVE_PROFILE]
         if wish > shared[Field.SAVED_PROFILE]:
-            profile.save()
+            self._save(profile, step.number)
             shared[Field.SAVED_PROFILE] = wish
-        if step.number is None or step.number - self._told < MODEL_EVERY:
+        if step.number - self._told < MODEL_EVERY:
             return
         self._told = step.number
-        profile.save_if_due(time.monotonic())
+        if step.number - self._saved >= SAVE_STEPS and time.monotonic() - self._saved_s >= SAVE_S:
+            self._save(profile, step.number)
         model = profile.model
         for place, value in enumerate(model.coefficients):
             shared[Field.MODEL + place] = value
         shared[Field.MARGIN], shared[Field.READY] = model.margin, float(model.ready)
         for count, value in zip((Count.ERROR_P50, Count.ERROR_P99), model.error(), strict=True):
             shared.set(count, value)
+
+    def _save(self, profile: Profile, number: int) -> None:
+        profile.save()
+        self._saved, self._saved_s = number, time.monotonic()

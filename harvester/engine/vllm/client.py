@@ -27,6 +27,7 @@ from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm.platform import additional, graph_sizes
 from harvester.errors import EngineError, UsageError
+from jobs.usage import Usage
 
 
 class HarvestLLM(AsyncLLM):
@@ -192,9 +193,12 @@ def _generated(output: RequestOutput) -> Generated:
         text=best.text,
         finish_reason=str(best.finish_reason or "stop"),
         token_ids=list(best.token_ids),
-        prompt_tokens=len(output.prompt_token_ids or ()),
-        cached_tokens=int(output.num_cached_tokens or 0),
-        preemptions=int(getattr(output.metrics, "num_preemptions", 0) or 0),
+        usage=Usage(
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            cached_tokens=int(output.num_cached_tokens or 0),
+            output_tokens=len(best.token_ids),
+            preemptions=int(getattr(output.metrics, "num_preemptions", 0) or 0),
+        ),
         tops=[_top(place) for place in best.logprobs or ()],
         prompt_tops=[None if place is None else _top(place) for place in output.prompt_logprobs or ()],
     )

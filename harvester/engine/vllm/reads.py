@@ -136,6 +136,17 @@ def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, 
     return {name: request.num_computed_tokens - tokens for name, request, tokens in found if request is not None}
 
 
+def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
+    """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
+    found = []
+    for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
+        for request_id, tokens in computed.items():
+            blocks = manager.req_to_blocks.get(request_id, [])
+            until = manager.num_cached_block.get(request_id, 0)
+            found += [(block, block.block_hash) for block in blocks[tokens // manager.block_size : until] if block.block_hash is not None]
+    return found
+
+
 def admitted(output: SchedulerOutput) -> frozenset[str]:
     """Requests that came from the waiting queue in this step."""
     return frozenset((*(new.req_id for new in output.scheduled_new_reqs), *output.scheduled_cached_reqs.resumed_req_ids))

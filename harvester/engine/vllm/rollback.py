@@ -17,17 +17,6 @@ from harvester.engine.core.steps import Step
 from harvester.engine.vllm.reads import is_offline
 
 
-def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
-    """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
-    found = []
-    for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
-        for request_id, tokens in computed.items():
-            blocks = manager.req_to_blocks.get(request_id, [])
-            until = manager.num_cached_block.get(request_id, 0)
-            found += [(block, block.block_hash) for block in blocks[tokens // manager.block_size : until] if block.block_hash is not None]
-    return found
-
-
 def roll_back(scheduler: Scheduler, steps: Sequence[Step], now_s: float) -> int:
     """Undo ``steps``, oldest first, none of which was computed. Returns how many tokens they had planned.
 

@@ -55,7 +55,7 @@ class HarvestScheduling(Stock):
         self._covers = planner is not None and planner.able
         kv = settings.kv_policy(cpu) if self._covers else None
         self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), settings.policy)
-        self.waiting = WaitingQueue(self._brain.offline, lambda request: reads.row_of(request, self.block_size))
+        self.waiting = WaitingQueue(self._brain.offline, self._arrive)
         self._report = Reporting(settings, config, shared)
         self._ahead = PlanAhead(self._row)
         self._steps = StepsInFlight()
@@ -71,10 +71,16 @@ class HarvestScheduling(Stock):
         """vLLM's; the brain knows the request from here on."""
         self._ahead.came()
         if not reads.is_offline(request):
-            now_s = time.monotonic()
-            new = reads.online_request(request, self.block_size, self._slo(request), now_s - time.time())
-            self._brain.arrive(new, now_s)
+            self._arrive(request)
         super().add_request(request)
+
+    def _arrive(self, request: Request) -> None:
+        """Tell the brain: of an online request once, of an offline one each time that it waits."""
+        now_s, block_tokens = time.monotonic(), self.block_size
+        if reads.is_offline(request):
+            self._brain.arrive(reads.row_of(request, block_tokens), now_s)
+        else:
+            self._brain.arrive(reads.online_request(request, block_tokens, self._slo(request), now_s - time.time()), now_s)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, of a request that ended or was aborted."""
@@ -104,7 +110,7 @@ class HarvestScheduling(Stock):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._sent()
-        if rollback.begin_anew(self):
+        if self.failed_recving_kv_req_ids and rollback.begin_anew(self):
             self._ahead.clear()
         now_s = time.monotonic()
         plan = self._ahead.take() or self._brain.plan(self._view(now_s))
@@ -196,7 +202,7 @@ class HarvestScheduling(Stock):
             self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
         step.load = reads.load_of(step.output, step.computed)
         if self._report.can_end_steps:
-            step.registered = rollback.registered_blocks(self, first_computed(self._steps, step.computed))
+            step.registered = reads.registered_blocks(self, first_computed(self._steps, step.computed))
         for name, tokens in step.output.num_scheduled_tokens.items():
             job = self._brain.offline.job(name)
             if job is None:
@@ -226,7 +232,6 @@ class HarvestScheduling(Stock):
         """From the steps that were answered; done while the next one runs."""
         for step, seconds, now_s in self._answered:
             self._brain.observe(step.ran, seconds, now_s)
-            self._profile.learnt()
             self._report.learnt(self._profile, step)
         self._answered.clear()
 
