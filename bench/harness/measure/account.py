@@ -1,0 +1,67 @@
+"""What a system got done in parts of a stretch, three ways: tokens, rows and work a second.
+
+Tokens a second alone say little in a short time: they reward prompts, and punish a stretch that begins while every slot is decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.harness.measure.prices import Prices
+from bench.harness.measure.stretch import Stretch
+
+Part = tuple[float, float]  # of a load: seconds from its start
+THREE = ("total_tokens_per_s", "rows_per_s", "work_per_s")
+
+
+def account(rounds: Sequence[Stretch], parts: Sequence[Part], prices: Prices) -> dict[str, Any]:
+    """Of all rounds together, within ``parts``, each as the counters' samples next to its ends bound it.
+
+    ``rows_per_s``: offline requests that ended. ``work_per_s``: see `bench.harness.measure.prices`; tokens computed again are none.
+    ``busy_share``: of the time, what the engine spent in steps. All are None where the parts hold no two samples.
+    """
+    seconds = busy_s = work_s = 0.0
+    online = both = rows = 0
+    for stretch in rounds:
+        for begin, end in (_samples(stretch, part) for part in parts):
+            if begin >= end:
+                continue
+            first, last = stretch.samples[begin].at_s, stretch.samples[end].at_s
+            counted = stretch.tokens(begin, end)
+            seconds, online, both = seconds + last - first, online + counted[0], both + counted[1]
+            within = [step for step in stretch.steps if first <= step.at_s < last]
+            busy_s, work_s = busy_s + sum(step.seconds for step in within), work_s + sum(map(prices.step_s, within))
+            rows += sum(first <= at_s < last for at_s in stretch.rows_s)
+    if not seconds:
+        return dict.fromkeys(("seconds", "online_tokens_per_s", "offline_tokens_per_s", *THREE, "busy_share"))
+    return {
+        "seconds": round(seconds, 2),
+        "online_tokens_per_s": round(online / seconds, 1),
+        "offline_tokens_per_s": round(max(0, both - online) / seconds, 1) if rounds[0].offline else 0.0,
+        "total_tokens_per_s": round(both / seconds, 1),
+        "rows_per_s": round(rows / seconds, 4),
+        "work_per_s": round(work_s / seconds, 4),
+        "busy_share": round(busy_s / seconds, 4),
+    }
+
+
+def _samples(stretch: Stretch, part: Part) -> tuple[int, int]:
+    """Numbers of the samples next to its ends."""
+    last = len(stretch.samples) - 1
+    begin, end = (min(last, max(0, round(at_s / stretch.seconds * last))) for at_s in part)
+    return begin, end
+
+
+def settled(parts: Sequence[Part], settle_s: float) -> list[Part]:
+    """Those seconds of chat that come ``settle_s`` after its begin, in each of ``parts``."""
+    return [(begin_s + settle_s, end_s) for begin_s, end_s in parts if begin_s + settle_s < end_s]
+
+
+def accounts(rounds: Sequence[Stretch], chat: Sequence[Part], settle_s: float, prices: Prices) -> dict[str, Any]:
+    """What a co-serving scenario adds to the summary of a system. ``chat``: the parts of the load in which chat comes."""
+    whole = account(rounds, [(0.0, rounds[0].seconds)], prices)
+    return {
+        **{name: whole[name] for name in (*THREE[1:], "busy_share")},
+        "settled": {"from_s": settle_s, **account(rounds, settled(chat, settle_s), prices)},
+    }
