@@ -29,7 +29,7 @@ BACKLOG = 8  # times the chats that an engine takes at once: sent to it to measu
 MEASURE_SEED = 500  # beside the load's: no prompt of it may be in the prefix cache
 CHAT = ("share", "rate", "share_drawn", "capacity")
 EMPTY_S = 60.0
-TRIES = 3
+TRIES = 8
 
 Make = Callable[[float], Sequence[Load]]  # the loads of a scenario at a rate; its pace is told in the first one's lengths
 
@@ -61,17 +61,18 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """The loads at one pace. ``share`` and ``capacity`` are None where the rate was given."""
+    """The loads at one pace. ``share`` and ``capacity`` are None where the rate was given; ``chat_s``: how long chat comes in a load."""
 
     share: float | None
     rate: float
     capacity: Capacity | None
     loads: Sequence[Load]
+    chat_s: float
 
-    def line(self, seconds: float) -> dict[str, Any]:
-        """In a result. ``share_drawn``: what the first load is, as its arrivals were drawn."""
+    def line(self) -> dict[str, Any]:
+        """In a result. ``rate``: of the process that arrivals are drawn from; ``share_drawn``: what the first load is, as they were drawn."""
         load, capacity = self.loads[0], self.capacity
-        drawn = round(capacity.share_of(load, seconds), 4) if capacity is not None else None
+        drawn = round(capacity.share_of(load, self.chat_s), 4) if capacity is not None else None
         return {"share": self.share, "rate": self.rate, "share_drawn": drawn, "capacity": capacity.line(load) if capacity else None}
 
 
@@ -83,30 +84,39 @@ def first_of(points: Sequence[dict[str, Any]], pace: Pace) -> dict[str, Any]:
 
 
 def paced_alone(
-    comparison: Comparison, pace: Pace, make: Make, *, offline_too: bool
+    comparison: Comparison, pace: Pace, make: Make, chat_s: float, *, offline_too: bool
 ) -> tuple[list[tuple[Paced, list[Stretch]]], Span | None]:
-    """Stock vLLM, fcfs: how much chat it can do where ``pace`` is in shares, then the loads at each pace, then offline work alone."""
+    """Stock vLLM, fcfs: how much chat it can do where ``pace`` is in shares, then the loads at each pace, then offline work alone.
+
+    ``chat_s``: how long chat comes in a load.
+    """
     with Stock(comparison.setup, "online_only", concurrency=round(comparison.knobs.concurrency)) as server:
         if pace.rate is not None:
-            chosen = [Paced(None, pace.rate, None, make(pace.rate))]
+            chosen = [Paced(None, pace.rate, None, make(pace.rate), chat_s)]
         else:
             capacity = measured(comparison, server, make(comparison.knobs.rate)[0])
-            chosen = [at_share(share, capacity, make, comparison.knobs.rate) for share in pace.shares]
+            chosen = [at_share(share, capacity, make, comparison.knobs.rate, chat_s) for share in pace.shares]
         for one in chosen:
-            print(f"chat: {json.dumps(one.line(comparison.seconds))}", file=sys.stderr, flush=True)
+            print(f"chat: {json.dumps(one.line())}", file=sys.stderr, flush=True)
         found = [(one, play_all(comparison.point(k), server, one.loads, offline=False)) for k, one in enumerate(chosen)]
         return found, offline_beside(comparison, server) if offline_too else None
 
 
-def at_share(share: float, capacity: Capacity, make: Make, rate: float) -> Paced:
-    """The rate at which the first load is, on average, ``share`` of the capacity; ``rate``: where to begin. How long its requests are may
-    depend on how many there are, so the rate is looked for a few times. Raises `EngineError` where no chat comes."""
+def at_share(share: float, capacity: Capacity, make: Make, rate: float, chat_s: float) -> Paced:
+    """The rate at which the first load, as its arrivals are drawn, is nearest to ``share`` of the capacity; ``rate``: where to begin.
+
+    A faster load has its arrivals nearer to each other, and more of them. Raises `EngineError` where no chat comes.
+    """
+    found: dict[float, float] = {}  # how far off each rate is
     for _ in range(TRIES):
         (load, *_) = make(rate)
         if not load:
             raise EngineError(f"no chat comes in so short a run at {rate:.3g} chats a second; give it more --seconds, or set --rate")
-        rate = round(share * capacity.requests_per_s(load), 4)
-    return Paced(share, rate, capacity, make(rate))
+        drawn = capacity.share_of(load, chat_s)
+        found[rate] = abs(drawn - share)
+        rate = round(rate * share / drawn, 4)
+    best = min(found, key=lambda one: found[one])
+    return Paced(share, best, capacity, make(best), chat_s)
 
 
 def measured(comparison: Comparison, server: Stock, load: Load) -> Capacity:

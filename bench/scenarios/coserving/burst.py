@@ -39,7 +39,7 @@ def run(options: Options) -> dict[str, Any]:
 
     with set_up(options, given, given.warm_s + len(chosen) * (given.seconds + 30) + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        ((paced, online),), _ = paced_alone(comparison, pace, loads, offline_too=False)
+        ((paced, online),), _ = paced_alone(comparison, pace, loads, given.seconds, offline_too=False)
         slo, setting = online[0].p99(), Setting.usual(given)
         found: dict[str, Sequence[Stretch]] = {"online_only": online, "vllm_priority": priority(comparison, paced.loads, setting)}
         found["harvester"], _ = harvester(comparison, paced.loads, slo)
@@ -51,7 +51,7 @@ def run(options: Options) -> dict[str, Any]:
             lines.append(head | {"systems": systems, "ratios": ratios(systems) | account_ratios(systems)})
         first = {"systems": lines[0]["systems"], "ratios": lines[0]["ratios"]}
         shown = described(replace(given, rate=paced.rate), place)
-        return shown | {"chat": paced.line(given.seconds), **first, "work": work, "points": lines}
+        return shown | {"chat": paced.line(), **first, "work": work, "points": lines}
 
 
 def _summary(stretch: Stretch, slo: Slo, given: Knobs, prices: Prices) -> dict[str, Any]:

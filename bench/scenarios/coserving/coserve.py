@@ -53,13 +53,13 @@ def run(options: Options) -> dict[str, Any]:
     pace = Pace.of(options)
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        alone, idle = paced_alone(comparison, pace, _loads(given, options.seed, pace), offline_too=options.quick)
+        alone, idle = paced_alone(comparison, pace, _loads(given, options.seed, pace), given.seconds, offline_too=options.quick)
         steps, offline = (round(given.step_tokens), idle) if idle is not None else _best_offline(comparison)
         sweep = [] if options.quick else _sweep(comparison, alone[0][0].loads[0])
         base = _Base(comparison, best_of(sweep) if sweep else Setting.usual(given), rounds, (steps, offline))
         measured = [(paced, base.at(number, paced, online)) for number, (paced, (online,)) in enumerate(alone)]
         prices, work = stock_prices(place.folder)
-        points = [{**paced.line(given.seconds), **found.outcome(base, prices)} for paced, found in measured]
+        points = [{**paced.line(), **found.outcome(base, prices)} for paced, found in measured]
         return described(replace(given, rate=alone[0][0].rate), place) | {
             "rounds": rounds,
             **first_of(points, pace),

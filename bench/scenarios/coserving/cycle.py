@@ -34,6 +34,7 @@ def run(options: Options) -> dict[str, Any]:
     cycles = whole_number("cycles", options.set, QUICK_CYCLES if options.quick else CYCLES)
     given = knobs(replace(options, set={name: value for name, value in options.set.items() if name != "cycles"}), FULL, QUICK)
     pace, chat = Pace.of(options), chat_parts(given.seconds, given.idle_s, cycles)
+    on_s = sum(end_s - begin_s for begin_s, end_s in chat)
 
     def loads(rate: float) -> list[Load]:
         phases = [(seconds, part) for begin_s, end_s in chat for seconds, part in ((end_s - begin_s, rate), (given.idle_s, 0.0))]
@@ -42,13 +43,10 @@ def run(options: Options) -> dict[str, Any]:
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
         # Each begins as it ends: behind an idle phase.
         comparison = Comparison(place, replace(given, warm_s=given.warm_s + given.idle_s), options.seed, given.seconds)
-        alone, _ = paced_alone(comparison, pace, loads, offline_too=False)
+        alone, _ = paced_alone(comparison, pace, loads, on_s, offline_too=False)
         found = [_systems(comparison.point(number), paced, online) for number, (paced, (online,)) in enumerate(alone)]
         prices, work = stock_prices(place.folder)
-        on_s = sum(end_s - begin_s for begin_s, end_s in chat)
-        points = [
-            {**paced.line(on_s), **outcome(stretches, chat, given, prices)} for (paced, _), stretches in zip(alone, found, strict=True)
-        ]
+        points = [{**paced.line(), **outcome(stretches, chat, given, prices)} for (paced, _), stretches in zip(alone, found, strict=True)]
         shown = described(replace(given, rate=alone[0][0].rate), place)
         return shown | {"cycles": cycles, "chat_s": round(on_s / cycles, 3), **first_of(points, pace), "work": work}
 

@@ -33,13 +33,12 @@ def run(options: Options) -> dict[str, Any]:
 
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        alone, offline = paced_alone(comparison, pace, loads, offline_too=True)
+        alone, offline = paced_alone(comparison, pace, loads, 2 * each_s, offline_too=True)
         assert offline is not None
         found = [_systems(comparison.point(number), paced, online) for number, (paced, (online,)) in enumerate(alone)]
         prices, work = stock_prices(place.folder)
-        on_s = 2 * each_s  # in which all arrivals of the load come
         points = [
-            {**paced.line(on_s), **_outcome(stretches, given, offline, prices)} for (paced, _), stretches in zip(alone, found, strict=True)
+            {**paced.line(), **_outcome(stretches, given, offline, prices)} for (paced, _), stretches in zip(alone, found, strict=True)
         ]
         shown = described(replace(given, rate=alone[0][0].rate), place)
         return shown | {"phase_s": each_s, **first_of(points, pace), "work": work}
