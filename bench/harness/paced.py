@@ -6,6 +6,7 @@ The same rate is a quarter of one machine and four fifths of another, where ever
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ BACKLOG = 8  # times the chats that an engine takes at once: sent to it to measu
 MEASURE_SEED = 500  # beside the load's: no prompt of it may be in the prefix cache
 CHAT = ("share", "rate", "share_drawn", "capacity")
 EMPTY_S = 60.0
-TRIES = 8
+TRIES = 20
 
 Make = Callable[[float], Sequence[Load]]  # the loads of a scenario at a rate; its pace is told in the first one's lengths
 
@@ -70,7 +71,7 @@ class Paced:
     chat_s: float
 
     def line(self) -> dict[str, Any]:
-        """In a result. ``rate``: of the process that arrivals are drawn from; ``share_drawn``: what the first load is, as they were drawn."""
+        """In a result. ``rate``: of the process that draws arrivals; ``share_drawn``: what those of the first load are."""
         load, capacity = self.loads[0], self.capacity
         drawn = round(capacity.share_of(load, self.chat_s), 4) if capacity is not None else None
         return {"share": self.share, "rate": self.rate, "share_drawn": drawn, "capacity": capacity.line(load) if capacity else None}
@@ -107,15 +108,16 @@ def at_share(share: float, capacity: Capacity, make: Make, rate: float, chat_s: 
 
     A faster load has its arrivals nearer to each other, and more of them. Raises `EngineError` where no chat comes.
     """
-    found: dict[float, float] = {}  # how far off each rate is
+    off: dict[float, float] = {}
+    low, high = 0.0, math.inf
     for _ in range(TRIES):
-        (load, *_) = make(rate)
-        if not load:
-            raise EngineError(f"no chat comes in so short a run at {rate:.3g} chats a second; give it more --seconds, or set --rate")
-        drawn = capacity.share_of(load, chat_s)
-        found[rate] = abs(drawn - share)
-        rate = round(rate * share / drawn, 4)
-    best = min(found, key=lambda one: found[one])
+        drawn = capacity.share_of(make(rate)[0], chat_s)
+        off[rate] = abs(drawn - share)
+        low, high = (rate, high) if drawn < share else (low, rate)
+        rate = round(2.0 * rate if math.isinf(high) else (low + high) / 2.0, 4)
+    best = min(off, key=lambda one: off[one])
+    if not make(best)[0]:
+        raise EngineError(f"{share:g} of what the engine can do is no chat in so short a run; give it more --seconds, or set --rate")
     return Paced(share, best, capacity, make(best), chat_s)
 
 

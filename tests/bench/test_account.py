@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.harness.compare import account_ratios, offline_system
@@ -120,7 +122,7 @@ def test_each_cycle_is_chat_and_then_none() -> None:
 
 def test_the_outcome_of_whole_cycles_counts_each_of_them() -> None:
     chat = [Online(at_s, at_s, 10, [(at_s + 1.0, 1), (at_s + 1.1, 2)], True, at_s + 1.1) for at_s in (0.0, 10.0)]
-    given = cycle.replace(cycle.QUICK, seconds=20.0, idle_s=5.0, settle_s=0.0)
+    given = replace(cycle.QUICK, seconds=20.0, idle_s=5.0, settle_s=0.0)
     ours = stretch([0, 100, 400, 500, 800], [step(101.0), step(107.0)], [103.0, 108.0, 118.0], chat)
     peer = stretch([0, 200, 500, 700, 1000], [step(101.0), step(107.0), step(112.0), step(118.0)], [103.0, 108.0, 113.0, 118.0], chat)
     systems = {"online_only": stretch([0, 12, 12, 24, 24], [], [], chat), "vllm_priority": peer, "harvester": ours}

@@ -30,7 +30,8 @@ def ran(noise: float, count: int = 600, slow: range = range(0), factor: float = 
 
 def saturated(cycles: int, seqs: int = 16, slow: range = range(0)) -> list[Ran]:
     """An engine that takes ``seqs`` chats at once: their prompts in one step, then their answers, again and again."""
-    rng, found = random.Random(5), []
+    rng = random.Random(5)
+    found: list[Ran] = []
     for cycle in range(cycles):
         prompts = StepLoad()
         for _ in range(seqs):

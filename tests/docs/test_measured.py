@@ -136,7 +136,7 @@ def test_a_section_may_wait_for_its_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_the_command_has_the_pace_of_chat() -> None:
-    given = {"quick": False, "seconds": None, "set": {}, "rate": None, "shares": [0.25, 0.5]}
+    given: dict[str, Any] = {"quick": False, "seconds": None, "set": {}, "rate": None, "shares": [0.25, 0.5]}
     assert measured.command(RESULT | {"arguments": given}) == "python -m bench coserve --share 0.25 --share 0.5"
     assert measured.command(RESULT | {"arguments": given | {"rate": 3.0, "shares": []}}) == "python -m bench coserve --rate 3"
 
