@@ -31,6 +31,7 @@ MEASURE_SEED = 500  # beside the load's: no prompt of it may be in the prefix ca
 CHAT = ("share", "rate", "share_drawn", "capacity")
 EMPTY_S = 60.0
 TRIES = 20
+LEAST_RATE = 1e-4
 
 Make = Callable[[float], Sequence[Load]]  # the loads of a scenario at a rate; its pace is told in the first one's lengths
 
@@ -114,7 +115,7 @@ def at_share(share: float, capacity: Capacity, make: Make, rate: float, chat_s: 
         drawn = capacity.share_of(make(rate)[0], chat_s)
         off[rate] = abs(drawn - share)
         low, high = (rate, high) if drawn < share else (low, rate)
-        rate = round(2.0 * rate if math.isinf(high) else (low + high) / 2.0, 4)
+        rate = max(LEAST_RATE, round(2.0 * rate if math.isinf(high) else (low + high) / 2.0, 4))
     best = min(off, key=lambda one: off[one])
     if not make(best)[0]:
         raise EngineError(f"{share:g} of what the engine can do is no chat in so short a run; give it more --seconds, or set --rate")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.__main__ import main
+from bench.harness import compare
 from bench.harness.compare import POINT_SEEDS, Comparison
 from bench.harness.knobs import Knobs
 from bench.harness.load.arrivals import Arrival, Trace, read_trace, replay, stretched, synthetic
@@ -20,7 +23,7 @@ from bench.harness.measure.steps import Ran
 from bench.harness.measure.stretch import Stretch
 from bench.harness.measure.work import Work
 from bench.harness.options import Options
-from bench.harness.paced import Pace, Paced, at_share, backlog_of, first_of, while_full
+from bench.harness.paced import MEASURE_SEED, Pace, Paced, at_share, backlog_of, first_of, while_full
 from bench.harness.servers.systems import SystemSetup
 from bench.scenarios.coserving.coserve import _loads
 from harvester.errors import EngineError, UsageError
@@ -147,6 +150,21 @@ def test_steps_count_while_the_engine_is_full() -> None:
     assert [step.at_s for step in while_full(chats(ends_s), slots=2)][-1] == 105.0
     assert len(while_full(chats([2.0, 3.0, None, None, None, None]), slots=2)) == 20, "it was full to the end"
     assert while_full(chats([2.0, 3.0]), slots=2) == [], "it never had more than it takes"
+
+
+def test_loads_on_one_server_have_prompts_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same prompts would be in its prefix cache, and chat faster than it is."""
+    seeds: list[int] = []
+
+    def played(*given: Any, seed: int, **rest: Any) -> Stretch:
+        seeds.append(seed)
+        return chats([2.0])
+
+    monkeypatch.setattr(compare, "stretch", played)
+    comparison = Comparison(SystemSetup(tmp_path, "model", "name", (1, 2), {}, 8), Knobs(), 7, 10.0)
+    compare.play_all(comparison, SimpleNamespace(label="one"), even(1.0) * 3, offline=False)  # type: ignore[arg-type]
+    assert len({*seeds, comparison.seed + MEASURE_SEED}) == 4
+    assert seeds[0] == 7, "one load alone has the prompts of earlier results"
 
 
 def test_points_on_one_server_have_prompts_of_their_own(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from bench.harness.options import Options
 from bench.harness.paced import Pace, Paced, first_of, paced_alone
 from harvester.errors import UsageError
 
-FULL = Knobs(seconds=360.0, idle_s=30.0)
+FULL = Knobs(seconds=240.0, idle_s=20.0)
 QUICK = replace(SHORT, seconds=32.0, idle_s=6.0, window_s=2.0)
 CYCLES, QUICK_CYCLES = 4, 2
 ROWS_GOAL, TTFT_GOAL, LATE_GOAL = 0.98, 1.10, 0.01
