@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench.harness.compare import account_ratios, offline_system
+from bench.harness.engine.step_record import StepRecord
 from bench.harness.measure.account import account, accounts, settled
 from bench.harness.measure.counters import Counters
 from bench.harness.measure.latency import Online, Slo, late_gaps_share
 from bench.harness.measure.prices import Prices
 from bench.harness.measure.steps import Ran
-from bench.harness.measure.stretch import Span, Stretch
+from bench.harness.measure.stretch import Span, Stretch, _ran
 from bench.harness.measure.work import Work
 from bench.scenarios.coserving import cycle
 from bench.scenarios.coserving.phases import NAMES
@@ -99,6 +102,19 @@ def test_ratios_are_those_of_rows_and_work_and_of_all_three_once_settled() -> No
 def test_offline_work_alone_has_rows_and_work() -> None:
     found = offline_system(Span(100.0, 5.0, [step(1.0), step(2.0)], [1.0]), 2048, PRICES)
     assert (found["rows_per_s"], found["work_per_s"]) == (0.2, 0.04)
+
+
+def test_an_engine_s_rows_are_its_offline_requests_or_all_where_no_chat_comes(tmp_path: Path) -> None:
+    record = StepRecord(tmp_path / "one.steps")
+    record.engine(100, 16)
+    for at_s, offline in ((9.0, True), (10.0, True), (11.0, False), (20.0, True)):
+        record.planned(STEP, {}, at_s - 0.5)
+        record.ended(SimpleNamespace(request_id="row", num_prompt_tokens=30, num_output_tokens=2), offline, at_s)
+        record.answered(at_s, False)
+    counts = tmp_path / "one.counts"
+    assert _ran(counts, 10.0, 20.0)[1] == [10.0]
+    assert _ran(counts, 10.0, 20.0, every=True)[1] == [10.0, 11.0]
+    assert [step.at_s for step in _ran(counts, 10.0, 20.0)[0]] == [10.0, 11.0]
 
 
 def test_a_gap_is_late_above_the_slo_and_not_at_it() -> None:

@@ -129,13 +129,16 @@ def idle(system: System, seconds: float) -> Span:
     last = counters.read(system.url)
     system.check()
     tokens_per_s = (last.tokens - first.tokens) / (last.at_s - first.at_s)
-    return Span(round(tokens_per_s, 1), round(last.at_s - first.at_s, 1), *_ran(system, first.at_s, last.at_s))
+    return Span(round(tokens_per_s, 1), round(last.at_s - first.at_s, 1), *_ran(system.counts, first.at_s, last.at_s, every=True))
 
 
-def _ran(system: System, begin_s: float, end_s: float) -> tuple[list[Ran], list[float]]:
-    """The engine's steps in a span of the monotonic clock, and the ends of its offline requests."""
-    record = read_record(system.counts.with_suffix(".steps"))
-    rows_s = [row.at_s for row in record.rows if row.offline and begin_s <= row.at_s < end_s]
+def _ran(counts: Path, begin_s: float, end_s: float, *, every: bool = False) -> tuple[list[Ran], list[float]]:
+    """The engine's steps in a span of the monotonic clock, and the ends of its offline requests.
+
+    ``every``: of all requests. Where none is online, stock vLLM gets offline ones like any other.
+    """
+    record = read_record(counts.with_suffix(".steps"))
+    rows_s = [row.at_s for row in record.rows if (row.offline or every) and begin_s <= row.at_s < end_s]
     return [step for step in record.steps if begin_s <= step.at_s < end_s], rows_s
 
 
@@ -174,7 +177,7 @@ def stretch(
     if errors:
         raise EngineError(f"{len(errors)} of {len(load)} online requests failed at {system.label}; the first: {errors[0]}")
     work = work_between(system.counts, samples[0].at_s, samples[-1].at_s)
-    return Stretch(seconds, seconds / count, requests, samples, work, offline, *_ran(system, samples[0].at_s, samples[-1].at_s))
+    return Stretch(seconds, seconds / count, requests, samples, work, offline, *_ran(system.counts, samples[0].at_s, samples[-1].at_s))
 
 
 def _plan(system: System, setup: SystemSetup, load: Sequence[Arrival], limit_s: float, seed: int) -> tuple[Path, Path]:
