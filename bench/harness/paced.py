@@ -72,10 +72,15 @@ class Paced:
     chat_s: float
 
     def line(self) -> dict[str, Any]:
-        """In a result. ``rate``: of the process that draws arrivals; ``share_drawn``: what those of the first load are."""
+        """In a result. ``rate``: of the process that draws arrivals."""
         load, capacity = self.loads[0], self.capacity
-        drawn = round(capacity.share_of(load, self.chat_s), 4) if capacity is not None else None
-        return {"share": self.share, "rate": self.rate, "share_drawn": drawn, "capacity": capacity.line(load) if capacity else None}
+        return {"rate": self.rate, **self.shares(1.0, load), "capacity": capacity.line(load) if capacity else None}
+
+    def shares(self, part: float, load: Load) -> dict[str, float | None]:
+        """Of a load at ``part`` of the rate: of what the engine can do, what it is meant to be, and what its arrivals are as drawn."""
+        if self.share is None or self.capacity is None:
+            return {"share": None, "share_drawn": None}
+        return {"share": round(part * self.share, 4), "share_drawn": round(self.capacity.share_of(load, self.chat_s), 4)}
 
 
 def first_of(points: Sequence[dict[str, Any]], pace: Pace) -> dict[str, Any]:

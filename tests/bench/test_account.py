@@ -15,7 +15,7 @@ from bench.harness.measure.counters import Counters
 from bench.harness.measure.latency import Online, Slo, late_gaps_share
 from bench.harness.measure.prices import Prices
 from bench.harness.measure.steps import Ran
-from bench.harness.measure.stretch import Span, Stretch, _ran
+from bench.harness.measure.stretch import Span, Stretch, ran_between
 from bench.harness.measure.work import Work
 from bench.scenarios.coserving import cycle
 from bench.scenarios.coserving.phases import NAMES
@@ -112,9 +112,9 @@ def test_an_engine_s_rows_are_its_offline_requests_or_all_where_no_chat_comes(tm
         record.ended(SimpleNamespace(request_id="row", num_prompt_tokens=30, num_output_tokens=2), offline, at_s)
         record.answered(at_s, False)
     counts = tmp_path / "one.counts"
-    assert _ran(counts, 10.0, 20.0)[1] == [10.0]
-    assert _ran(counts, 10.0, 20.0, every=True)[1] == [10.0, 11.0]
-    assert [step.at_s for step in _ran(counts, 10.0, 20.0)[0]] == [10.0, 11.0]
+    assert ran_between(counts, 10.0, 20.0)[1] == [10.0]
+    assert ran_between(counts, 10.0, 20.0, every=True)[1] == [10.0, 11.0]
+    assert [step.at_s for step in ran_between(counts, 10.0, 20.0)[0]] == [10.0, 11.0]
 
 
 def test_a_gap_is_late_above_the_slo_and_not_at_it() -> None:

@@ -59,6 +59,11 @@ def test_the_rate_fits_the_lengths_of_the_load_that_comes_at_it() -> None:
     assert CAPACITY.share_of(found.loads[0], 100.0) == pytest.approx(0.5, rel=0.02)
 
 
+def test_a_load_at_a_part_of_the_rate_is_that_part_of_the_share() -> None:
+    found = at_share(0.4, CAPACITY, even, 3.0, 100.0).shares(0.5, even(1.8)[0])
+    assert found == {"share": 0.2, "share_drawn": 0.2}
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_chat_has_its_share_however_its_arrivals_are_drawn(share: float, seed: int) -> None:
@@ -80,6 +85,7 @@ def test_a_run_in_which_no_chat_comes_is_an_error() -> None:
 
 def test_a_rate_that_is_given_is_told_without_a_share() -> None:
     line = Paced(None, 3.0, None, even(3.0), 100.0).line()
+    assert Paced(None, 3.0, None, even(3.0), 100.0).shares(0.5, even(1.5)[0]) == {"share": None, "share_drawn": None}
     assert line == {"share": None, "rate": 3.0, "share_drawn": None, "capacity": None}
 
 

@@ -129,10 +129,10 @@ def idle(system: System, seconds: float) -> Span:
     last = counters.read(system.url)
     system.check()
     tokens_per_s = (last.tokens - first.tokens) / (last.at_s - first.at_s)
-    return Span(round(tokens_per_s, 1), round(last.at_s - first.at_s, 1), *_ran(system.counts, first.at_s, last.at_s, every=True))
+    return Span(round(tokens_per_s, 1), round(last.at_s - first.at_s, 1), *ran_between(system.counts, first.at_s, last.at_s, every=True))
 
 
-def _ran(counts: Path, begin_s: float, end_s: float, *, every: bool = False) -> tuple[list[Ran], list[float]]:
+def ran_between(counts: Path, begin_s: float, end_s: float, *, every: bool = False) -> tuple[list[Ran], list[float]]:
     """The engine's steps in a span of the monotonic clock, and the ends of its offline requests.
 
     ``every``: of all requests. Where none is online, stock vLLM gets offline ones like any other.
@@ -176,8 +176,8 @@ def stretch(
     requests, errors = read_online(output, [arrival.prompt_tokens for arrival in load])
     if errors:
         raise EngineError(f"{len(errors)} of {len(load)} online requests failed at {system.label}; the first: {errors[0]}")
-    work = work_between(system.counts, samples[0].at_s, samples[-1].at_s)
-    return Stretch(seconds, seconds / count, requests, samples, work, offline, *_ran(system.counts, samples[0].at_s, samples[-1].at_s))
+    span = system.counts, samples[0].at_s, samples[-1].at_s
+    return Stretch(seconds, seconds / count, requests, samples, work_between(*span), offline, *ran_between(*span))
 
 
 def _plan(system: System, setup: SystemSetup, load: Sequence[Arrival], limit_s: float, seed: int) -> tuple[Path, Path]:

@@ -47,7 +47,7 @@ def run(options: Options) -> dict[str, Any]:
         lines = []
         for index, (cv, part) in enumerate(chosen):
             systems = {name: _summary(stretches[index], slo, given, prices) for name, stretches in found.items()}
-            head = {"cv": cv, "rate": round(part * paced.rate, 4), "share": round(part * paced.share, 4) if paced.share else None}
+            head = {"cv": cv, "rate": round(part * paced.rate, 4), **paced.shares(part, paced.loads[index])}
             lines.append(head | {"systems": systems, "ratios": ratios(systems) | account_ratios(systems)})
         first = {"systems": lines[0]["systems"], "ratios": lines[0]["ratios"]}
         shown = described(replace(given, rate=paced.rate), place)
