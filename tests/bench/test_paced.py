@@ -186,8 +186,9 @@ def test_a_stretched_trace_leaves_no_request_out_and_keeps_its_gaps(rate: float)
     assert [one.prompt_tokens for one in found] == [100 * ((start + number) % 8 + 1) for number in range(len(found))]
     assert all(0.0 <= one.at_s < 4.0 for one in found)
     unrolled = [*TIMES, *(at_s + 12.0 + 12.0 / 7 for at_s in TIMES)]
-    gaps = [after - before for before, after in pairwise(unrolled[start : start + len(found)])]
-    ratios = [(after.at_s - before.at_s) / gap for (before, after), gap in zip(pairwise(found), gaps, strict=True)]
+    gaps = [after - before for before, after in pairwise(unrolled[start : start + len(found) + 1])]
+    times = [*(one.at_s for one in found), 4.0]  # the next request would come at the end
+    ratios = [(after - before) / gap for (before, after), gap in zip(pairwise(times), gaps, strict=True)]
     assert all(ratio == pytest.approx(fmean(ratios)) for ratio in ratios)
 
 

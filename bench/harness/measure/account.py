@@ -21,18 +21,8 @@ def account(rounds: Sequence[Stretch], parts: Sequence[Part], prices: Prices) ->
     ``rows_per_s``: offline requests that ended. ``work_per_s``: see `bench.harness.measure.prices`; tokens computed again are none.
     ``busy_share``: of the time, what the engine spent in steps. All are None where the parts hold no two samples.
     """
-    seconds = busy_s = work_s = 0.0
-    online = both = rows = 0
-    for stretch in rounds:
-        for begin, end in (_samples(stretch, part) for part in parts):
-            if begin >= end:
-                continue
-            first, last = stretch.samples[begin].at_s, stretch.samples[end].at_s
-            counted = stretch.tokens(begin, end)
-            seconds, online, both = seconds + last - first, online + counted[0], both + counted[1]
-            within = [step for step in stretch.steps if first <= step.at_s < last]
-            busy_s, work_s = busy_s + sum(step.seconds for step in within), work_s + sum(map(prices.step_s, within))
-            rows += sum(first <= at_s < last for at_s in stretch.rows_s)
+    found = [_within(stretch, part, prices) for stretch in rounds for part in parts]
+    seconds, online, both, rows, work_s, busy_s = (sum(values) for values in zip((0.0,) * 6, *found, strict=True))
     if not seconds:
         return dict.fromkeys(("seconds", "online_tokens_per_s", "offline_tokens_per_s", *THREE, "busy_share"))
     return {
@@ -44,6 +34,17 @@ def account(rounds: Sequence[Stretch], parts: Sequence[Part], prices: Prices) ->
         "work_per_s": round(work_s / seconds, 4),
         "busy_share": round(busy_s / seconds, 4),
     }
+
+
+def _within(stretch: Stretch, part: Part, prices: Prices) -> tuple[float, ...]:
+    """Seconds, online tokens, all tokens, rows, seconds of work, seconds in steps."""
+    begin, end = _samples(stretch, part)
+    if begin >= end:
+        return (0.0,) * 6
+    first, last = stretch.samples[begin].at_s, stretch.samples[end].at_s
+    steps = [step for step in stretch.steps if first <= step.at_s < last]
+    rows = sum(first <= at_s < last for at_s in stretch.rows_s)
+    return last - first, *stretch.tokens(begin, end), rows, sum(map(prices.step_s, steps)), sum(step.seconds for step in steps)
 
 
 def _samples(stretch: Stretch, part: Part) -> tuple[int, int]:
