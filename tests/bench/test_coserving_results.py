@@ -23,7 +23,7 @@ from bench.harness.models import SHAPE
 from bench.harness.options import Options
 from bench.harness.weights import tensor_shapes
 from bench.scenarios.catalog import SCENARIOS
-from bench.scenarios.coserving.ablation import NOTHING, variants
+from bench.scenarios.coserving.ablation import NOTHING, SWITCHES, variants
 from bench.scenarios.coserving.burst import points
 from bench.scenarios.coserving.coserve import settings, spread
 from bench.scenarios.order.mlfq import rates_at
@@ -189,14 +189,18 @@ def test_the_sweep_has_settings_that_leave_slots_free() -> None:
     assert len(set(swept)) == len(swept) == 6
 
 
-def test_ablation_turns_one_part_on_at_a_time_and_ends_with_the_default() -> None:
-    found = variants(quick=False)
-    assert list(found) == ["none", "+budget", "+reserve", "+safepoints", "+mlfq"]
+def test_ablation_turns_one_part_on_at_a_time_until_the_default_and_then_one_switch_at_a_time() -> None:
+    every = variants(quick=False)
+    found = {name: every[name] for name in ("none", "+budget", "+reserve", "+safepoints", "+mlfq")}
+    assert list(every) == [*found, *SWITCHES]
+    for name, switch in SWITCHES.items():
+        assert every[name] == found["+mlfq"] | switch
+        assert ScheduleConfig(**every[name]) != ScheduleConfig()
     pairs = zip(list(found.values())[:-1], list(found.values())[1:], strict=True)
     assert all(len([key for key in NOTHING if before[key] != after[key]]) == 1 for before, after in pairs)
     assert ScheduleConfig(**found["+mlfq"]) == ScheduleConfig()
     assert list(variants(quick=True)) == ["none", "+mlfq"]
-    for schedule in found.values():
+    for schedule in every.values():
         parse_config({"schedule": schedule}, "test")
 
 
