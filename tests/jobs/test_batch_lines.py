@@ -227,11 +227,11 @@ def test_a_batch_is_shown_as_openai_shows_one() -> None:
 
 
 def test_what_is_not_there_is_named_and_so_is_what_lists_it(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="^No such File object: file-1; list them with GET /v1/files$"):
+    with pytest.raises(NotFoundError, match=r"^No such File object: file-1; list them with GET /v1/files$"):
         FileStore(tmp_path, ManualClock(0.0)).get("file-1")
-    with pytest.raises(NotFoundError, match="^No such Batch object: batch_1; list them with GET /v1/batches$"):
+    with pytest.raises(NotFoundError, match=r"^No such Batch object: batch_1; list them with GET /v1/batches$"):
         BatchStore(tmp_path).get("batch_1")
-    with pytest.raises(ParameterError, match="^after='x' is not in the list; use the last_id of the previous page$") as caught:
+    with pytest.raises(ParameterError, match=r"^after='x' is not in the list; use the last_id of the previous page$") as caught:
         page([], "x", 2)
     assert caught.value.param == "after"
 

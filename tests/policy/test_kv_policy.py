@@ -67,7 +67,11 @@ def test_the_first_that_waits_is_the_first_by_rank_and_who_has_no_rank_comes_aft
 
 @pytest.mark.parametrize(
     "seen",
-    [view(chat("a"), chat("b")), view(chat("a"), chat("b"), waits=(waiting("new", 2),)), view(row("r"), chat("b"), waits=(waiting("new", 12),))],
+    [
+        view(chat("a"), chat("b")),
+        view(chat("a"), chat("b"), waits=(waiting("new", 2),)),
+        view(row("r"), chat("b"), waits=(waiting("new", 12),)),
+    ],
     ids=["nobody waits", "blocks are free", "offline work gives way first"],
 )
 def test_turns_are_not_asked_for_where_nobody_must_give_up_kv(seen: EngineView) -> None:
