@@ -126,6 +126,28 @@ def test_what_is_read_back_behind_a_prefix_that_was_never_written_is_thrown_away
     assert one.finished == 2
 
 
+def test_a_prefix_that_another_request_was_to_compute_in_a_step_that_ends_is_not_saved(
+    drive: Callable[..., KvDrive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are admitted in a step, one with the prefix that the other computes in it, and loses its KV before that step has ended early."""
+    one = drive(60, depth=2)
+    one.in_step(monkeypatch, 0.001)
+    prefix = [7] * (2 * BLOCK)
+    first, second = (one.live[one.add([*prefix, *range(1000 * n, 1000 * n + BLOCK)], 4, offline=True)] for n in (1, 2))
+    one.chances["end"] = 1.0
+    one.step()
+    assert first.num_in_flight_tokens == 3 * BLOCK
+    assert second.num_in_flight_tokens == BLOCK, "the prefix is not its own work"
+    one.scheduler.running.remove(second)
+    one.scheduler._preempt_request(second, 0.0)
+    one.step()
+    assert one.ended == 1
+    one.chances["end"] = 0.0
+    one.cancel(first.request_id)  # the second one looks for the prefix on the host
+    one.settle()
+    assert one.finished == 1
+
+
 def test_online_requests_swap_their_kv_by_turns_and_read_their_own(drive: Callable[..., KvDrive], monkeypatch: pytest.MonkeyPatch) -> None:
     from harvester.engine.shared.state import Count
 

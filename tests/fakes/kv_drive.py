@@ -137,21 +137,24 @@ class KvDrive:
         self.scheduler.add_request(request)
         return name
 
+    def cancel(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        self.cancelled += 1
+        self._gone(name)
+
     def _happens(self, event: str) -> bool:
         return self.rng.random() < self.chances.get(event, 0.0)
 
     def step(self) -> None:
-        from vllm.v1.request import RequestStatus
-
         for request in list(self.scheduler.running):
             if self._happens("preempt"):
                 self.scheduler.running.remove(request)
                 self.scheduler._preempt_request(request, 0.0)
         for name in list(self.live):
             if self._happens("cancel"):
-                self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-                self.cancelled += 1
-                self._gone(name)
+                self.cancel(name)
         if self._happens("spoil"):
             self._spoil()
         if self._happens("reset"):
