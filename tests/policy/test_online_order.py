@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,7 +116,7 @@ def test_the_turn_of_a_request_in_a_lower_queue_comes_after_those_above() -> Non
 
 @pytest.mark.parametrize("field", ["levels", "quantum_s", "starvation_s"])
 def test_a_queue_of_nothing_is_refused(field: str) -> None:
-    given_ = {"levels": 1, "quantum_s": 0.1, "starvation_s": 0.1}
+    given_: dict[str, Any] = {"levels": 1, "quantum_s": 0.1, "starvation_s": 0.1}
     assert len(Mlfq(**given_)) == 0
     with pytest.raises(ValueError, match=f"{field}=0.* must be positive"):
         Mlfq(**{**given_, field: 0})
