@@ -71,17 +71,17 @@ def test_a_job_is_shown_as_it_stands_from_its_submit_to_its_end(ledger: Ledger) 
     assert shown(ledger) == running
 
     # 3 rows and 300 tokens in 10 s, then as much again: 3 rows are left.
-    for second, rows in ((2, 0), (12, 3)):
+    for after_s, rows in ((2, 0), (12, 3)):
         progress = LeaseProgress(lease_id=lease.lease_id, rows_done=rows, rows_error=rows // 3, tokens_done=100 * rows)
-        assert ledger.heartbeat("a", [progress], NOW_S + second) == []
+        assert ledger.heartbeat("a", [progress], NOW_S + after_s) == []
     view = ledger.show("docs")
     assert (view.rows_running, view.offline_tokens_per_s, view.eta_s) == (3, 30.0, pytest.approx(10.0))
     assert view.eta_low_s is not None
     assert view.eta_high_s is not None
     assert view.eta_low_s < 10.0 < view.eta_high_s
 
-    counts = {"rows_ok": 3, "rows_error": 1, "rows_truncated": 2, "rows_recomputed": 1}
-    used = {"prompt_tokens": 320, "cached_tokens": 64, "output_tokens": 80, "preemptions": 5}
+    counts: dict[str, Any] = {"rows_ok": 3, "rows_error": 1, "rows_truncated": 2, "rows_recomputed": 1}
+    used: dict[str, Any] = {"prompt_tokens": 320, "cached_tokens": 64, "output_tokens": 80, "preemptions": 5}
     assert ledger.commit(lease.lease_id, "docs", 0, PartStats(**counts, **used, error_example="bad: row"), NOW_S + 13)
     assert {name: shown(ledger)[name] for name in (*counts, *used, "rows_running")} == {**counts, **used, "rows_running": 0}
 
