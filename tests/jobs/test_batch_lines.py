@@ -241,6 +241,13 @@ def test_a_list_names_its_ends() -> None:
     assert list_object([{"id": "a"}, {"id": "b"}, {"id": "c"}], True) == {"object": "list", "data": [{"id": n} for n in "abc"], **ends}
 
 
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "files").write_text("")
+    with pytest.raises(StorageError, match=rf"^cannot list {tmp_path}/files: "):
+        FileStore(tmp_path / "files", ManualClock(0.0)).list()
+    assert FileStore(tmp_path / "none", ManualClock(0.0)).list() == []
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / f"file-{'0' * 24}.json"
     path.write_text("{")

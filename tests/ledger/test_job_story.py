@@ -153,6 +153,12 @@ def test_a_job_ends_at_its_deadline_and_not_before(ledger: Ledger, at_s: float, 
     assert ledger.show("docs").state is state
 
 
+def test_a_job_that_is_resumed_in_the_second_of_its_deadline_has_none_any_more(ledger: Ledger) -> None:
+    submit(ledger, deadline_at_s=NOW_S + 60)
+    ledger.expire(NOW_S + 60)
+    assert ledger.resume("docs", NOW_S + 60).deadline_at_s is None
+
+
 # -- what is told to the next job -----------------------------------------------------------------------------------------------------
 
 

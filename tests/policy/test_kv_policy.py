@@ -8,7 +8,8 @@ import pytest
 
 from harvester.policy.kv.checkpoint import CPU_COST, Holder, Thresholds, limit_blocks, waited_blocks
 from harvester.policy.kv.policy import Checkpoints, CopyState
-from harvester.policy.kv.victims import in_order_of_loss
+from harvester.policy.kv.victims import in_order_of_loss, victims
+from harvester.policy.step.view import StepView
 from harvester.policy.view import EngineView, Running, Waiting
 
 RANKS = {"new": 0, "a": 1, "b": 2, "c": 3}
@@ -54,6 +55,8 @@ def stepped(made: Checkpoints, *at_s: float, block_s: float | None = None, holde
 
 def test_the_one_whose_turn_comes_last_gives_its_kv_up_for_the_first_that_waits() -> None:
     assert policy().swap_out(FULL, RANKS, lambda: TURNS) == (1,)
+    one = view(*FULL.running, waits=(waiting("new", 3),))
+    assert policy().swap_out(one, RANKS, lambda: TURNS) == (1,)
     more = view(*FULL.running, waits=(waiting("new", 13),))
     assert policy().swap_out(more, RANKS, lambda: TURNS) == (1, 2)
 
@@ -102,6 +105,14 @@ def test_offline_requests_lose_their_kv_first_the_newest_first_and_then_online_o
     names = ["chat-1", "row-1", "chat-2", "row-2", "chat-3"]
     assert in_order_of_loss(names, {"row-1", "row-2"}, {"chat-1": 2, "chat-2": 0, "chat-3": 1}) == [3, 1, 0, 4, 2]
     assert in_order_of_loss(["new", "chat"], (), {"chat": 1}) == [1, 0]
+
+
+def test_the_row_that_loses_least_is_preempted_and_the_newest_of_those_that_a_step_can_save() -> None:
+    def first(*unsaved: int) -> list[int]:
+        rows = [row("r")._replace(unsaved=blocks) for blocks in unsaved]
+        return sorted(victims(StepView(rows, 1, 1, 0, 0, 60, len(rows), max_waited=4)))
+
+    assert [first(1, 3), first(5, 9), first(9, 5, 9)] == [[1], [0], [1]]
 
 
 # -- copies beside a step -------------------------------------------------------------------------------------------------------------
