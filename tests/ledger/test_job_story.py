@@ -148,7 +148,7 @@ def test_weight_deadline_and_error_rate_change_and_the_rest_stays(ledger: Ledger
 @pytest.mark.parametrize(("at_s", "state"), [(59.0, JobState.PAUSED), (60.0, JobState.EXPIRED)], ids=["before", "then"])
 def test_a_job_ends_at_its_deadline_and_not_before(ledger: Ledger, at_s: float, state: JobState) -> None:
     submit(ledger, deadline_at_s=NOW_S + 60)
-    ledger.pause("docs", NOW_S)
+    assert ledger.pause("docs", NOW_S).started_at_s is None
     ledger.expire(NOW_S + at_s)
     assert ledger.show("docs").state is state
 
