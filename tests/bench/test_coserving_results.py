@@ -26,7 +26,6 @@ from bench.scenarios.catalog import SCENARIOS
 from bench.scenarios.coserving.ablation import NOTHING, variants
 from bench.scenarios.coserving.burst import points
 from bench.scenarios.coserving.coserve import settings, spread
-from bench.scenarios.coserving.phases import phases
 from bench.scenarios.order.mlfq import rates_at
 from harvester.config import ScheduleConfig, parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
@@ -190,11 +189,6 @@ def test_the_sweep_has_settings_that_leave_slots_free() -> None:
     assert len(set(swept)) == len(swept) == 6
 
 
-def test_phases_part_the_time_in_three() -> None:
-    found = phases(stretch(0, 100, 200, 1200, 2200, 2300, 2400, requests=[]))
-    assert [found[name]["offline_tokens_per_s"] for name in ("on", "off", "on_again")] == [10.0, 100.0, 10.0]
-
-
 def test_ablation_turns_one_part_on_at_a_time_and_ends_with_the_default() -> None:
     found = variants(quick=False)
     assert list(found) == ["none", "+budget", "+reserve", "+safepoints", "+mlfq"]
@@ -247,7 +241,7 @@ def test_orders_are_compared_by_the_rate_that_each_bears_at_one_latency() -> Non
     }
 
 
-@pytest.mark.parametrize("name", ["coserve", "phases", "burst", "ablation", "mlfq"])
+@pytest.mark.parametrize("name", ["coserve", "phases", "cycle", "burst", "ablation", "mlfq"])
 def test_each_scenario_is_listed_and_can_be_loaded(name: str) -> None:
     assert callable(SCENARIOS[name].load())
 
