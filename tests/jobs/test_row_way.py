@@ -18,14 +18,13 @@ from connectors.text import TextProblem
 from jobs.batches.files import FileStore
 from jobs.batches.output import write_outputs
 from jobs.batches.record import BatchRecord, BatchUsage, BatchWish, Counts, ExpiresAfter
-from jobs.engine import ApiRequest, Completion, Prompt, RowError
+from jobs.engine import ApiCall, Completion, Prompt, RowError, RowRequest
 from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.longtext.combine import combining, grouped, joined
 from jobs.longtext.split import split
 from jobs.result import Row, part_table, result_schema
-from jobs.run.apirow import ApiRowWork
-from jobs.run.request import WINDOW_ROWS
+from jobs.run.attempt import WINDOW_ROWS
 from jobs.run.row import RowWork
 from jobs.run.spool import Spool
 from jobs.spec import JobSpec, OnLong
@@ -48,15 +47,11 @@ class Listening(ScriptedEngine):
     def __init__(self, text: str, **scripted: Any) -> None:
         super().__init__(**scripted)
         self.text = text
-        self.asked: list[Prompt | ApiRequest] = []
+        self.asked: list[RowRequest] = []
 
-    async def complete(self, prompt: Prompt) -> Completion:
-        self.asked.append(prompt)
-        return Completion(self.text, "stop", USED)
-
-    async def respond(self, request: ApiRequest) -> Completion:
+    async def complete(self, request: RowRequest) -> Completion:
         self.asked.append(request)
-        return Completion(self.text, "stop", USED, 200 if self.text == "{}" else 429)
+        return Completion(self.text, "stop", USED, 429 if isinstance(request.content, ApiCall) and self.text != "{}" else 200)
 
 
 # -- one row --------------------------------------------------------------------------------------------------------------------------
@@ -77,9 +72,10 @@ async def test_the_engine_is_told_what_the_answer_may_be_and_how_the_row_stands(
     engine = Listening(answer)
     row = await RowWork(job(task, weight=3.0), engine, ManualClock(7.0)).answer(2 * WINDOW_ROWS, {}, "a text", 1, "t")
     (asked,) = engine.asked
-    assert isinstance(asked, Prompt)
-    assert (asked.request_id, asked.choices, asked.json_schema) == (f"docs-{2 * WINDOW_ROWS}-t", choices, schema)
-    assert (asked.max_tokens, asked.temperature) == (task.max_tokens, task.temperature)
+    prompt = asked.content
+    assert isinstance(prompt, Prompt)
+    assert (asked.request_id, prompt.choices, prompt.json_schema) == (f"docs-{2 * WINDOW_ROWS}-t", choices, schema)
+    assert (prompt.max_tokens, prompt.temperature) == (task.max_tokens, task.temperature)
     assert asked.hint == SchedulingHint("docs", 2, 3.0)
     assert (row.status, row.usage, row.requests, row.parts, row.finish_reason, row.completed_at_s) == ("ok", USED, 1, 1, "stop", 7.0)
 
@@ -116,22 +112,21 @@ async def test_a_prompt_that_leaves_no_room_for_a_word_cannot_be_split() -> None
 
 def test_a_row_that_was_begun_too_often_is_given_up() -> None:
     tells = "the engine was lost 3 times while this row was in work"
-    for kind in (RowWork, ApiRowWork):
-        spec = job(endpoint="/v1/completions")
-        row = kind(spec, ScriptedEngine(), ManualClock(9.0), hints=JobSpec.hint).give_up(4, 3)
+    for endpoint in (None, "/v1/completions"):
+        row = RowWork(job(endpoint=endpoint), ScriptedEngine(), ManualClock(9.0)).give_up(4, 3)
         assert (row.row_id, row.status, row.error_code, row.error_message) == (4, "error", "engine_lost", tells)
         assert (row.attempts, row.requests, row.latency_ms, row.completed_at_s, row.values) == (3, 0, 0.0, 9.0, {})
 
 
 async def api_row(reply: str, text: str | TextProblem | None) -> tuple[Row, Listening]:
     engine = Listening(reply)
-    work = ApiRowWork(job(endpoint="/v1/completions"), engine, ManualClock(9.0), JobSpec.hint)
+    work = RowWork(job(endpoint="/v1/completions"), engine, ManualClock(9.0))
     return await work.answer(3 * WINDOW_ROWS, {}, text, 2, "t"), engine
 
 
 async def test_a_request_goes_to_the_engine_as_it_is_and_its_response_is_the_answer() -> None:
     row, engine = await api_row("{}", '{"n": 2}')
-    assert engine.asked == [ApiRequest(f"docs-{3 * WINDOW_ROWS}-t", "/v1/completions", {"n": 2}, SchedulingHint("docs", 3))]
+    assert engine.asked == [RowRequest(f"docs-{3 * WINDOW_ROWS}-t", ApiCall("/v1/completions", {"n": 2}), SchedulingHint("docs", 3))]
     assert (row.values, row.status, row.requests, row.usage, row.attempts) == ({"output": "{}"}, "ok", 1, USED, 2)
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from harvester.errors import HarvesterError, StateError, TaskError
-from jobs.nearest import did_you_mean
+from jobs.errors import did_you_mean
 from jobs.states import TRANSITIONS, JobState, check_transition
 from jobs.tasks.file import parse_task
-from jobs.tasks.labels import parse_labels
-from jobs.tasks.load import load_task, resolve_task
+from jobs.tasks.load import load_task, parse_labels, resolve_task
 from jobs.tasks.options import OptionType, fitted
 from jobs.tasks.schema import check_schema, follow
 from jobs.tasks.template import parse, places

@@ -99,6 +99,7 @@ def test_a_step_is_seen_with_all_that_waits_comes_back_and_is_kept() -> None:
         online_waiting=2,
         online_waiting_blocks=11,
         offline_next_blocks=11,
+        offline_next=[1],
         free_blocks=100,
         total_blocks=200,
         max_seqs=5,
