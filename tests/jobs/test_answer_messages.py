@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from connectors.durable import publish
+from connectors.text import storable
 from harvester.errors import StorageError
 from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.input import BODY, CUSTOM_ID, InvalidInput, Stopped
@@ -21,7 +22,6 @@ from jobs.folder import StateFolder
 from jobs.spec import JobSpec, SourceSpec
 from jobs.tasks.answer import parse_answer, result_fields
 from jobs.tasks.load import resolve_task
-from jobs.tasks.shape import storable
 from jobs.testing import ManualClock
 
 LABELS = resolve_task("classify", options={"labels": "red,blue"})
