@@ -58,7 +58,9 @@ def cell(setting_name: str, dataset_name: str, scale: Scale) -> dict[str, Any]:
 
 def ratios(cells: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Of rates at the bound, OPT-13B: what the goals are about."""
-    pairs = [("curve_shortest", base) for base in ("vllm", "orca", "curve_oracle")] + [("econoserve", "vllm")]
+    pairs = [("curve_shortest", base) for base in ("vllm", "orca", "curve_oracle")] + [
+        ("econoserve", base) for base in ("vllm", "vllm_2023", "orca", "sarathi", "distserve", "econoserve_oracle")
+    ]
     found: dict[str, float] = {}
     for dataset, cell in cells["opt-13b"].items():
         rates = cell["rates"]
