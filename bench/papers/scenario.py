@@ -57,6 +57,8 @@ def _fastserve(scale: Scale, quick: bool) -> Iterable[Task]:
         for machine in machines:
             for lengths in ("sharegpt",) if quick else tuple(fastserve.LENGTHS):
                 yield Task(("fastserve", "rates", machine, lengths, system), fastserve.rates, (machine, lengths, system, scale))
+    if not quick:
+        yield Task(("fastserve", "causes"), fastserve.causes, (scale,))
     for times in (1.0,) if quick else fastserve.PROMPT_TIMES:
         yield Task(("fastserve", "prompts", f"{times:g}"), fastserve.prompt_lengths, (times, scale))
     for rate in (2.0,) if quick else fastserve.KV_RATES:

@@ -41,6 +41,7 @@ PROMPT_TIMES, ABOVE_FCFS, MOST_PROMPT = (0.25, 1.0, 4.0, 16.0), 1.2, 8192
 ORDERS = ("fastserve_fcfs", "fixed_priority", "naive_mlfq", "fastserve")
 KV = ("fastserve", "fastserve_reactive", "fastserve_recompute")
 KV_RATES = (1.0, 1.5, 2.0, 2.5, 3.0)
+LARGE_BATCH, LINK_SHARES = 256, (0.8, 0.2, 0.05)
 NEAR = 1.06  # of the rates: a run takes seconds
 
 
@@ -109,8 +110,11 @@ def guess(lengths: str, setting: Setting) -> float:
 
 def rates(machine: str, lengths: str, system: str, scale: Scale) -> dict[str, Any]:
     """Figures 11, 12 and 13: the curve over rising rates, and where mean and P95 cross the bound and a twentieth is late in a phase."""
-    setting, points = setting_of(machine), dict[float, Run]()
-    first = guess(lengths, setting)
+    return curve(setting_of(machine), lengths, system, scale)
+
+
+def curve(setting: Setting, lengths: str, system: str, scale: Scale) -> dict[str, Any]:
+    first, points = guess(lengths, setting), dict[float, Run]()
     for share in scale.rates(SHARES):
         found = run(system, setting, load_of(lengths, share * first, scale))
         points[share * first] = found
@@ -151,3 +155,16 @@ def kv_policies(rate: float, scale: Scale) -> dict[str, Any]:
     """Figure 15a: mean latency over output tokens."""
     setting = setting_of("opt-13b")
     return {system: round(run(system, setting, load_of("sharegpt", rate, scale)).normalized_s, 4) for system in KV}
+
+
+def causes(scale: Scale) -> dict[str, Any]:
+    """What the figures hang on, OPT-13B and ShareGPT: the starvation time, the batch, and the share of the link's peak that copies reach."""
+    setting, rate = setting_of("opt-13b"), KV_RATES[-1]
+    batch = replace(setting, max_seqs=LARGE_BATCH)
+    links = {share: replace(setting, machine=replace(setting.machine, link_share=share)) for share in LINK_SHARES}
+    load = load_of("sharegpt", rate, scale)
+    return {
+        "flat_starvation": curve(setting, "sharegpt", "flat_starvation", scale),
+        "large_batch": {system: curve(batch, "sharegpt", system, scale) for system in (VLLM, "fastserve_fcfs")},
+        "link": {f"{share:g}": {system: round(run(system, links[share], load).normalized_s, 4) for system in KV} for share in LINK_SHARES},
+    }

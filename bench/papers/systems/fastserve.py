@@ -1,7 +1,7 @@
 """FastServe and what it is compared with, as orders and KV policies of the brain (`bench.scenarios.order.mlfq_sim` has them).
 
 FasterTransformer runs a batch to its end. FastServe-FCFS is the same engine first come, first served; vLLM is the one of its time, in the
-compiled loop. The ablations: naive MLFQ, fixed priority by prompt length; KV that is swapped when it is needed, or computed again.
+compiled loop. The ablations: one starvation time for all queues, as in the paper, naive MLFQ, fixed priority by prompt length; KV that is swapped when it is needed, or computed again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ BRAINS = {
     "fastertransformer": SYSTEMS["run_to_completion"],
     "fastserve_fcfs": SYSTEMS["fcfs"],
     "fastserve": SYSTEMS["skip_join_mlfq"],
+    "flat_starvation": SYSTEMS["skip_join_mlfq_flat_starvation"],
     "naive_mlfq": SYSTEMS["naive_mlfq"],
     "fixed_priority": SYSTEMS["fixed_priority"],
     "fastserve_reactive": SYSTEMS["skip_join_mlfq_reactive"],
