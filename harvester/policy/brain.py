@@ -16,20 +16,25 @@ from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
 from harvester.policy.order.online import OnlineRequest, by_priority, left_out
 from harvester.policy.parts import Parts
-from harvester.policy.step.admission import admitted
+from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
+from harvester.policy.step.shortage import short_of_kv
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
 
 
 @dataclass(frozen=True, slots=True)
 class StepRan:
-    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job."""
+    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
+
+    ``recomputed``: by offline row that had lost its KV, and is back in this step, what it computes again.
+    """
 
     load: StepLoad
     online: Collection[str] = ()
     served: Mapping[str, int] = field(default_factory=dict)
+    recomputed: Mapping[str, int] = field(default_factory=dict)
 
 
 class Brain:
@@ -40,6 +45,7 @@ class Brain:
         self._rate = ArrivalRate()
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
+        self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
 
     @property
     def parts(self) -> Parts:
@@ -69,11 +75,15 @@ class Brain:
             self._rate.arrival(now_s)
             self._parts.reserve.arrival(now_s, request.blocks)
 
-    def finish(self, name: str) -> None:
-        """It ended or was aborted. Nothing happens where it is not known."""
+    def finish(self, name: str, answer_tokens: int | None = None) -> None:
+        """It ended by itself with so many tokens, or was aborted (None). Nothing happens where it is not known."""
         if self._priority.pop(name, None) is not None:
             self._parts.online.finish(name)
-        else:
+            return
+        row = self._parts.offline.known.get(name)
+        if row is not None:
+            self._gave_way.discard(name)
+            self._parts.admission.ended(row, answer_tokens)
             self._parts.offline.end(name)
 
     def observe(self, ran: StepRan, seconds: float, now_s: float) -> None:
@@ -82,6 +92,8 @@ class Brain:
         self._parts.online.ran([name for name in ran.online if name in self._priority], seconds, now_s)
         for job, tokens in ran.served.items():
             self._parts.offline.charge(job, tokens)
+        again = sum([tokens for name, tokens in ran.recomputed.items() if name not in self._gave_way]) if ran.recomputed else 0
+        self._parts.admission.ran(sum(ran.served.values()), again)
 
     def cover(self, state: CopyState) -> None:
         """Choose what the next step copies to the host; called once a step, while it runs."""
@@ -97,7 +109,12 @@ class Brain:
         if self._priority:
             self._online_at_s = now_s
         seen = self._step_view(rest, ranks)
-        step = plan_step(seen, self._config, parts.budget, rest.batch, parts.admission)
+        batch = rest.batch if rest.batch is not None or rest.waiting else batch_of(rest.running, (), ranks)
+        step = plan_step(seen, self._config, parts.budget, batch, parts.admission)
+        lost = short_of_kv(rest.running, step, _freed(rest, step), rest.max_tokens, rest.block_tokens)
+        self._remember(rest, stalled=[view.running[place] for place in stalled], chat=step.preempt, lost=lost)
+        if lost:
+            step = _given_up(step, lost)
         out = self._without_turn(rest, step, ranks)
         return Plan(
             run=_at(places, [i for i in step.run if i not in out] if out else step.run),
@@ -105,7 +122,7 @@ class Brain:
             sit_out=_at(places, [i for i in step.run if i in out] if out else ()),
             preempt=(*stalled, *_at(places, step.preempt)),
             swap_out=swapped,
-            admit=admitted(parts.offline.rows(), step.offline_slots, step.offline_blocks, parts.admission),
+            admit=self._admitted(seen, batch, step),
             ranks=ranks,
             budget_tokens=step.budget_tokens,
             offline_tokens=step.offline_tokens,
@@ -114,6 +131,18 @@ class Brain:
             reserve=seen.reserve or (0, 0),
             copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
         )
+
+    def _admitted(self, view: StepView, batch: Batch | None, step: StepPlan) -> tuple[str, ...]:
+        space = step.offline_slots, step.offline_blocks
+        if batch is None or space[0] <= 0:
+            return ()
+        return self._parts.admission.admitted(self._parts.offline.rows(), space, view, batch, self._config)
+
+    def _remember(self, view: EngineView, stalled: Sequence[Running], chat: Sequence[int], lost: Sequence[int]) -> None:
+        """For whom rows lose their KV: what chat takes is no mistake of the admission."""
+        if stalled or chat or lost:
+            self._gave_way.update([*(one.name for one in stalled), *(view.running[place].name for place in chat)])
+            self._gave_way.difference_update([view.running[place].name for place in lost])
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s
@@ -139,6 +168,9 @@ class Brain:
             guarantee=parts.offline.guarantee(),
             ranks=ranks,
             max_waited=parts.kv.max_waited,
+            block_tokens=view.block_tokens,
+            offline_rows=parts.offline.known,
+            loading_rows=view.loading_rows,
         )
 
     def _without_turn(self, view: EngineView, step: StepPlan, ranks: Mapping[str, int]) -> frozenset[int]:
@@ -154,6 +186,17 @@ class Brain:
 def _at(places: Sequence[int] | None, found: Sequence[int]) -> tuple[int, ...]:
     """Where those ``found`` in a shorter view are in the whole one; ``places`` None: it is the whole one."""
     return tuple(found) if places is None else tuple([places[i] for i in found])
+
+
+def _freed(view: EngineView, step: StepPlan) -> int:
+    """KV blocks that are free when those that the step preempts have given up theirs."""
+    return view.free_blocks + sum([view.running[place].blocks_now for place in step.preempt])
+
+
+def _given_up(step: StepPlan, lost: Collection[int]) -> StepPlan:
+    """The plan without those at ``lost``, which lose their KV so that the others can run. Nobody is admitted in such a step."""
+    run, pause = ([place for place in part if place not in lost] for part in (step.run, step.pause))
+    return replace(step, run=tuple(run), pause=tuple(pause), preempt=(*step.preempt, *lost), offline_slots=0, offline_blocks=0)
 
 
 def _newest_offline(view: EngineView) -> tuple[int, ...]:

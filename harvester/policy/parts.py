@@ -15,6 +15,7 @@ from harvester.policy.order.mlfq import Mlfq
 from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.order.online import OnlineOrder
 from harvester.policy.step.admission import Admission, WorstCase
+from harvester.policy.step.expected import Expected
 from harvester.policy.step.share import Budget, FixedShare, SloBudget
 
 P = TypeVar("P")
@@ -64,7 +65,7 @@ OFFLINE_ORDERS: dict[str, Callable[[PartsConfig], OfflineOrder]] = {
     "fair": lambda config: offline.Fair(),
     "fcfs": lambda config: offline.Fcfs(),
 }
-ADMISSIONS: dict[str, Callable[[PartsConfig], Admission]] = {"worst": lambda config: WorstCase()}
+ADMISSIONS: dict[str, Callable[[PartsConfig], Admission]] = {"worst": lambda config: WorstCase(), "expected": lambda config: Expected()}
 BUDGETS: dict[str, Callable[[PartsConfig, LatencyModel], Budget]] = {
     "slo": lambda config, model: SloBudget(model),
     "fixed": lambda config, model: FixedShare(),

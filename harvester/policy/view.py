@@ -73,6 +73,7 @@ class EngineView:
     loading: int = 0  # requests whose KV is on its way back from the host; each keeps a slot
     loading_online: bool = False  # one of them is online
     loading_growth: int = 0  # KV blocks that the offline ones of them will still need
+    loading_rows: Mapping[str, int] = field(default_factory=dict)  # the offline ones of them, with their tokens known so far
     returning: int = 0  # tokens of online requests whose KV is back and that join this step
     returning_context: int = 0  # tokens computed of them
     stalled: bool = False  # the last step could run nothing though online requests wait

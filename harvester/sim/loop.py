@@ -132,7 +132,7 @@ class Simulation:
 
     def _leave(self, track: Track) -> Outcome:
         self._replica.end(track)
-        self._brain.finish(track.name)
+        self._brain.finish(track.name, track.emitted)
         return track.outcome()
 
     def _ends_s(self, load: StepLoad, seconds: float) -> float | None:
@@ -175,4 +175,5 @@ def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
             served[track.request.job] += tokens
         else:
             online.append(track.name)
-    return StepRan(load, online, served)
+    again = {track.name: max(0, track.tokens - 1 - track.computed) for track in step.admitted if track.offline and track.preemptions}
+    return StepRan(load, online, served, again)

@@ -40,6 +40,10 @@ def row_of(track: Track, engine: Engine) -> OfflineRow:
         slice_id=request.slice_id,
         arrival_s=track.arrival_s,
         final_blocks=engine.blocks(request.prompt_tokens + request.allowed_tokens),
+        blocks=engine.blocks(track.tokens),
+        prompt_tokens=request.prompt_tokens,
+        emitted=track.emitted,
+        max_tokens=request.allowed_tokens,
     )
 
 
@@ -85,6 +89,7 @@ def view(replica: Replica, now_s: float, stalled: bool) -> EngineView:
         loading=len(loading),
         loading_online=any(not track.offline for track in loading),
         loading_growth=sum(row_of(track, engine).final_blocks - engine.blocks(track.tokens) for track in loading if track.offline),
+        loading_rows={track.name: track.tokens for track in loading if track.offline},
         returning=sum(max(1, track.left) for track in back),
         returning_context=sum(track.computed for track in back),
         stalled=stalled,

@@ -41,6 +41,7 @@ class Step:
     registered: list[tuple[Any, Any]] = field(default_factory=list)  # blocks with the hash that the step gave them
     online: list[str] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)  # offline tokens by job
+    recomputed: dict[str, int] = field(default_factory=dict)  # of offline rows that had lost their KV, as `StepRan` has it
 
     @property
     def rolled_back(self) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from harvester.core import WorkClass, work_class
 from harvester.engine.shared.settings import Slo
@@ -60,6 +60,10 @@ def row_of(request: Request, block_tokens: int) -> OfflineRow:
         prefix=tuple((request.prompt_token_ids or ())[:PREFIX_TOKENS]),
         arrival_s=request.arrival_time,
         final_blocks=final_blocks(request, block_tokens),
+        blocks=waiting_blocks(request, block_tokens),
+        prompt_tokens=request.num_prompt_tokens,
+        emitted=request.num_tokens - request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
     )
 
 
@@ -121,6 +125,7 @@ def view(
         loading=len(loading),
         loading_online=any(not is_offline(r) for r in loading),
         loading_growth=sum(final_blocks(r, block_tokens) - waiting_blocks(r, block_tokens) for r in loading if is_offline(r)),
+        loading_rows={r.request_id: r.num_tokens for r in loading if is_offline(r)},
         returning=sum(max(1, r.num_tokens - r.num_computed_tokens) for r in back),
         returning_context=sum(r.num_computed_tokens for r in back),
         stalled=stalled,
@@ -137,6 +142,22 @@ def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, 
 def admitted(output: SchedulerOutput) -> frozenset[str]:
     """Requests that came from the waiting queue in this step."""
     return frozenset((*(new.req_id for new in output.scheduled_new_reqs), *output.scheduled_cached_reqs.resumed_req_ids))
+
+
+def recomputed(scheduler: Scheduler, names: Iterable[str], computed: Mapping[str, int]) -> dict[str, int]:
+    """Of those that were admitted in a step and had lost their KV before, the tokens that they compute again in it and after it."""
+    found = ((name, scheduler.requests.get(name)) for name in names)
+    return {
+        name: max(0, request.num_tokens - 1 - computed[name])
+        for name, request in found
+        if request is not None and request.num_preemptions and is_offline(request) and name in computed
+    }
+
+
+def answer_tokens(request: Request) -> int | None:
+    """Of a request that has ended; None of one that was aborted."""
+    ended = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+    return int(request.num_output_tokens) if ended else None
 
 
 def rough_load(output: SchedulerOutput) -> StepLoad:

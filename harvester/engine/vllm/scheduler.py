@@ -79,7 +79,7 @@ class HarvestScheduling(Stock):
         """vLLM's, of a request that ended or was aborted."""
         name = request.request_id
         self._ahead.left(name)
-        self._brain.finish(name)
+        self._brain.finish(name, reads.answer_tokens(request))
         if self._checkpoints is not None:
             self._checkpoints.forget(name)
         return super()._free_request(request, *args, **kwargs)
@@ -191,6 +191,7 @@ class HarvestScheduling(Stock):
         if self._checkpoints is not None:
             self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
         step.load = reads.load_of(step.output, step.computed)
+        step.recomputed = reads.recomputed(self, step.admitted, step.computed)
         if self._report.can_end_steps:
             step.registered = rollback.registered_blocks(self, first_computed(self._steps, step.computed))
         for name, tokens in step.output.num_scheduled_tokens.items():
@@ -215,7 +216,7 @@ class HarvestScheduling(Stock):
     def _learn(self) -> None:
         """From the steps that were answered; done while the next one runs."""
         for step, seconds, now_s in self._answered:
-            self._brain.observe(StepRan(step.load, step.online, step.served), seconds, now_s)
+            self._brain.observe(StepRan(step.load, step.online, step.served, step.recomputed), seconds, now_s)
             self._profile.learnt()
             self._report.learnt(self._profile, step)
         self._answered.clear()
