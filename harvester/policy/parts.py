@@ -27,7 +27,7 @@ class PartsConfig:
 
     online_order: str = "mlfq"
     offline_order: str = "fair"
-    admission: str = "worst"
+    admission: str = "expected"
     budget: str = "slo"
     reserve: str = "bursts"
     mlfq_levels: int = 12
