@@ -57,5 +57,9 @@ SCENARIOS = {
         "scenarios.checkpoints.swap_link", "chat alone with little KV, copied ahead of time or when needed, over an emulated link"
     ),
     "gpu": Scenario("gpu.command", "what only a GPU can show, part by part; with options of its own: python -m bench gpu --help"),
+    "admission": Scenario(
+        "scenarios.admission.admission",
+        "offline rows with little KV, by the rule that admits them: worst case, expected length, greedy; simulated GPUs and this machine",
+    ),
     "mlfq": Scenario("scenarios.order.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
 }
