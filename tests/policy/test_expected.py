@@ -14,7 +14,7 @@ from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.curve import Curve, largest_prefix
 from harvester.policy.step.expected import LOOK_AGAIN, Expected
-from harvester.policy.step.margin import LEAST, MOST, Margin
+from harvester.policy.step.margin import LEAST, MOST, KvMargin
 from harvester.policy.step.shortage import short_of_kv
 from harvester.policy.step.view import Guarantee, StepPlan, StepView
 from harvester.policy.view import PolicyConfig, Running
@@ -93,7 +93,7 @@ def test_the_jobs_that_ended_rows_last_are_remembered() -> None:
 
 
 def test_the_margin_rises_by_half_while_more_than_a_hundredth_is_computed_again_and_falls_slower() -> None:
-    margin = Margin()
+    margin = KvMargin()
     margin.ran(999, 500, 1000)
     assert margin.share == LEAST  # as much as the KV holds has not been computed yet
     margin.ran(1, 0, 1000)
@@ -150,6 +150,12 @@ def test_until_twenty_rows_have_ended_a_row_is_counted_with_all_that_it_may_make
     at = replace(at, running=[running(a_row("r"))], offline_rows={"r": a_row("r")}, free_blocks=995)
     assert admitted(Expected(), WAITING, at) == 13  # 15,680 tokens over 1,072, less the one that runs
     assert admitted(knowing(100), WAITING, at) == 90  # over 172
+
+
+def test_what_is_known_of_rows_elsewhere_holds_until_twenty_have_ended_here() -> None:
+    told = [row._replace(expected_tokens=300) for row in WAITING]
+    assert admitted(Expected(), told, seen([a_row("r", most=1)], 1000)) == 42  # over 372
+    assert admitted(knowing(100), told, seen([a_row("r", most=1)], 1000)) == 91
 
 
 def test_what_an_aborted_row_had_made_says_nothing() -> None:

@@ -64,6 +64,7 @@ def row_of(request: Request, block_tokens: int) -> OfflineRow:
         prompt_tokens=request.num_prompt_tokens,
         emitted=request.num_tokens - request.num_prompt_tokens,
         max_tokens=request.max_tokens,
+        expected_tokens=hint.answer_tokens,
     )
 
 

@@ -22,7 +22,8 @@ class OfflineRow(NamedTuple):
 
     ``begun``: it lost its KV. ``weight``: of its job among jobs. ``slice_id``: rows of a slice stay together. ``prefix``: the first tokens
     of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``blocks``: those that it needs to be admitted.
-    ``emitted``: tokens of its answer that it has made. ``max_tokens``: most that it may make.
+    ``emitted``: tokens of its answer that it has made. ``max_tokens``: most that it may make. ``expected_tokens``: what half of such
+    rows did not exceed elsewhere; None where nobody knows.
     """
 
     name: str
@@ -39,6 +40,7 @@ class OfflineRow(NamedTuple):
     prompt_tokens: int = 1
     emitted: int = 0
     max_tokens: int = 1
+    expected_tokens: int | None = None
 
     @property
     def tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Admission by the KV that rows are expected to hold together, instead of the most that each may hold at its end.
 
 The projection is a `Curve` over what each row has left by the median answer of its job. A row that has outgrown its median is thought to
-go on for 0.3 of what it has made. Where KV runs out all the same, the newest row gives its own up (`shortage`), and the `Margin` grows.
+go on for 0.3 of what it has made. Where KV runs out all the same, the newest row gives its own up (`shortage`), and the `KvMargin` grows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harvester.policy.step.admission import Space, kept
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.curve import Curve, Row, largest_prefix
 from harvester.policy.step.guarantee import opened
-from harvester.policy.step.margin import Margin
+from harvester.policy.step.margin import KvMargin
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig, Running
 
@@ -45,7 +45,7 @@ class Expected:
     """Rows are admitted while the peak of their curve stays within the KV that chat, its reserve and the margin leave."""
 
     def __init__(self) -> None:
-        self.lengths, self.margin = AnswerLengths(), Margin()
+        self.lengths, self.margin = AnswerLengths(), KvMargin()
         self._by_name: dict[str, _Length] = {}  # of rows, by the medians of ``_version``
         self._version = 0
         self._kv_tokens = 0
@@ -132,8 +132,8 @@ class Expected:
     def _length(self, row: OfflineRow) -> _Length:
         known = self._by_name.get(row.name)
         if known is None:
-            median = self.lengths.median(row.job, row.prompt_tokens)
-            known = _Length(*map(float, (row.prompt_tokens, row.max_tokens if median is None else median, row.max_tokens)))
+            told = self.lengths.median(row.job, row.prompt_tokens) or row.expected_tokens or row.max_tokens
+            known = _Length(float(row.prompt_tokens), float(told), float(row.max_tokens))
             self._by_name[row.name] = known
         return known
 

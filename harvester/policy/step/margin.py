@@ -8,7 +8,7 @@ RAISED = 1.5
 LOWERED = 0.9
 
 
-class Margin:
+class KvMargin:
     """``share`` of the KV. It is judged whenever as many tokens were computed as the KV holds.
 
     It rises by half where more than a hundredth was computed again, and else falls by a tenth: four quiet turns undo one that was not.
