@@ -19,7 +19,7 @@ from harvester.policy.parts import Parts
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
-from harvester.policy.step.shortage import short_of_kv
+from harvester.policy.step.shortage import given_up, short_of_kv
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
 
@@ -110,11 +110,8 @@ class Brain:
             self._online_at_s = now_s
         seen = self._step_view(rest, ranks)
         batch = rest.batch if rest.batch is not None or rest.waiting else batch_of(rest.running, (), ranks)
-        step = plan_step(seen, self._config, parts.budget, batch, parts.admission)
-        lost = short_of_kv(rest.running, step, _freed(rest, step), rest.max_tokens, rest.block_tokens)
-        self._remember(rest, stalled=[view.running[place] for place in stalled], chat=step.preempt, lost=lost)
-        if lost:
-            step = _given_up(step, lost)
+        self._gave_way.update([view.running[place].name for place in stalled])
+        step = self._step(rest, seen, batch)
         out = self._without_turn(rest, step, ranks)
         return Plan(
             run=_at(places, [i for i in step.run if i not in out] if out else step.run),
@@ -132,17 +129,21 @@ class Brain:
             copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
         )
 
+    def _step(self, view: EngineView, seen: StepView, batch: Batch | None) -> StepPlan:
+        """As `plan_step` has it, but that the newest rows give way where KV runs out. What chat takes is no mistake of the admission."""
+        step = plan_step(seen, self._config, self._parts.budget, batch, self._parts.admission)
+        lost = short_of_kv(view, step)
+        if step.preempt or lost:
+            self._gave_way.update([view.running[place].name for place in step.preempt])
+            self._gave_way.difference_update([view.running[place].name for place in lost])
+        return given_up(step, lost) if lost else step
+
     def _admitted(self, view: StepView, batch: Batch | None, step: StepPlan) -> tuple[str, ...]:
+        """``batch`` None: chat waits."""
         space = step.offline_slots, step.offline_blocks
         if batch is None or space[0] <= 0:
             return ()
         return self._parts.admission.admitted(self._parts.offline.rows(), space, view, batch, self._config)
-
-    def _remember(self, view: EngineView, stalled: Sequence[Running], chat: Sequence[int], lost: Sequence[int]) -> None:
-        """For whom rows lose their KV: what chat takes is no mistake of the admission."""
-        if stalled or chat or lost:
-            self._gave_way.update([*(one.name for one in stalled), *(view.running[place].name for place in chat)])
-            self._gave_way.difference_update([view.running[place].name for place in lost])
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s
@@ -186,17 +187,6 @@ class Brain:
 def _at(places: Sequence[int] | None, found: Sequence[int]) -> tuple[int, ...]:
     """Where those ``found`` in a shorter view are in the whole one; ``places`` None: it is the whole one."""
     return tuple(found) if places is None else tuple([places[i] for i in found])
-
-
-def _freed(view: EngineView, step: StepPlan) -> int:
-    """KV blocks that are free when those that the step preempts have given up theirs."""
-    return view.free_blocks + sum([view.running[place].blocks_now for place in step.preempt])
-
-
-def _given_up(step: StepPlan, lost: Collection[int]) -> StepPlan:
-    """The plan without those at ``lost``, which lose their KV so that the others can run. Nobody is admitted in such a step."""
-    run, pause = ([place for place in part if place not in lost] for part in (step.run, step.pause))
-    return replace(step, run=tuple(run), pause=tuple(pause), preempt=(*step.preempt, *lost), offline_slots=0, offline_blocks=0)
 
 
 def _newest_offline(view: EngineView) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from bench.harness.device import on_cpu
+from bench.harness.engine.tally import PERIOD_S
 from bench.harness.measure.rounds import in_turns, pooled, ratio_of_rounds, rounds_of
 from bench.harness.measure.work import Work, work_between
 from bench.harness.models import bench_model
@@ -26,7 +27,7 @@ from harvester.core import PRIORITY_OFFLINE
 from harvester.engine.launch.in_subprocess import apart
 from harvester.errors import UsageError
 from harvester.sim.trace import Drawn, LogNormal
-from jobs.hint import JOB_ARG
+from jobs.hint import SchedulingHint
 
 SLOTS, KV_MIB, MAX_TOKENS = 48, 128, 1024  # KV for 4,096 tokens of the bench model
 ENGINE: dict[str, Any] = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 1024, "max_model_len": 2048, "enable_prefix_caching": False}
@@ -135,7 +136,7 @@ async def _engine(
 
     async def stream() -> None:
         for number, (ids, answer) in waiting:
-            output = await _answer(host.llm, f"row-{number}", ids, answer)
+            output = await _answer(host.llm, number, ids, answer)
             tokens[number] = list(output.outputs[0].token_ids)
             preemptions[0] += int(getattr(output.metrics, "num_preemptions", 0) or 0)
 
@@ -143,7 +144,12 @@ async def _engine(
     try:
         await asyncio.sleep(warm_s)
         began_s, before, lost = time.monotonic(), len(tokens), preemptions[0]
-        await (asyncio.gather(*streams) if seconds is None else asyncio.sleep(seconds))
+        if seconds is None:
+            await asyncio.gather(*streams)
+            await asyncio.sleep(2 * PERIOD_S)
+            await _answer(host.llm, len(rows), [100], 1)  # with its step, what all before it did is written down
+        else:
+            await asyncio.sleep(seconds)
         ended_s, ended, lost = time.monotonic(), len(tokens) - before, preemptions[0] - lost
         for task in streams:
             task.cancel()
@@ -168,7 +174,8 @@ def _arguments(admission: str | None, model: str, counts: Path, kv_mib: int) -> 
     return values
 
 
-async def _answer(llm: Any, name: str, ids: list[int], answer_tokens: int) -> Any:
+async def _answer(llm: Any, number: int, ids: list[int], answer_tokens: int) -> Any:
+    """Rows are admitted by their numbers."""
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -179,11 +186,11 @@ async def _answer(llm: Any, name: str, ids: list[int], answer_tokens: int) -> An
         max_tokens=MAX_TOKENS,
         ignore_eos=True,
         stop_token_ids=[STOP],
-        extra_args={JOB_ARG: "job", ANSWER_ARG: answer_tokens},
+        extra_args=SchedulingHint("job", number).to_args() | {ANSWER_ARG: answer_tokens},
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
     last = None
-    async for output in llm.generate(TokensPrompt(prompt_token_ids=ids), params, name, priority=PRIORITY_OFFLINE):
+    async for output in llm.generate(TokensPrompt(prompt_token_ids=ids), params, f"row-{number}", priority=PRIORITY_OFFLINE):
         last = output
     assert last is not None
     return last
