@@ -16,7 +16,7 @@ from harvester.policy.kv.policy import Checkpoints, NoCheckpoints
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
-from harvester.policy.parts import BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, PartsConfig, parts_of
+from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, PartsConfig, parts_of
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
 from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation
@@ -176,7 +176,13 @@ def crowd(seed: int, slo_s: float) -> list[Request]:
 @settings(max_examples=8, deadline=None)
 @given(
     st.integers(0, 2**32),
-    st.builds(PartsConfig, st.sampled_from([*ONLINE_ORDERS]), st.sampled_from([*OFFLINE_ORDERS]), budget=st.sampled_from([*BUDGETS])),
+    st.builds(
+        PartsConfig,
+        st.sampled_from([*ONLINE_ORDERS]),
+        st.sampled_from([*OFFLINE_ORDERS]),
+        st.sampled_from([*ADMISSIONS]),
+        st.sampled_from([*BUDGETS]),
+    ),
     st.integers(9, 24),
     st.integers(2, 6),
     st.sampled_from([0.05, 1.0]),

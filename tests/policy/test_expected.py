@@ -226,6 +226,11 @@ def test_prompts_take_what_is_free_beside_those_that_are_not_computed_yet() -> N
     assert len(knowing(17).admitted(WAITING, (254, 6), seen([a_row("r")], 1000), batch_of([running(a_row("r"))]), LIMITS)) == 1
 
 
+def later(at: StepView, tokens: int) -> StepView:
+    """When each row that runs has made so many more."""
+    return replace(at, running=[one._replace(context=one.context + tokens) for one in at.running])
+
+
 def test_a_row_that_did_not_fit_is_tried_again_when_another_has_ended_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     rule, rows = knowing(100), [a_row(f"r{number}") for number in range(30)]
     full, looks = seen(rows, 300), 0
@@ -237,10 +242,11 @@ def test_a_row_that_did_not_fit_is_tried_again_when_another_has_ended_or_after_a
         return original(curve, more)
 
     monkeypatch.setattr(Curve, "peak_tokens", counted)
-    for _ in range(LOOK_AGAIN):
-        assert admitted(rule, WAITING, full) == 0
+    for made in range(LOOK_AGAIN):
+        assert admitted(rule, WAITING, later(full, made)) == 0
     assert looks == 1
-    assert admitted(rule, WAITING, full) == 0
+    for _ in range(2):
+        assert admitted(rule, WAITING, later(full, LOOK_AGAIN)) == 0
     assert looks == 2
     fewer = seen(rows[:26], 300)
     assert admitted(rule, WAITING, fewer) == 1

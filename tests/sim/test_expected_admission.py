@@ -53,7 +53,7 @@ def run_checked(sim: Simulation, trace: list[Request], steps: int) -> list[Outco
     return ended
 
 
-CHATS = st.lists(st.tuples(st.integers(0, 400), st.integers(1, 120), st.integers(1, 40)), max_size=6)
+CHATS = st.lists(st.tuples(st.integers(0, 400), st.integers(1, 120), st.integers(1, 40)), max_size=4)
 
 
 @settings(max_examples=15, deadline=None)
@@ -69,7 +69,7 @@ def test_every_row_ends_however_wrong_the_expectation_is(
     seed: int, blocks: int, told: int | None, step_tokens: int, hosts: int, chats: list[tuple[int, int, int]]
 ) -> None:
     chat = [Request(f"c{number}", float(at_s), prompt, answer) for number, (at_s, prompt, answer) in enumerate(chats)]
-    trace = [*rows(24, seed), *chat]
+    trace = [*rows(16, seed), *chat]
     ended = run_checked(simulation(blocks, told, step_tokens, hosts=hosts), trace, 40_000)
     assert sorted(outcome.request.id for outcome in ended) == sorted(request.id for request in trace)
     assert all(len(outcome.token_s) == outcome.request.output_tokens for outcome in ended)

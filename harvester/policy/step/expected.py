@@ -21,7 +21,7 @@ from harvester.policy.view import PolicyConfig, Running
 
 LEAST_LEFT = 16.0  # tokens that a row is thought to go on for at least
 LEFT_SHARE = 0.3  # of what it has made
-LOOK_AGAIN = 16  # plans after which a row that did not fit is tried again though nobody has ended
+LOOK_AGAIN = 16  # tokens that those who run have made, after which a row that did not fit is tried again though nobody has ended
 
 
 class _Length(NamedTuple):
@@ -38,6 +38,7 @@ class _Refused(NamedTuple):
     name: str
     rows: int
     newest: str
+    context: int  # of the newest
     cap: float
 
 
@@ -50,7 +51,6 @@ class Expected:
         self._version = 0
         self._kv_tokens = 0
         self._refused: _Refused | None = None
-        self._plans = 0  # since then
 
     def blocks(self, row: OfflineRow) -> int:
         return row.blocks
@@ -86,7 +86,7 @@ class Expected:
 
         admitted = queue.found[: largest_prefix(space[0], fits)]
         if not admitted:
-            self._refused, self._plans = _refusal(queue.found[0].name, view, batch, cap), 0
+            self._refused = _refusal(queue.found[0].name, view, batch, cap)
         return tuple([row.name for row in admitted])
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
@@ -99,10 +99,10 @@ class Expected:
 
     def _is_still_refused(self, name: str, view: StepView, batch: Batch, cap: float) -> bool:
         """The rows that run have not changed but for getting longer, which changes the curve little, and there is no more KV for them."""
-        before, self._plans = self._refused, self._plans + 1
-        if before is None or self._plans >= LOOK_AGAIN or cap > before.cap:
+        before, now = self._refused, _refusal(name, view, batch, cap)
+        if before is None or now[:3] != before[:3]:
             return False
-        return before == _refusal(name, view, batch, before.cap)
+        return now.cap <= before.cap and 0 <= now.context - before.context < LOOK_AGAIN
 
     def _cap_tokens(self, view: StepView, batch: Batch, config: PolicyConfig) -> float:
         """What the peak of the curve may be: all KV without chat's, the margin, and what is kept or the guarantee opens of that."""
@@ -172,7 +172,9 @@ def _left(length: _Length, tokens: int) -> float:
 def _refusal(name: str, view: StepView, batch: Batch, cap: float) -> _Refused:
     newest = max(batch.decodes[-1:] + batch.prefills[-1:], default=None)
     rows = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
-    return _Refused(name, rows, "" if newest is None else view.running[newest].name, cap)
+    if newest is None:
+        return _Refused(name, rows, "", 0, cap)
+    return _Refused(name, rows, view.running[newest].name, view.running[newest].context, cap)
 
 
 def _pending(view: StepView, batch: Batch) -> int:
