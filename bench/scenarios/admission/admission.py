@@ -60,7 +60,7 @@ def goals_of(ratios: dict[str, dict[str, Any]]) -> dict[str, Any]:
         found = ratios[name][figure]
         goals[f"{name}_{figure}"] = {"goal": least, "measured": found, "met": found is not None and found >= least}
         again = ratios[name]["recomputed_expected_over_greedy"]
-        if again is not None:
+        if again is not None and not name.startswith("beside"):  # beside chat its reserve keeps greedy from filling the KV
             goals[f"{name}_recomputed_over_greedy"] = {"goal": OF_GREEDY, "measured": again, "met": again <= OF_GREEDY}
     beside = ratios["beside_chat_short_4096"]
     ours, worst = beside["ttft_p99_expected_over_alone"], beside["ttft_p99_worst_over_alone"]
