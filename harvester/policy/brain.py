@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from harvester.policy.kv.policy import CopyState
+from harvester.policy.model.alone import ChatAlone, ChatTimes
 from harvester.policy.model.arrivals import ArrivalRate
 from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
@@ -19,26 +21,39 @@ from harvester.policy.parts import Parts
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
+from harvester.policy.step.share import PROMPTS_PER_STEP
 from harvester.policy.step.shortage import given_up, short_of_kv
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
+
+NO_LOAD = StepLoad()
+FRESH_STEPS = 8  # steps with admissions that the share of computed prompt tokens is averaged over
 
 
 @dataclass(frozen=True, slots=True)
 class StepRan:
     """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
 
+    ``online_load``: of those. ``first_tokens``: whose first token it made. Empty ``load``: it ended early, and computed nothing.
+    ``admitted_tokens``: of the offline rows that it admitted; ``cached_tokens``: of those, what was not computed but found in a cache.
     ``recomputed``: by offline row that had lost its KV, and is back in this step, what it computes again.
     """
 
     load: StepLoad
     online: Collection[str] = ()
     served: Mapping[str, int] = field(default_factory=dict)
+    admitted_tokens: int = 0
+    cached_tokens: int = 0
+    online_load: StepLoad = NO_LOAD
+    first_tokens: Sequence[str] = ()
     recomputed: Mapping[str, int] = field(default_factory=dict)
 
 
 class Brain:
-    """Four verbs: `arrive`, `plan`, `observe`, `finish`; and `cover`, which chooses what is copied while a step runs. Not thread-safe."""
+    """Four verbs: `arrive`, `plan`, `observe`, `finish`. Not thread-safe.
+
+    And two that are told of each step: `passed`, at once, and `cover`, which chooses what is copied while it runs.
+    """
 
     def __init__(self, parts: Parts, config: PolicyConfig) -> None:
         self._parts, self._config = parts, config
@@ -46,6 +61,8 @@ class Brain:
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
+        self._alone = ChatAlone()
+        self._fresh = 1.0  # of the tokens of offline rows that are admitted, the share that is computed
 
     @property
     def parts(self) -> Parts:
@@ -55,6 +72,11 @@ class Brain:
     def offline(self) -> OfflineOrder:
         """The offline rows that have not ended. An adapter takes those it admits."""
         return self._parts.offline
+
+    @property
+    def chat_times(self) -> ChatTimes:
+        """What chat had, and what it would have had without offline work."""
+        return self._alone.times
 
     @property
     def online(self) -> int:
@@ -72,6 +94,7 @@ class Brain:
             known = replace(request, prefill_s=prefill_s, expected_s=prefill_s + request.expected_tokens * decode_s)
             self._priority[request.name] = request.priority
             self._parts.online.arrive(known, now_s)
+            self._alone.arrive(request.name, prefill_s, request.arrived_s)
             self._rate.arrival(now_s)
             self._parts.reserve.arrival(now_s, request.blocks)
 
@@ -79,6 +102,8 @@ class Brain:
         """It ended by itself with so many tokens, or was aborted (None). Nothing happens where it is not known."""
         if self._priority.pop(name, None) is not None:
             self._parts.online.finish(name)
+            self._parts.gaps.finish(name)
+            self._alone.finish(name)
             return
         row = self._parts.offline.known.get(name)
         if row is not None:
@@ -90,10 +115,25 @@ class Brain:
         """A step took ``seconds`` until ``now_s``."""
         self._parts.model.observe(ran.load, seconds)
         self._parts.online.ran([name for name in ran.online if name in self._priority], seconds, now_s)
+        self._parts.gaps.ran(ran.online, now_s)
         for job, tokens in ran.served.items():
             self._parts.offline.charge(job, tokens)
         again = sum([tokens for name, tokens in ran.recomputed.items() if name not in self._gave_way]) if ran.recomputed else 0
         self._parts.admission.ran(sum(ran.served.values()), again)
+        if ran.admitted_tokens:
+            self._fresh += (1.0 - ran.cached_tokens / ran.admitted_tokens - self._fresh) / FRESH_STEPS
+
+    def passed(self, ran: StepRan, seconds: float, now_s: float) -> None:
+        """A step was answered ``seconds`` after it began; told before the next plan, while `observe` may come later.
+
+        What chat would have had of it alone is the same share of it as by the model: the machine was as fast for that.
+        """
+        whole_s, gaps = self._parts.model.predict(ran.load), max(0, len(ran.online) - len(ran.first_tokens))
+        if not ran.served:
+            share = 1.0 if ran.online else 0.0
+        else:
+            share = min(1.0, self._parts.model.predict(ran.online_load) / whole_s) if ran.online and whole_s > 0.0 else 0.0
+        self._alone.ran(seconds, share * seconds, list(ran.first_tokens), gaps, now_s)
 
     def cover(self, state: CopyState) -> None:
         """Choose what the next step copies to the host; called once a step, while it runs."""
@@ -124,9 +164,10 @@ class Brain:
             budget_tokens=step.budget_tokens,
             offline_tokens=step.offline_tokens,
             limit_s=step.limit_s,
-            may_end=step.preemptible,
+            may_end=step.may_end,
+            tpot_s=step.tpot_s,
             reserve=seen.reserve or (0, 0),
-            copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
+            copies=parts.kv.copies(rest, ranks, step.limit_s, step.offline_tokens is None),
         )
 
     def _step(self, view: EngineView, seen: StepView, batch: Batch | None) -> StepPlan:
@@ -147,12 +188,13 @@ class Brain:
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s
-        first = next(parts.offline.rows(), None)
+        rows = list(islice(parts.offline.rows(), PROMPTS_PER_STEP))
         return StepView(
             running=view.running,
             online_waiting=len(view.waiting),
             online_waiting_blocks=sum([one.blocks for one in view.waiting]),
-            offline_next_blocks=parts.admission.blocks(first) if first is not None else 0,
+            offline_next_blocks=parts.admission.blocks(rows[0]) if rows else 0,
+            offline_next=[max(1, round(self._fresh * row.tokens)) for row in rows],
             free_blocks=view.free_blocks,
             total_blocks=view.total_blocks,
             max_seqs=view.max_seqs - view.loading,  # those whose KV is read back join when it is there
@@ -172,7 +214,14 @@ class Brain:
             block_tokens=view.block_tokens,
             offline_rows=parts.offline.known,
             loading_rows=view.loading_rows,
+            waiting_unpromised=any(one.due_s == math.inf for one in view.waiting),
+            debt_s=self._debt_s(now_s),
+            gap_s=parts.gaps.allowed_s(view.running, now_s) if self._priority else None,
         )
+
+    def _debt_s(self, now_s: float) -> float:
+        bound = self._config.max_slowdown
+        return self._alone.debt_s(bound, now_s) if bound is not None and self._priority else 0.0
 
     def _without_turn(self, view: EngineView, step: StepPlan, ranks: Mapping[str, int]) -> frozenset[int]:
         """Places of the online requests in the step whose turn it is not, where there are more than slots."""

@@ -24,6 +24,7 @@ def online_request(track: Track, engine: Engine) -> OnlineRequest:
         expected_tokens=request.allowed_tokens,
         due_s=request.arrival_s + request.ttft_s,
         blocks=engine.blocks(request.prompt_tokens),
+        arrived_s=request.arrival_s,
     )
 
 
@@ -40,9 +41,9 @@ def row_of(track: Track, engine: Engine) -> OfflineRow:
         slice_id=request.slice_id,
         arrival_s=track.arrival_s,
         final_blocks=engine.blocks(request.prompt_tokens + request.allowed_tokens),
+        tokens=track.tokens,
         blocks=engine.blocks(track.tokens),
         prompt_tokens=request.prompt_tokens,
-        emitted=track.emitted,
         max_tokens=request.allowed_tokens,
     )
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.errors import TaskError
-from jobs.engine import Completion, EngineGone, Prompt, RowError
+from jobs.engine import Completion, EngineGone, Prompt, RowError, RowRequest
 from jobs.longtext.combine import grouped, joined
 from jobs.longtext.split import OVERLAP_SHARE, spans, split
 from jobs.result import Row
@@ -108,7 +108,9 @@ async def test_a_long_text_is_answered_in_parts_and_combined_level_by_level() ->
         seen.append(prompt)
         return digest(prompt)
 
-    engine = ScriptedEngine(context_tokens=60, answer=answer)  # 40 tokens of prompt: 160 characters
+    names: set[str] = set()
+    # 40 tokens of prompt: 160 characters
+    engine = ScriptedEngine(context_tokens=60, answer=answer, hear=lambda request: names.add(request.request_id))
     row = await answered(job(), engine, SENTENCES)
     mapped = [prompt for prompt in seen if prompt.messages[-1]["content"].startswith("Sum up.")]
     combined = seen[len(mapped) :]
@@ -117,7 +119,7 @@ async def test_a_long_text_is_answered_in_parts_and_combined_level_by_level() ->
     assert row.requests == len(seen)
     assert all(prompt.messages[-1]["content"].startswith("Put together.") for prompt in combined)
     assert len(combined) > 10, "several levels"
-    assert len({prompt.request_id for prompt in seen}) == len(seen)
+    assert len(names) == len(seen)
     for prompt in seen:
         assert await engine.count_tokens(prompt.messages) <= 40
     assert row.usage.output_tokens == sum([engine._tokens(digest(prompt)) for prompt in seen])
@@ -133,10 +135,10 @@ async def test_parts_are_in_the_engine_at_once_as_far_as_there_are_slots() -> No
     most = 0
 
     class Engine(ScriptedEngine):
-        async def complete(self, prompt: Prompt) -> Completion:
+        async def complete(self, request: RowRequest) -> Completion:
             nonlocal most
             most = max(most, self.running + 1)
-            return await super().complete(prompt)
+            return await super().complete(request)
 
     row = await answered(job(), Engine(context_tokens=60, answer=digest), SENTENCES, asyncio.Semaphore(5))
     assert row.status == "ok"
@@ -189,3 +191,11 @@ def test_a_combining_prompt_without_a_place_for_the_answers_is_refused() -> None
 )
 def test_a_built_in_task_says_how_to_combine(task: str, options: dict[str, Any]) -> None:
     assert "{text}" in (resolve_task(task, options=options).combine or "")
+
+
+async def test_answers_that_were_cut_to_be_combined_mark_the_row_though_later_levels_fit() -> None:
+    def answer(prompt: Prompt) -> str:
+        return "ok" if prompt.messages[-1]["content"].startswith("Put together.") else "Long. " * 13
+
+    row = await answered(job(), ScriptedEngine(context_tokens=60, answer=answer), SENTENCES)
+    assert (row.status, row.values, row.truncated) == ("ok", {"output": "ok"}, True)

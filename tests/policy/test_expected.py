@@ -112,7 +112,9 @@ def test_the_margin_rises_by_half_while_more_than_a_hundredth_is_computed_again_
 
 def a_row(name: str, prompt: int = 64, emitted: int = 0, most: int = 1000, job: str = "job") -> OfflineRow:
     blocks, final = -(-(prompt + emitted) // BLOCK), -(-(prompt + most) // BLOCK)
-    return OfflineRow(name, job, emitted > 0, final_blocks=final, blocks=blocks, prompt_tokens=prompt, emitted=emitted, max_tokens=most)
+    return OfflineRow(
+        name, job, emitted > 0, final_blocks=final, blocks=blocks, tokens=prompt + emitted, prompt_tokens=prompt, max_tokens=most
+    )
 
 
 def running(row: OfflineRow) -> Running:

@@ -183,7 +183,14 @@ def waiting_row(name: int, prompt: int, emitted: int, more: int) -> OfflineRow:
     """``more``: tokens that it may make beyond those that it has made."""
     blocks, final = (-(-tokens // 16) for tokens in (prompt + emitted, prompt + emitted + more))
     return OfflineRow(
-        f"r{name}", "job", emitted > 0, final_blocks=final, blocks=blocks, prompt_tokens=prompt, emitted=emitted, max_tokens=emitted + more
+        f"r{name}",
+        "job",
+        emitted > 0,
+        final_blocks=final,
+        blocks=blocks,
+        tokens=prompt + emitted,
+        prompt_tokens=prompt,
+        max_tokens=emitted + more,
     )
 
 

@@ -21,9 +21,9 @@ class OfflineRow(NamedTuple):
     """One offline request that waits.
 
     ``begun``: it lost its KV. ``weight``: of its job among jobs. ``slice_id``: rows of a slice stay together. ``prefix``: the first tokens
-    of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``blocks``: those that it needs to be admitted.
-    ``emitted``: tokens of its answer that it has made. ``max_tokens``: most that it may make. ``expected_tokens``: what half of such
-    rows did not exceed elsewhere; None where nobody knows.
+    of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``tokens``: known so far, prompt and answer, for
+    which it needs ``blocks``. ``max_tokens``: most of its answer. ``expected_tokens``: what half of such answers did not exceed elsewhere;
+    None where nobody knows.
     """
 
     name: str
@@ -36,16 +36,16 @@ class OfflineRow(NamedTuple):
     prefix: tuple[int, ...] = ()
     arrival_s: float = 0.0
     final_blocks: int = 1
+    tokens: int = 1
     blocks: int = 1
     prompt_tokens: int = 1
-    emitted: int = 0
     max_tokens: int = 1
     expected_tokens: int | None = None
 
     @property
-    def tokens(self) -> int:
-        """Known so far, all of which it computes before its next one."""
-        return self.prompt_tokens + self.emitted
+    def emitted(self) -> int:
+        """Tokens of its answer that it has made."""
+        return self.tokens - self.prompt_tokens
 
 
 class OfflineOrder(Protocol):

@@ -18,8 +18,9 @@ STEPS = 256  # in which the shortest step is looked for
 class OnlineRequest:
     """A chat request that has come. A lower ``priority`` goes first, whatever the order among equals.
 
-    ``expected_tokens``: of its answer. ``due_s``: when its first token is due. ``blocks``: KV blocks that its prompt needs. `Brain` fills
-    in ``prefill_s``, the predicted time of its prompt, and ``expected_s``, that of prompt and answer together.
+    ``expected_tokens``: of its answer. ``due_s``: when its first token is due. ``blocks``: KV blocks that its prompt needs.
+    ``arrived_s``: when it reached the server. `Brain` fills in ``prefill_s``, the predicted time of its prompt, and ``expected_s``, that of
+    prompt and answer together.
     """
 
     name: str
@@ -30,6 +31,7 @@ class OnlineRequest:
     expected_s: float = 0.0
     due_s: float = 0.0
     blocks: int = 1
+    arrived_s: float = 0.0
 
 
 class OnlineOrder(Protocol):
