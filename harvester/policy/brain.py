@@ -12,15 +12,26 @@ from dataclasses import dataclass, field, replace
 
 from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.arrivals import ArrivalRate
+from harvester.policy.model.lengths import AnswerLengths, Foretold
 from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
-from harvester.policy.order.online import OnlineRequest, by_priority, left_out
+from harvester.policy.order.online import OnlineRequest
+from harvester.policy.order.turns import by_priority, give_up, left_out
 from harvester.policy.parts import Parts
 from harvester.policy.step.admission import admitted
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of an online request that has not ended, what its answer's length is learnt with."""
+
+    kind: str
+    prompt_tokens: int
+    told: Foretold
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,8 @@ class Brain:
     def __init__(self, parts: Parts, config: PolicyConfig) -> None:
         self._parts, self._config = parts, config
         self._rate = ArrivalRate()
+        self._lengths = AnswerLengths()
+        self._asked: dict[str, _Asked] = {}
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
 
@@ -51,6 +64,11 @@ class Brain:
         return self._parts.offline
 
     @property
+    def lengths(self) -> AnswerLengths:
+        """Of the online requests' answers."""
+        return self._lengths
+
+    @property
     def online(self) -> int:
         """How many online requests have not ended."""
         return len(self._priority)
@@ -60,19 +78,18 @@ class Brain:
         if isinstance(request, OfflineRow):
             self._parts.offline.add(request)
         elif request.name not in self._priority:
-            predict = self._parts.model.predict
-            prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
-            decode_s = predict(StepLoad.decode(request.prompt_tokens))
-            known = replace(request, prefill_s=prefill_s, expected_s=prefill_s + request.expected_tokens * decode_s)
             self._priority[request.name] = request.priority
-            self._parts.online.arrive(known, now_s)
+            self._parts.online.arrive(self._foretold(request), now_s)
             self._rate.arrival(now_s)
             self._parts.reserve.arrival(now_s, request.blocks)
 
-    def finish(self, name: str) -> None:
-        """It ended or was aborted. Nothing happens where it is not known."""
+    def finish(self, name: str, tokens: int | None = None) -> None:
+        """It ended with an answer of ``tokens``; None: it was aborted, which says nothing of lengths. Unknown names change nothing."""
         if self._priority.pop(name, None) is not None:
             self._parts.online.finish(name)
+            asked = self._asked.pop(name)
+            if tokens is not None:
+                self._lengths.ended(asked.kind, asked.prompt_tokens, tokens, asked.told)
         else:
             self._parts.offline.end(name)
 
@@ -92,6 +109,8 @@ class Brain:
         parts, now_s = self._parts, view.now_s
         ranks = by_priority(parts.online.order(now_s), self._priority)
         swapped = parts.kv.swap_out(view, ranks, lambda: parts.online.next_turn_s(now_s, view.max_seqs))
+        if not swapped and parts.online.last_gives_kv:
+            swapped = give_up(view, ranks)
         stalled = _newest_offline(view) if view.stalled else ()
         rest, places = _without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
         if self._priority:
@@ -114,6 +133,17 @@ class Brain:
             reserve=seen.reserve or (0, 0),
             copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
         )
+
+    def _foretold(self, request: OnlineRequest) -> OnlineRequest:
+        """With what the orders go by: the length of its answer, unless it brought one, and the time of prompt and answer."""
+        told = self._lengths.foretell(request.kind, request.prompt_tokens)
+        self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, told)
+        expected = next((tokens for tokens in (request.expected_tokens, told.median) if tokens is not None), request.max_tokens)
+        expected = max(1, min(expected, request.max_tokens))
+        predict = self._parts.model.predict
+        prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
+        token_s = predict(StepLoad.decode(request.prompt_tokens))
+        return replace(request, expected_tokens=expected, prefill_s=prefill_s, token_s=token_s)
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s

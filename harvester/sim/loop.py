@@ -132,7 +132,7 @@ class Simulation:
 
     def _leave(self, track: Track) -> Outcome:
         self._replica.end(track)
-        self._brain.finish(track.name)
+        self._brain.finish(track.name, track.emitted)
         return track.outcome()
 
     def _ends_s(self, load: StepLoad, seconds: float) -> float | None:

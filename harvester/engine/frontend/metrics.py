@@ -119,6 +119,26 @@ class CheckpointMetrics:
         return tokens
 
 
+class LengthMetrics:
+    """How well the lengths of online answers are foretold."""
+
+    QUANTILES = (("0.5", Count.WITHIN_MEDIAN), ("0.9", Count.WITHIN_HIGH))
+
+    @classmethod
+    def collect(cls, shared: SharedState) -> Iterator[Metric]:
+        told = shared.count(Count.FORETOLD)
+        yield CounterMetricFamily("harvester_foretold_answers", "Online answers that ended after their length was foretold.", value=told)
+        covered = CounterMetricFamily(
+            "harvester_foretold_covered", "Of those, answers no longer than the quantile that was told.", labels=["quantile"]
+        )
+        for quantile, place in cls.QUANTILES:
+            covered.add_metric([quantile], shared.count(place))
+        yield covered
+        if told:
+            text = "Median of abs(told - made) / made over the latest such answers, by the median that was told."
+            yield GaugeMetricFamily("harvester_foretold_error", text, value=shared.count(Count.LENGTH_ERROR))
+
+
 class BoardMetrics(Collector):
     """The engine core's counters, read when somebody asks."""
 
@@ -155,6 +175,7 @@ class BoardMetrics(Collector):
         yield self._by_class()
         yield CheckpointMetrics.recomputed(self._shared)
         yield self._error()
+        yield from LengthMetrics.collect(self._shared)
         detected = SummaryMetricFamily("harvester_abort_detection_seconds", "Signal to the end of the step.")
         detected.add_metric([], int(self._shared.count(Count.DETECTED)), self._shared.count(Count.DETECT_S))
         yield detected

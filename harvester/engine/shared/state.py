@@ -38,10 +38,10 @@ class Field(IntEnum):
     SAVE_PROFILE = 13  # front end: raised by one to have the profile written
     SAVED_PROFILE = 14  # engine core: the last such wish that was fulfilled
     ASKED = 15  # front end: how often it asked that steps end
-    COUNTERS = 16  # engine core: the first of `Count`
     PLACES = 62  # worker 0: how many safepoints the model has room for; 0: its steps cannot be ended
     MODEL = 64  # engine core: the first coefficient
-    STEPS_S = 80  # engine core: seconds of the last `RING` steps of offline work alone, a ring
+    COUNTERS = 80  # engine core: the first of `Count`, which has 64 places
+    STEPS_S = 144  # engine core: seconds of the last `RING` steps of offline work alone, a ring
     IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the places of `Place`
 
 
@@ -99,6 +99,10 @@ class Count(IntEnum):
     ONLINE_RUNNING = 39  # gauge: requests of the last step
     OFFLINE_RUNNING = 40  # gauge
     KV_USED = 41  # gauge: share of the KV blocks
+    FORETOLD = 42  # online answers that ended after their length was foretold
+    WITHIN_MEDIAN = 43  # of those, no longer than the median that was told
+    WITHIN_HIGH = 44  # no longer than what nine of ten should not exceed
+    LENGTH_ERROR = 45  # gauge: median of abs(told - made) / made of the latest, where there are any
 
 
 SIZE = (Field.IN_FLIGHT + DEPTH * len(Place)) * 8

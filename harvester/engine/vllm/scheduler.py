@@ -26,6 +26,7 @@ from harvester.engine.vllm.connector import CheckpointConnector
 from harvester.engine.vllm.platform import additional, graph_sizes, on_cpu, sleep_between_looks
 from harvester.engine.vllm.queue import WaitingQueue
 from harvester.policy.brain import Brain, StepRan
+from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import parts_of
 from harvester.policy.view import EngineView, Plan, Running
 
@@ -71,15 +72,14 @@ class HarvestScheduling(Stock):
         self._ahead.came()
         if not reads.is_offline(request):
             now_s = time.monotonic()
-            new = reads.online_request(request, self.block_size, self._slo(request), now_s - time.time())
-            self._brain.arrive(new, now_s)
+            self._brain.arrive(self._online_request(request, now_s - time.time()), now_s)
         super().add_request(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, of a request that ended or was aborted."""
         name = request.request_id
         self._ahead.left(name)
-        self._brain.finish(name)
+        self._brain.finish(name, reads.answer_tokens(request))
         if self._checkpoints is not None:
             self._checkpoints.forget(name)
         return super()._free_request(request, *args, **kwargs)
@@ -217,7 +217,7 @@ class HarvestScheduling(Stock):
         for step, seconds, now_s in self._answered:
             self._brain.observe(StepRan(step.load, step.online, step.served), seconds, now_s)
             self._profile.learnt()
-            self._report.learnt(self._profile, step)
+            self._report.learnt(self._profile, step, self._brain.lengths)
         self._answered.clear()
 
     def _cover(self, now_s: float) -> None:
@@ -229,6 +229,9 @@ class HarvestScheduling(Stock):
     def _is_settled(self) -> bool:
         """Whether the next step is the same whenever it is planned: nobody waits for a first token, nor for another's slot."""
         return not self.waiting.has_online and not self.kv_holding_waiting and self._brain.online <= self.max_num_active_reqs
+
+    def _online_request(self, request: Request, shift_s: float) -> OnlineRequest:
+        return reads.online_request(request, self.block_size, self._slo(request), shift_s)
 
     def _slo(self, request: Request) -> Slo:
         return NO_SLO if reads.is_offline(request) else self._settings.slo_of(reads.extra_of(request))
