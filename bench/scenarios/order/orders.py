@@ -1,0 +1,149 @@
+"""Scenario ``orders``: every order among online requests at rising load on one engine: latency a token, SSR, and who starves.
+
+Lengths are those of real chats with their long tail. KV and slots are few, so that requests wait for each other; there is no offline work.
+The engine does not know an answer's length. Where an order predicts it, it is told with a log-normal error of `SIGMA`, as an outside
+predictor would; ``sjf_by_quantiles`` has what the brain has learnt from the answers before. Rates are shares of what the machine serves
+of such requests when all are there at once. The SLO is EconoServe's: twice what a request takes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import numpy as np
+
+from bench.harness.compare import Load
+from bench.harness.engine.ordered_harvest import Told
+from bench.harness.knobs import Knobs, described, knobs, set_up
+from bench.harness.load.arrivals import Arrival, drawn, read_lengths
+from bench.harness.measure.counters import total
+from bench.harness.measure.stretch import Stretch, stretch
+from bench.harness.options import Options
+from bench.harness.servers.systems import Harvester, SystemSetup
+from bench.scenarios.order.served import SLO_SCALE, Alone, Served, figures
+
+MOST = (1024, 256)
+MODEL_LEN = 2048
+SIGMA = 0.25
+FULL = Knobs(seconds=90.0, slots=16, step_tokens=1024, drain_s=180.0, kv_mib=96)
+QUICK = replace(FULL, seconds=12.0, window_s=4.0, drain_s=30.0)
+PARTS, QUICK_PARTS = (0.6, 0.8, 1.0, 1.2), (1.0,)  # of what the machine serves
+AT_ONCE, QUICK_AT_ONCE = 96, 32  # requests that measure it
+ALONE, QUICK_ALONE = 16, 6  # requests that tell what one takes alone
+APART_S = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    order: str
+    told: bool = True  # of lengths, from outside
+
+
+SYSTEMS = {
+    "fcfs": System("fcfs"),
+    "mlfq": System("mlfq"),
+    "sjf": System("sjf"),
+    "edf": System("edf"),
+    "econo": System("econo"),
+    "sjf_by_quantiles": System("sjf", told=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """The engine that all runs are on."""
+
+    server: Harvester
+    place: SystemSetup
+    given: Knobs
+    seed: int
+
+    def play(self, load: Load, seconds: float, drain_s: float) -> Stretch:
+        window_s = min(self.given.window_s, seconds)
+        return stretch(self.server, self.place, load, seconds, window_s, seed=self.seed, offline=False, drain_s=drain_s)
+
+
+def run(options: Options) -> dict[str, Any]:
+    given = knobs(options, FULL, QUICK)
+    parts, at_once, alone_count = (QUICK_PARTS, QUICK_AT_ONCE, QUICK_ALONE) if options.quick else (PARTS, AT_ONCE, ALONE)
+    with set_up(options, given, 1.0) as place:
+        scheduler = f"bench.harness.engine.ordered_harvest.Ordered{'' if place.cpu else 'Async'}Harvest"
+        with Harvester(place, "orders", scheduler_cls=scheduler, max_model_len=MODEL_LEN) as server:
+            ground = Ground(server, place, given, options.seed)
+            alone = measured_alone(ground, alone_count)
+            capacity = measured_capacity(ground, at_once)
+            lines = [_line(ground, part * capacity, part, alone) for part in parts]
+            foretold = _foretold(server.url)
+    found = {"capacity_per_s": round(capacity, 4), "alone": {"prompt_s": alone.prompt_s, "token_s": alone.token_s}, "sigma": SIGMA}
+    ratios = {f"{name}_over_fcfs": _over(system, lines[-1]["systems"]["fcfs"]) for name, system in lines[-1]["systems"].items()}
+    return described(given, place) | found | {"foretold": foretold, "systems": lines[-1]["systems"], "ratios": ratios, "points": lines}
+
+
+def measured_alone(ground: Ground, count: int) -> Alone:
+    """Mean seconds of a prompt, and of each further token, of requests so far apart that they do not meet."""
+    load = [replace(one, at_s=APART_S * index) for index, one in enumerate(_drawn(ground, count))]
+    requests = ground.play(load, APART_S * count, 60.0).requests
+    gaps_ms = [gap_ms for request in requests for _, gap_ms in request.gaps()]
+    return Alone(round(sum(one.ttft_ms for one in requests) / count / 1e3, 5), round(sum(gaps_ms) / len(gaps_ms) / 1e3, 5))
+
+
+def measured_capacity(ground: Ground, count: int) -> float:
+    """Requests a second, of ``count`` that are there at once, first come, first served."""
+    found = ground.play([replace(one, at_s=0.0) for one in _drawn(ground, count)], 1.0, 600.0)
+    return count / max(request.seen_until_s for request in found.requests)
+
+
+def _drawn(ground: Ground, count: int) -> list[Arrival]:
+    """So many requests with the scenario's lengths."""
+    load = drawn(1.0, 1.0, 10.0 * count, read_lengths(), ground.given.trace_scale, MOST, np.random.default_rng(ground.seed + 1))
+    return [_asked(one, SYSTEMS["fcfs"], 1.0, Alone(1.0, 1.0)) for one in load[:count]]
+
+
+def _line(ground: Ground, rate: float, part: float, alone: Alone) -> dict[str, Any]:
+    """Every system under one load."""
+    given, generator = ground.given, np.random.default_rng(ground.seed)
+    load = drawn(rate, given.cv, given.seconds, read_lengths(), given.trace_scale, MOST, generator)
+    errors = np.exp(generator.normal(0.0, SIGMA, len(load))).tolist()
+    systems: dict[str, Any] = {}
+    for name, system in SYSTEMS.items():
+        found = ground.play(
+            [_asked(one, system, error, alone) for one, error in zip(load, errors, strict=True)], given.seconds, given.drain_s
+        )
+        counts = found.summary(None)
+        systems[name] = figures(_served(found, load), alone) | {key: counts[key] for key in ("preemptions", "recomputed_share")}
+    return {"rate": round(rate, 4), "share_of_capacity": part, "systems": systems}
+
+
+def _asked(one: Arrival, system: System, error: float, alone: Alone) -> Arrival:
+    """The same request as it is sent to one system."""
+    expected = max(1, round(one.output_tokens * error)) if system.told else 0
+    told = Told(system.order, one.output_tokens, expected, SLO_SCALE * alone.prompt_s, SLO_SCALE * alone.token_s)
+    return replace(one, body={"max_tokens": MOST[1], "vllm_xargs": told.to_args()})
+
+
+def _served(found: Stretch, load: Sequence[Arrival]) -> list[Served]:
+    return [
+        Served(one.prompt_tokens, asked.output_tokens, one.ttft_ms / 1e3, one.seen_until_s - one.sent_s, one.ended)
+        for one, asked in zip(found.requests, load, strict=True)
+    ]
+
+
+def _over(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+    """Below 1: faster than first come, first served."""
+    return {kind: round(value / theirs["normalized_s"][kind], 3) for kind, value in ours["normalized_s"].items()}
+
+
+def _foretold(url: str) -> dict[str, float]:
+    """How well the brain's quantiles told lengths, by the server's own metrics."""
+    text = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
+    answers, error = total(text, "harvester_foretold_answers_total"), total(text, "harvester_foretold_error")
+    covered = {
+        share: total("\n".join(line for line in text.splitlines() if f'quantile="{share}"' in line), "harvester_foretold_covered_total")
+        for share in ("0.5", "0.9")
+    }
+    shares = {f"within_{share}": round(count / answers, 3) if answers else math.nan for share, count in covered.items()}
+    return {"answers": answers, "median_error_share": round(error, 3), **shares}
