@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.arrivals import ArrivalRate
-from harvester.policy.model.lengths import AnswerLengths, Foretold
 from harvester.policy.model.load import StepLoad
+from harvester.policy.model.prediction import LengthPredictor, Prediction
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.order.turns import by_priority, give_up, left_out
@@ -31,7 +31,7 @@ class _Asked:
 
     kind: str
     prompt_tokens: int
-    told: Foretold
+    predicted: Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Brain:
     def __init__(self, parts: Parts, config: PolicyConfig) -> None:
         self._parts, self._config = parts, config
         self._rate = ArrivalRate()
-        self._lengths = AnswerLengths()
+        self._predictor = LengthPredictor()
         self._asked: dict[str, _Asked] = {}
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
@@ -64,9 +64,9 @@ class Brain:
         return self._parts.offline
 
     @property
-    def lengths(self) -> AnswerLengths:
-        """Of the online requests' answers."""
-        return self._lengths
+    def predictor(self) -> LengthPredictor:
+        """Of the lengths of online answers."""
+        return self._predictor
 
     @property
     def online(self) -> int:
@@ -79,17 +79,17 @@ class Brain:
             self._parts.offline.add(request)
         elif request.name not in self._priority:
             self._priority[request.name] = request.priority
-            self._parts.online.arrive(self._foretold(request), now_s)
+            self._parts.online.arrive(self._predicted(request), now_s)
             self._rate.arrival(now_s)
             self._parts.reserve.arrival(now_s, request.blocks)
 
-    def finish(self, name: str, tokens: int | None = None) -> None:
-        """It ended with an answer of ``tokens``; None: it was aborted, which says nothing of lengths. Unknown names change nothing."""
+    def finish(self, name: str, answer_tokens: int | None = None) -> None:
+        """It ended by itself with so many tokens, or was aborted (None), which says nothing of lengths. Unknown names change nothing."""
         if self._priority.pop(name, None) is not None:
             self._parts.online.finish(name)
             asked = self._asked.pop(name)
-            if tokens is not None:
-                self._lengths.ended(asked.kind, asked.prompt_tokens, tokens, asked.told)
+            if answer_tokens is not None:
+                self._predictor.ended(asked.kind, asked.prompt_tokens, answer_tokens, asked.predicted)
         else:
             self._parts.offline.end(name)
 
@@ -134,12 +134,12 @@ class Brain:
             copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
         )
 
-    def _foretold(self, request: OnlineRequest) -> OnlineRequest:
+    def _predicted(self, request: OnlineRequest) -> OnlineRequest:
         """With what the orders go by: the length of its answer, unless it brought one, and the time of prompt and answer."""
-        told = self._lengths.foretell(request.kind, request.prompt_tokens)
-        self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, told)
-        expected = next((tokens for tokens in (request.expected_tokens, told.median) if tokens is not None), request.max_tokens)
-        expected = max(1, min(expected, request.max_tokens))
+        predicted = self._predictor.predict(request.kind, request.prompt_tokens)
+        self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, predicted)
+        known = (tokens for tokens in (request.expected_tokens, predicted.median) if tokens is not None)
+        expected = max(1, min(next(known, request.max_tokens), request.max_tokens))
         predict = self._parts.model.predict
         prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
         token_s = predict(StepLoad.decode(request.prompt_tokens))

@@ -31,8 +31,8 @@ MODEL_LEN = 2048
 SIGMA = 0.25
 FULL = Knobs(seconds=90.0, slots=16, step_tokens=1024, drain_s=180.0, kv_mib=96)
 QUICK = replace(FULL, seconds=12.0, window_s=4.0, drain_s=30.0)
-PARTS, QUICK_PARTS = (0.6, 0.8, 1.0, 1.2), (1.0,)  # of what the machine serves
-AT_ONCE, QUICK_AT_ONCE = 96, 32  # requests that measure it
+PARTS, QUICK_PARTS = (0.7, 0.9, 1.1, 1.3), (1.3,)  # of what the machine serves
+AT_ONCE, QUICK_AT_ONCE = 96, 40  # requests that measure it
 ALONE, QUICK_ALONE = 16, 6  # requests that tell what one takes alone
 APART_S = 2.5
 
@@ -77,10 +77,10 @@ def run(options: Options) -> dict[str, Any]:
             alone = measured_alone(ground, alone_count)
             capacity = measured_capacity(ground, at_once)
             lines = [_line(ground, part * capacity, part, alone) for part in parts]
-            foretold = _foretold(server.url)
+            predicted = _predicted(server.url)
     found = {"capacity_per_s": round(capacity, 4), "alone": {"prompt_s": alone.prompt_s, "token_s": alone.token_s}, "sigma": SIGMA}
     ratios = {f"{name}_over_fcfs": _over(system, lines[-1]["systems"]["fcfs"]) for name, system in lines[-1]["systems"].items()}
-    return described(given, place) | found | {"foretold": foretold, "systems": lines[-1]["systems"], "ratios": ratios, "points": lines}
+    return described(given, place) | found | {"predicted": predicted, "systems": lines[-1]["systems"], "ratios": ratios, "points": lines}
 
 
 def measured_alone(ground: Ground, count: int) -> Alone:
@@ -92,9 +92,13 @@ def measured_alone(ground: Ground, count: int) -> Alone:
 
 
 def measured_capacity(ground: Ground, count: int) -> float:
-    """Requests a second, of ``count`` that are there at once, first come, first served."""
-    found = ground.play([replace(one, at_s=0.0) for one in _drawn(ground, count)], 1.0, 600.0)
-    return count / max(request.seen_until_s for request in found.requests)
+    """Requests a second, first come, first served, where ``count`` are there at once: by the tokens worked off while slots were wanted."""
+    load = [replace(one, at_s=0.0) for one in _drawn(ground, count)]
+    requests = ground.play(load, 1.0, 600.0).requests
+    ends_s = sorted(request.seen_until_s for request in requests)
+    wanted_s = ends_s[max(0, count - round(ground.given.slots) - 1)]
+    tokens = sum(request.tokens_before(wanted_s) for request in requests) / wanted_s
+    return tokens * count / sum(one.prompt_tokens + one.output_tokens for one in load)
 
 
 def _drawn(ground: Ground, count: int) -> list[Arrival]:
@@ -137,12 +141,14 @@ def _over(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
     return {kind: round(value / theirs["normalized_s"][kind], 3) for kind, value in ours["normalized_s"].items()}
 
 
-def _foretold(url: str) -> dict[str, float]:
+def _predicted(url: str) -> dict[str, float]:
     """How well the brain's quantiles told lengths, by the server's own metrics."""
     text = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
-    answers, error = total(text, "harvester_foretold_answers_total"), total(text, "harvester_foretold_error")
+    answers, error = total(text, "harvester_predicted_answers_total"), total(text, "harvester_predicted_length_error")
     covered = {
-        share: total("\n".join(line for line in text.splitlines() if f'quantile="{share}"' in line), "harvester_foretold_covered_total")
+        share: total(
+            "\n".join(line for line in text.splitlines() if f'quantile="{share}"' in line), "harvester_predicted_answers_covered_total"
+        )
         for share in ("0.5", "0.9")
     }
     shares = {f"within_{share}": round(count / answers, 3) if answers else math.nan for share, count in covered.items()}

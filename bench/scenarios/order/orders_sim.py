@@ -1,8 +1,8 @@
 """The orders of the scenario ``orders`` in virtual time: EconoServe's setting, many more requests than a real engine could answer.
 
 OPT-13B on one A100 80 GB with 12 GB of KV in blocks of 32, ShareGPT's mean lengths (the paper's Table 2), Poisson arrivals. Chat is
-admitted as vLLM does, while its prompt finds blocks; only the order differs. Lengths are told with a log-normal error and a tenth and a
-half added, as the paper pads them.
+admitted as vLLM does, while its prompt finds blocks; only the order differs. Predicted lengths have a log-normal error and 15%
+added, as the paper pads them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from bench.harness.load.arrivals import read_lengths
 from bench.harness.options import Options
-from bench.scenarios.order.foretold import told_of
 from bench.scenarios.order.mlfq_sim import profiled
+from bench.scenarios.order.prediction import predictors
 from bench.scenarios.order.served import SLO_SCALE, Alone, Served, figures
 from harvester.policy.brain import Brain
 from harvester.policy.model.latency import LatencyModel, StepLoad
@@ -148,6 +148,6 @@ def run(options: Options) -> dict[str, Any]:
         "bound_s_per_token": BOUND_S,
         "rate_over_fcfs_at_bound": rates,
         f"ssr_at_{SSR_RATE:g}_per_s": ssr,
-        "lengths_told_by_prompts": told_of(read_lengths(), options.seed),
+        "lengths_by_prompts": predictors(read_lengths(), options.seed),
         "systems": systems,
     }

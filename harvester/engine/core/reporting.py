@@ -10,7 +10,7 @@ from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import RING, Count, Field, SharedState
 from harvester.engine.worker.safepoint import segments
-from harvester.policy.model.lengths import Accuracy, AnswerLengths
+from harvester.policy.model.prediction import Accuracy, LengthPredictor
 from harvester.policy.step.preempt import layers_between
 from harvester.policy.view import Plan
 
@@ -95,8 +95,8 @@ class Reporting:
             shared.add(Count.DETECT_S, max(0.0, shared[Field.ENDED_AT_S] - from_s))
             shared.add(Count.DETECTED, 1)
 
-    def learnt(self, profile: Profile, step: Step, lengths: AnswerLengths) -> None:
-        """Show the latency model and how well lengths are foretold, now and then, and write the model's profile when asked."""
+    def learnt(self, profile: Profile, step: Step, predictor: LengthPredictor) -> None:
+        """Show the latency model and how well lengths are predicted, now and then; write the model's profile when asked."""
         shared = self._shared
         if shared is None:
             return
@@ -114,12 +114,12 @@ class Reporting:
         shared[Field.MARGIN], shared[Field.READY] = model.margin, float(model.ready)
         for count, value in zip((Count.ERROR_P50, Count.ERROR_P99), model.error(), strict=True):
             shared.set(count, value)
-        self._foretold(shared, lengths.accuracy())
+        self._predicted(shared, predictor.accuracy())
 
     @staticmethod
-    def _foretold(shared: SharedState, told: Accuracy) -> None:
-        shared.set(Count.FORETOLD, told.judged)
-        shared.set(Count.WITHIN_MEDIAN, told.within_median)
-        shared.set(Count.WITHIN_HIGH, told.within_high)
-        if told.error is not None:
-            shared.set(Count.LENGTH_ERROR, told.error)
+    def _predicted(shared: SharedState, found: Accuracy) -> None:
+        shared.set(Count.PREDICTED_ANSWERS, found.judged)
+        shared.set(Count.WITHIN_MEDIAN, found.within_median)
+        shared.set(Count.WITHIN_HIGH, found.within_high)
+        if found.error is not None:
+            shared.set(Count.LENGTH_ERROR, found.error)

@@ -120,23 +120,25 @@ class CheckpointMetrics:
 
 
 class LengthMetrics:
-    """How well the lengths of online answers are foretold."""
+    """How well the lengths of online answers are predicted."""
 
     QUANTILES = (("0.5", Count.WITHIN_MEDIAN), ("0.9", Count.WITHIN_HIGH))
 
     @classmethod
     def collect(cls, shared: SharedState) -> Iterator[Metric]:
-        told = shared.count(Count.FORETOLD)
-        yield CounterMetricFamily("harvester_foretold_answers", "Online answers that ended after their length was foretold.", value=told)
+        answers = shared.count(Count.PREDICTED_ANSWERS)
+        yield CounterMetricFamily(
+            "harvester_predicted_answers", "Online answers that ended after their length was predicted.", value=answers
+        )
         covered = CounterMetricFamily(
-            "harvester_foretold_covered", "Of those, answers no longer than the quantile that was told.", labels=["quantile"]
+            "harvester_predicted_answers_covered", "Of those, answers no longer than the predicted quantile.", labels=["quantile"]
         )
         for quantile, place in cls.QUANTILES:
             covered.add_metric([quantile], shared.count(place))
         yield covered
-        if told:
-            text = "Median of abs(told - made) / made over the latest such answers, by the median that was told."
-            yield GaugeMetricFamily("harvester_foretold_error", text, value=shared.count(Count.LENGTH_ERROR))
+        if answers:
+            text = "Median of abs(predicted - made) / made of the latest such answers, by the predicted median."
+            yield GaugeMetricFamily("harvester_predicted_length_error", text, value=shared.count(Count.LENGTH_ERROR))
 
 
 class BoardMetrics(Collector):

@@ -99,10 +99,10 @@ class Count(IntEnum):
     ONLINE_RUNNING = 39  # gauge: requests of the last step
     OFFLINE_RUNNING = 40  # gauge
     KV_USED = 41  # gauge: share of the KV blocks
-    FORETOLD = 42  # online answers that ended after their length was foretold
-    WITHIN_MEDIAN = 43  # of those, no longer than the median that was told
-    WITHIN_HIGH = 44  # no longer than what nine of ten should not exceed
-    LENGTH_ERROR = 45  # gauge: median of abs(told - made) / made of the latest, where there are any
+    PREDICTED_ANSWERS = 42  # online answers that ended after their length was predicted
+    WITHIN_MEDIAN = 43  # of those, no longer than the predicted median
+    WITHIN_HIGH = 44  # no longer than what was predicted that nine of ten would not exceed
+    LENGTH_ERROR = 45  # gauge: median of abs(predicted - made) / made of the latest, where there are any
 
 
 SIZE = (Field.IN_FLIGHT + DEPTH * len(Place)) * 8

@@ -217,7 +217,7 @@ class HarvestScheduling(Stock):
         for step, seconds, now_s in self._answered:
             self._brain.observe(StepRan(step.load, step.online, step.served), seconds, now_s)
             self._profile.learnt()
-            self._report.learnt(self._profile, step, self._brain.lengths)
+            self._report.learnt(self._profile, step, self._brain.predictor)
         self._answered.clear()
 
     def _cover(self, now_s: float) -> None:

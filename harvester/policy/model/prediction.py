@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 RECENT = 256  # answers of a band; older ones are forgotten, so that a change is followed
 MIN_ANSWERS = 20  # fewer say nothing about a band
-MAX_KINDS = 64  # clients name them: further ones are told what all answers together say
+MAX_KINDS = 64  # clients name them: the others are predicted by all answers together
 
 
 class _Recent:
@@ -37,8 +37,8 @@ class _Recent:
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
-    """What was said of one answer before it began, in tokens; None: too little was known."""
+class Prediction:
+    """Of one answer, in tokens; None: too few have ended."""
 
     median: int | None = None
     high: int | None = None  # that nine of ten answers do not exceed
@@ -46,7 +46,7 @@ class Foretold:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Of the answers that ended after something was foretold of them. ``error``: median of abs(foretold - made) / made, of the latest."""
+    """Of the answers that ended after something was predicted of them. ``error``: median of abs(predicted - made) / made, of the latest."""
 
     judged: int = 0
     within_median: int = 0
@@ -54,8 +54,8 @@ class Accuracy:
     error: float | None = None
 
 
-class AnswerLengths:
-    """Told of each answer that ended, it foretells the next ones. O(log answers) a call, plus the move of a short list."""
+class LengthPredictor:
+    """It learns from each answer that ended and predicts the next ones. O(log answers) a call, plus the move of a short list."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, int | None] | None, _Recent] = {None: _Recent()}
@@ -63,17 +63,17 @@ class AnswerLengths:
         self._errors = _Recent()
         self._judged = self._within_median = self._within_high = 0
 
-    def foretell(self, kind: str, prompt_tokens: int) -> Foretold:
+    def predict(self, kind: str, prompt_tokens: int) -> Prediction:
         """By answers of the same kind and band of prompts; else of the kind; else of all."""
         for key in _keys(kind, prompt_tokens):
             answers = self._answers.get(key)
             if answers is not None and len(answers) >= MIN_ANSWERS:
-                return Foretold(round(answers.quantile(0.5)), round(answers.quantile(0.9)))
-        return Foretold()
+                return Prediction(round(answers.quantile(0.5)), round(answers.quantile(0.9)))
+        return Prediction()
 
-    def ended(self, kind: str, prompt_tokens: int, tokens: int, told: Foretold) -> None:
-        """An answer of ``tokens`` ended by itself or at its limit; ``told``: what `foretell` had said of it."""
-        self._judge(tokens, told)
+    def ended(self, kind: str, prompt_tokens: int, tokens: int, predicted: Prediction) -> None:
+        """An answer of ``tokens`` ended by itself or at its limit; ``predicted``: what `predict` had said of it."""
+        self._judge(tokens, predicted)
         if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
             self._kinds.add(kind)
         for key in _keys(kind, prompt_tokens) if kind in self._kinds else (None,):
@@ -83,13 +83,13 @@ class AnswerLengths:
         error = self._errors.quantile(0.5) if len(self._errors) else None
         return Accuracy(self._judged, self._within_median, self._within_high, error)
 
-    def _judge(self, tokens: int, told: Foretold) -> None:
-        if told.median is None or told.high is None:
+    def _judge(self, tokens: int, predicted: Prediction) -> None:
+        if predicted.median is None or predicted.high is None:
             return
         self._judged += 1
-        self._within_median += tokens <= told.median
-        self._within_high += tokens <= told.high
-        self._errors.add(abs(told.median - tokens) / max(1, tokens))
+        self._within_median += tokens <= predicted.median
+        self._within_high += tokens <= predicted.high
+        self._errors.add(abs(predicted.median - tokens) / max(1, tokens))
 
 
 def _keys(kind: str, prompt_tokens: int) -> tuple[tuple[str, int | None] | None, ...]:
