@@ -9,8 +9,10 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from tests.fakes.lagging_device import LaggingDevice
 BLOCK = 16
 SLOTS = 8
 PAGE_BYTES = BLOCK * 8  # one hash of 8 bytes a token
+COPY_S = 5e-6  # of a block
 
 
 class KvDrive:
@@ -63,7 +66,7 @@ class KvDrive:
         self._connect(self._drive.config, self._drive.kv_cache, blocks)
         self.rng, self.chances = random.Random(seed), chances
         self.live: dict[str, Any] = {}
-        self.finished = self.ended = self.read = self.resets = self.steps = 0
+        self.finished = self.cancelled = self.ended = self.read = self.resets = self.steps = 0
         self.preempted: dict[str, int] = {}
         self._hashes: dict[str, list[int]] = {}
         self._tables: dict[str, list[int]] = {}
@@ -72,14 +75,34 @@ class KvDrive:
         self._void_epoch: int | None = None
         self._serial = 0
         self._in_step = False
+        self.now_s: Callable[[], float] = time.monotonic  # the scheduler's clock
 
     def in_step(self, patch: Any, step_s: float) -> None:
-        """From now on a step takes ``step_s`` of the scheduler's clock, and the thread has copied what it may before the step ends."""
-        import harvester.engine.vllm.scheduler as module
+        """From now on a step takes ``step_s`` of the scheduler's clock, and the thread has copied what it may before the step ends.
 
-        began_s = time.monotonic()
-        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began_s + self.steps * step_s, time=time.time))
+        A copy takes `COPY_S`, however busy the machine is.
+        """
+        import harvester.engine.checkpoints.worker.copier as copier
+        import harvester.engine.vllm.scheduler as scheduler
+
+        began_s, ticks = time.monotonic(), count()
+        self.now_s = lambda: began_s + self.steps * step_s
+        patch.setattr(scheduler, "time", SimpleNamespace(monotonic=self.now_s, time=time.time))
+        patch.setattr(copier, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * COPY_S))
         self._in_step = True
+
+    def happened(self) -> dict[str, int]:
+        """How often each event came to something, by the name of its chance; "read back": KV blocks."""
+        from harvester.engine.shared.state import Count
+
+        return {
+            "preempt": sum(self.preempted.values()),
+            "cancel": self.cancelled,
+            "end": self.ended,
+            "spoil": int(self.shared.count(Count.FAILED_COPIES)),
+            "reset": self.resets,
+            "read back": int(self.shared.count(Count.LOADED_BLOCKS)),
+        }
 
     def _connect(self, config: Any, cache: Any, blocks: int) -> None:
         import torch
@@ -114,20 +137,24 @@ class KvDrive:
         self.scheduler.add_request(request)
         return name
 
+    def cancel(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        self.cancelled += 1
+        self._gone(name)
+
     def _happens(self, event: str) -> bool:
         return self.rng.random() < self.chances.get(event, 0.0)
 
     def step(self) -> None:
-        from vllm.v1.request import RequestStatus
-
         for request in list(self.scheduler.running):
             if self._happens("preempt"):
                 self.scheduler.running.remove(request)
                 self.scheduler._preempt_request(request, 0.0)
         for name in list(self.live):
             if self._happens("cancel"):
-                self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-                self._gone(name)
+                self.cancel(name)
         if self._happens("spoil"):
             self._spoil()
         if self._happens("reset"):
@@ -190,7 +217,7 @@ class KvDrive:
             computed = self.device.mark()
             if ends:  # it has ended when the device has drained
                 self.device.finish_steps()
-        while self._in_step and self.copier.transfers.queue and self.copier.transfers.allowed != 0:
+        while self._in_step and self._copies():
             time.sleep(0)
         self.worker.get_transfer_results(output.finished_req_ids)
         self.worker.build_connector_worker_meta()
@@ -204,6 +231,12 @@ class KvDrive:
         if ends or void:
             setattr(result, ENDED_EARLY, True)
         return result, computed
+
+    def _copies(self) -> bool:
+        """Whether the thread is to copy more beside this step, or has not ended what it began."""
+        with self.copier._change:
+            transfers = self.copier.transfers
+            return (transfers.queue and transfers.allowed != 0) or any(job.done < job.begun for job in transfers.jobs.values())
 
     def _take_tables(self, output: Any) -> None:
         for new in output.scheduled_new_reqs:

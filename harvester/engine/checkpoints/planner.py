@@ -1,6 +1,7 @@
 """The engine core's half of the connector: which blocks are copied to the host in a step, and what a preempted request gets back.
 
-A block is stored when the step that filled it has been answered: a step may end early, and what it was to fill is never written. Requests
+A block is stored when the step that filled it has been answered: a step may end early, and what it was to fill is never written. The same
+goes for a prefix that another request fills: it is stored for one that shares it when the step that admitted this one is answered. Requests
 are given blocks to store by `CopyRequest.grants`; one that is preempted saves what little is missing at once, the partly filled block too,
 before its blocks are overwritten.
 """
@@ -41,7 +42,7 @@ class Planner:
         self.jobs = Jobs(config.num_workers)
         self.requests: dict[str, Tracked] = {}
         self._growth = Growth(self.pool, config.slot_bytes)
-        self._victims: dict[str, int] = {}  # preempted since the last step: tokens whose KV is computed
+        self._victims: dict[str, int] = {}  # preempted since the last step: tokens whose KV is written
         self._tails: dict[str, PartialBlock] = {}
         self._being_loaded: set[bytes] = set()
         self._loads: dict[int, CopyJob] = {}  # of the step that is being planned, as the next two
@@ -60,7 +61,7 @@ class Planner:
 
     def preempted(self, request: Request) -> None:
         """It loses its KV, which is whole but for what is in flight. Called before vLLM takes its blocks."""
-        self._victims[request.request_id] = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+        self._victims[request.request_id] = self.requests[request.request_id].written_tokens
         self.pool.touch(request.request_id)
 
     def ended(self, request_id: str) -> None:
@@ -183,9 +184,7 @@ class Planner:
 
     def _take_blocks(self, tracked: Tracked, blocks: Sequence[int] | None, anew: bool) -> None:
         tracked.update_keys(self.block_tokens // self.config.hash_tokens)
-        if anew:
-            tracked.blocks.clear()
-        tracked.blocks.extend(blocks or ())
+        tracked.take_blocks(blocks or (), anew)
         self._given.update(block for block in blocks or () if block)
 
     def _finish(self, request_id: str) -> None:
@@ -206,7 +205,7 @@ class Planner:
                 jobs |= self._store_granted(tracked, granted)
         waited, most = self.done.waited_blocks, self.wish.wait_blocks
         for request_id, tokens in self._victims.items():
-            tracked = self._storable(request_id) if self.able else None
+            tracked = self._storable(request_id) if self.able and tokens else None
             if tracked is not None:
                 jobs |= self._save(tracked, tokens, waited + most - self.done.waited_blocks)
         self._victims = {}
@@ -220,10 +219,9 @@ class Planner:
         return any(not self.jobs[number].store for number in tracked.jobs)
 
     def _store_granted(self, tracked: Tracked, granted: int) -> dict[int, CopyJob]:
-        request = tracked.request
-        first = self.saved(request.request_id)
-        computed = min(max(0, request.num_computed_tokens - request.num_in_flight_tokens), request.num_tokens) // self.block_tokens
-        last = min(computed, first + granted, len(tracked.blocks), len(tracked.keys))
+        first = self.saved(tracked.request.request_id)
+        written = min(tracked.written_tokens, tracked.request.num_tokens) // self.block_tokens
+        last = min(written, first + granted, len(tracked.blocks), len(tracked.keys))
         pairs = [(key, block) for key, block in zip(tracked.keys[first:last], tracked.blocks[first:last], strict=True) if block]
         return self._store(tracked, pairs) or {}
 

@@ -48,9 +48,27 @@ class Tracked:
     keys: list[bytes] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     jobs: set[int] = field(default_factory=set)
+    admitted_tokens: int = 0  # it was given KV of so many when it was last admitted
     local_tokens: int = 0  # found in the prefix cache when it was last looked up
     partial_tokens: int | None = None  # where the load ends that was found then, if inside a block
     finished: bool = False  # the step after its end was planned
+
+    @property
+    def written_tokens(self) -> int:
+        """Tokens whose KV is written: none until the step that admitted the request is answered.
+
+        vLLM gives it a prefix as soon as another request is to compute it, in that very step or one in flight. Such a step may end early.
+        """
+        answered = self.request.num_computed_tokens - self.request.num_in_flight_tokens
+        return answered if answered > self.admitted_tokens else 0
+
+    def take_blocks(self, blocks: Iterable[int], anew: bool) -> None:
+        """It has these KV blocks from the planned step on, in addition to those it had, or ``anew``."""
+        if anew:
+            self.blocks.clear()
+        if not self.blocks:
+            self.admitted_tokens = self.request.num_computed_tokens
+        self.blocks.extend(blocks)
 
     def update_keys(self, hashes_per_block: int) -> None:
         self.keys.extend(self.request.block_hashes[hashes_per_block * (len(self.keys) + 1) - 1 :: hashes_per_block])
