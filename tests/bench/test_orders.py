@@ -68,7 +68,7 @@ def test_the_drawn_lengths_have_the_papers_means() -> None:
 
 def test_beyond_what_first_come_first_served_holds_the_shortest_first_keep_more_slos_and_a_long_one_waits_longest() -> None:
     setting = Setting()
-    first, shortest = (simulate(SYSTEMS[name], setting, 3.6, 60.0, 1) for name in ("fcfs", "sjf"))
+    first, shortest = (simulate(SYSTEMS[name], setting, 3.6, 60.0, [1]) for name in ("fcfs", "sjf"))
     assert shortest["ssr"] > first["ssr"] + 0.2
     assert shortest["normalized_s"]["mean"] < first["normalized_s"]["mean"]
     assert shortest["who_waited"]["output_tokens"] > 500
