@@ -11,15 +11,15 @@ from bench.harness.load.arrivals import Arrival
 from bench.scenarios.catalog import SCENARIOS
 from bench.scenarios.order.orders_sim import LENGTHS, SYSTEMS, Setting, simulate
 from bench.scenarios.order.prediction import predictors
-from bench.scenarios.order.served import Alone, Served, figures
+from bench.scenarios.order.served import Served, SloTimes, figures
 from harvester.errors import UsageError
 
-ALONE = Alone(prompt_s=1.0, token_s=0.5)
+TIMES = SloTimes(prompt_s=1.0, token_s=0.5)
 
 
 def test_figures_are_of_seconds_a_token_of_the_whole_answer_and_of_the_longest_wait() -> None:
     served = [Served(5, 2, 1.0, 4.0), Served(9, 4, 3.0, 7.0), Served(7, 10, 2.0, 5.0)]
-    found = figures(served, ALONE)
+    found = figures(served, TIMES)
     assert found["normalized_s"] == {"mean": pytest.approx((2.0 + 1.75 + 0.5) / 3, abs=1e-5), "p95": 2.0, "p99": 2.0}
     assert (found["longest_wait_s"], found["who_waited"]) == (3.0, {"prompt_tokens": 9, "output_tokens": 4})
     assert found["mean_wait_s"] == {"shortest_quarter": 1.0, "longest_quarter": 2.0}
@@ -29,7 +29,7 @@ def test_figures_are_of_seconds_a_token_of_the_whole_answer_and_of_the_longest_w
     ("whole_s", "ended", "ssr"), [(4.0, True, 1.0), (4.1, True, 0.0), (4.0, False, 0.0)], ids=["kept", "late", "no end"]
 )
 def test_an_answer_keeps_its_slo_within_twice_what_it_takes_alone(whole_s: float, ended: bool, ssr: float) -> None:
-    found = figures([Served(5, 2, 1.0, whole_s, ended)], ALONE)
+    found = figures([Served(5, 2, 1.0, whole_s, ended)], TIMES)
     assert (found["ssr"], found["unfinished"]) == (ssr, int(not ended))
 
 

@@ -19,7 +19,7 @@ from bench.harness.load.arrivals import read_lengths
 from bench.harness.options import Options
 from bench.scenarios.order.mlfq_sim import profiled
 from bench.scenarios.order.prediction import predictors
-from bench.scenarios.order.served import SLO_SCALE, Alone, Served, figures
+from bench.scenarios.order.served import SLO_SCALE, Served, SloTimes, figures
 from harvester.policy.brain import Brain
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.parts import PartsConfig, parts_of
@@ -38,7 +38,7 @@ MAX_TOKENS = 991  # ShareGPT's longest answer in the paper
 LENGTHS = Drawn(LogNormal(164.5, 1.1, 16, 1024), LogNormal(420.0, 0.95, 19, MAX_TOKENS))  # clipped, their means are about 161 and 366
 PADDING = 1.15
 BOUND_S = 0.1  # a token
-FULL_KV = 0.75  # of the KV, at which a token's time alone is taken
+FULL_KV = 0.75  # of the KV, at which the time of a token is taken
 RATES = (2.4, 2.7, 3.0, 3.3, 3.6, 4.0, 4.4, 4.8)
 SSR_RATE = 3.0
 SECONDS, QUICK_SECONDS = 400.0, 120.0
@@ -67,7 +67,7 @@ SYSTEMS = {
 
 @dataclass
 class Setting:
-    """One GPU; ``alone``: of a mean prompt, and of a decode among so many that KV is full to `FULL_KV`."""
+    """One GPU; ``times``: of a mean prompt, and of a decode among so many that KV is full to `FULL_KV`."""
 
     blocks: int = int(KV_BYTES / MODEL.kv_bytes_per_token) // BLOCK_TOKENS
     profile: dict[str, Any] = field(init=False)
@@ -80,13 +80,13 @@ class Setting:
         return self._roofline(load) + SEQUENCE_S * load.seqs
 
     @cached_property
-    def alone(self) -> Alone:
+    def times(self) -> SloTimes:
         draw = random.Random(0)
         pairs = [LENGTHS.draw(draw) for _ in range(4000)]
         prompt, output = (sum(pair[i] for pair in pairs) / len(pairs) for i in (0, 1))
         context = FULL_KV * self.blocks * BLOCK_TOKENS
         seqs = round(context / (prompt + output / 2))
-        return Alone(self.cost(StepLoad.prefill(round(prompt))), self.cost(StepLoad(0, 0.0, seqs, round(context), seqs)))
+        return SloTimes(self.cost(StepLoad.prefill(round(prompt))), self.cost(StepLoad(0, 0.0, seqs, round(context), seqs)))
 
     def trace(self, rate: float, seconds: float, seed: int, sigma: float | None) -> list[Request]:
         """The same requests for every system; the SLO's two parts are each request's promise, so that a deadline is the SLO's."""
@@ -94,7 +94,7 @@ class Setting:
         requests = gamma(rate, 1.0, seconds, LENGTHS, random.Random(seed))
         told = [None if sigma is None else _told(request.output_tokens, sigma, draw) for request in requests]
         known = [replace(one, max_tokens=MAX_TOKENS, expected_tokens=tokens) for one, tokens in zip(requests, told, strict=True)]
-        return promised(known, SLO_SCALE * self.alone.prompt_s, SLO_SCALE * self.alone.token_s)
+        return promised(known, SLO_SCALE * self.times.prompt_s, SLO_SCALE * self.times.token_s)
 
 
 def _told(tokens: int, sigma: float, draw: random.Random) -> int:
@@ -113,7 +113,7 @@ def simulate(system: System, setting: Setting, rate: float, seconds: float, seed
         ended += simulation.run(setting.trace(rate, seconds, seed, system.sigma))
         ran_s += simulation.now_s
     tokens = sum(one.request.prompt_tokens + one.request.output_tokens for one in ended)
-    return figures([_served(one) for one in ended], setting.alone) | {
+    return figures([_served(one) for one in ended], setting.times) | {
         "requests_per_s": round(len(ended) / ran_s, 3),
         "preemptions": sum(one.preemptions for one in ended),
         "recomputed_share": round(sum(one.recomputed for one in ended) / tokens, 3),
@@ -159,7 +159,7 @@ def run(options: Options) -> dict[str, Any]:
             "arrival_seconds": seconds,
             "runs": len(seeds),
         },
-        "alone": {"prompt_s": round(setting.alone.prompt_s, 5), "token_s": round(setting.alone.token_s, 5)},
+        "slo_times": {"prompt_s": round(setting.times.prompt_s, 5), "token_s": round(setting.times.token_s, 5)},
         "bound_s_per_token": BOUND_S,
         "rate_over_fcfs_at_bound": rates,
         f"ssr_at_{SSR_RATE:g}_per_s": ssr,

@@ -8,12 +8,12 @@ from typing import Any
 
 from bench.harness.measure.latency import percentile
 
-SLO_SCALE = 2.0  # EconoServe 4: the whole answer within so many times what it takes alone
+SLO_SCALE = 2.0  # EconoServe 4: the whole answer within so many times what it takes in an orderly batch
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """Of a request that has the machine to itself, in seconds."""
+class SloTimes:
+    """What the SLO is made of (EconoServe 4): seconds of a prompt by itself, and of a token in a batch that fills the machine."""
 
     prompt_s: float
     token_s: float
@@ -38,7 +38,7 @@ class Served:
         return self.whole_s / self.output_tokens
 
 
-def figures(requests: Sequence[Served], alone: Alone) -> dict[str, Any]:
+def figures(requests: Sequence[Served], times: SloTimes) -> dict[str, Any]:
     """Seconds a token, SSR, and the longest wait for a first token with the lengths of who had it.
 
     An answer without an end counts with the time it was waited for and as outside its SLO.
@@ -46,7 +46,7 @@ def figures(requests: Sequence[Served], alone: Alone) -> dict[str, Any]:
     if not requests:
         return {"requests": 0}
     normalized = [one.normalized_s for one in requests]
-    kept = sum(one.ended and one.whole_s <= alone.slo_s(one.output_tokens) for one in requests)
+    kept = sum(one.ended and one.whole_s <= times.slo_s(one.output_tokens) for one in requests)
     last = max(requests, key=lambda one: one.first_s)
     return {
         "requests": len(requests),
