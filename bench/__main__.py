@@ -16,6 +16,8 @@ from bench.harness.record import Start, is_clean, outcome
 from bench.scenarios.catalog import SCENARIOS
 from harvester.errors import HarvesterError, UsageError
 
+PACED = [name for name, scenario in SCENARIOS.items() if scenario.paced]
+
 
 def _parser() -> argparse.ArgumentParser:
     known = "\n".join(f"  {name:<12} {scenario.summary}" for name, scenario in SCENARIOS.items())
@@ -34,6 +36,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (0)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a knob of a co-serving scenario, see bench/README.md"
+    )
+    pace = parser.add_mutually_exclusive_group()
+    pace.add_argument("--rate", type=float, metavar="N", help=f"chats a second, of {', '.join(PACED)}; without it, the machine is measured")
+    pace.add_argument(
+        "--share",
+        type=float,
+        action="append",
+        default=[],
+        metavar="S",
+        help="of what the engine can do, what chat alone is to be; once for each point of the result (0.25 and 0.5; with --quick 0.25)",
     )
     return parser
 
@@ -58,13 +70,16 @@ def main(words: list[str] | None = None) -> int:
     if given.scenario not in SCENARIOS:
         print(f"error: no scenario {given.scenario!r}; there are: {', '.join(SCENARIOS)}", file=sys.stderr)
         return 2
+    if given.scenario not in PACED and (given.rate is not None or given.share):
+        print(f"error: --rate and --share are of {', '.join(PACED)}, not of {given.scenario}; leave them out", file=sys.stderr)
+        return 2
     if given.json is not None and not given.json.absolute().parent.is_dir():
         print(f"error: the folder of {given.json} does not exist; make it first", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server outlives us
     start = Start.now()
     try:
-        options = Options(model=given.model, seconds=given.seconds, quick=given.quick, seed=given.seed, set=_set(given.set))
+        options = Options(given.model, given.seconds, given.quick, given.seed, _set(given.set), given.rate, tuple(given.share))
         measured = SCENARIOS[given.scenario].load(given.simulated)(options)
     except HarvesterError as error:
         print(f"error: {error.message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The texts of a column, row by row, with the cells that are no text marked instead of raised."""
+"""The texts of a column, row by row, with the cells that are no text marked instead of raised; and text that a column can hold."""
 
 from __future__ import annotations
 
@@ -70,3 +70,12 @@ def _text(cell: bytes | None) -> str | TextProblem:
     except UnicodeDecodeError as error:
         return TextProblem("not_utf8", f"the text is not valid UTF-8: byte {cell[error.start]:#04x} at position {error.start}")
     return text if text.strip() else EMPTY_TEXT
+
+
+def storable(text: str) -> str:
+    """Text that UTF-8 can hold: half a surrogate pair, which JSON escapes can spell, becomes U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from harvester.core import ServiceTier
-from harvester.errors import ConfigError, ParameterError
+from harvester.errors import ConfigError
 from harvester.policy.parts import TABLES, check_name
 from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, PriceConfig, Section
 
@@ -37,13 +37,25 @@ class Objective(Section):
 
 
 class SloConfig(Section):
-    """SLO of online requests. The offline work of each step is sized to meet it (ConServe 4.5)."""
+    """SLO of online requests. The offline work of each step is sized to meet it (ConServe 4.5). `slo: auto`: no numbers, `max_slowdown`."""
 
-    ttft_slo_ms: float = Field(default=500.0, gt=0.0, description="Time to first token (TTFT), in ms.")
-    tpot_slo_ms: float = Field(default=100.0, gt=0.0, description="Time from one output token to the next (TPOT), in ms.")
+    ttft_slo_ms: float | None = Field(default=None, gt=0.0, description="Time to first token (TTFT), in ms. None: `max_slowdown` holds.")
+    tpot_slo_ms: float | None = Field(
+        default=None, gt=0.0, description="Time from one output token to the next (TPOT), in ms. None: `max_slowdown` holds."
+    )
+    max_slowdown: float = Field(
+        default=1.25,
+        gt=1.0,
+        description="Where no SLO is given: a first token, or a gap between tokens, takes at most so many times as long as without jobs.",
+    )
     classes: dict[str, Objective] = Field(
         default_factory=dict, description="SLO by class; a request names its class as `slo_class` in `vllm_xargs`."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _auto(cls, given: Any) -> Any:
+        return {} if given == "auto" else given
 
 
 class ScheduleConfig(Section):
@@ -63,18 +75,24 @@ class ScheduleConfig(Section):
         default="slo", description="Offline tokens per step. slo: by the latency model; fixed: `share.offline_step_tokens`."
     )
     max_ttft_delay_fraction: float = Field(
-        default=0.1,
+        default=0.2,
         ge=0.0,
         le=1.0,
-        description="Longest delay of an arrival by offline work, as a share of `slo.ttft_slo_ms`: by a longer step beside online work, or "
-        "by the rest of an offline step. 1: only the SLO counts.",
+        description="Longest delay of an arrival by offline work, as a share of `slo.ttft_slo_ms`: by the rest of an offline step, or by a "
+        "longer step beside online work. Where such a step is long without, by half of it.",
     )
     reserve: str = Field(
         default="bursts",
         description="Room for arrivals. bursts: as large as recent bursts; fixed: `share.reserved_slots` and `share.reserved_kv`.",
     )
-    safepoints: Literal["auto", "off"] = Field(
-        default="auto", description="auto: an arrival may end a running offline step between two layers."
+    tpot: str = Field(
+        default="each",
+        description="What the TPOT SLO is of. each: every gap between two tokens; mean: the mean gap of a request, and single gaps may be "
+        "late.",
+    )
+    safepoints: Literal["auto", "all", "off"] = Field(
+        default="auto",
+        description="auto: an arrival may end a running offline step between two layers; all: also one that chat decodes in, early in it.",
     )
     preempt_detect_ms: float = Field(default=30.0, gt=0.0, description="Maximum ms from that signal to the end of the step.")
 
@@ -107,7 +125,7 @@ class CheckpointConfig(Section):
     wait_blocks: int | None = Field(
         default=None,
         ge=0,
-        description="Maximum unsaved blocks of victims that a step waits for. None: as many as take 2% of `slo.ttft_slo_ms`.",
+        description="Maximum unsaved blocks of victims that a step waits for. None: as many as take 2% of `slo.ttft_slo_ms`, or 10 ms.",
     )
     copy_cost: float | None = Field(
         default=None,
@@ -130,17 +148,6 @@ class TierConfig(Section):
         default=ServiceTier.DEFAULT, description="Tier of requests without an API key, or with one that `keys` does not name."
     )
     keys: dict[str, ServiceTier] = Field(default_factory=dict, description="Tier by API key (`Authorization: Bearer KEY`).")
-
-    def resolve(self, asked: object, key: str | None) -> ServiceTier | None:
-        """The tier of a request; None where neither it, its key nor `default` chooses one. Raises `ParameterError` for an unknown one."""
-        if asked in (None, "auto"):
-            own = self.keys.get(key, self.default) if key is not None else self.default
-            return None if own is ServiceTier.DEFAULT and asked is None else own
-        try:
-            return ServiceTier(str(asked))
-        except ValueError as error:
-            known = ", ".join(["auto", *ServiceTier])
-            raise ParameterError(f"unknown service_tier {str(asked)[:40]!r}; use one of: {known}", "service_tier") from error
 
 
 class ServeConfig(Section):
@@ -202,7 +209,8 @@ def _explain(error: ValidationError, origin: str) -> str:
         hint = f"; did you mean {keys[near[0]]}?" if near else f"; known keys: {', '.join(ServeConfig.model_fields)}"
         return f"{origin}: unknown key {where}{hint}"
     message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+    named = first["type"] == "value_error"  # of ours, whose message says the value
+    given = "" if named or isinstance(first["input"], dict) else f" (given {first['input']!r})"
     return f"{origin}: {where + ': ' if where else ''}{message}{given}"
 
 

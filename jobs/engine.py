@@ -13,35 +13,40 @@ Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content":
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One row's request. At most one of ``choices`` and ``json_schema`` is set."""
+    """A conversation to answer, in the words of a task. At most one of ``choices`` and ``json_schema`` is set."""
 
-    request_id: str
     messages: tuple[Message, ...]
     max_tokens: int
     temperature: float
     choices: tuple[str, ...] | None = None
     json_schema: dict[str, Any] | None = None
-    hint: SchedulingHint = EVEN
 
 
 @dataclass(frozen=True, slots=True)
-class ApiRequest:
-    """One row that is a request to an OpenAI endpoint, as a client would send it."""
+class ApiCall:
+    """A request to an OpenAI endpoint, as a client would send it."""
 
-    request_id: str
     endpoint: str  # "/v1/chat/completions" or "/v1/completions"
     body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """What one row asks of the engine at once; a row may ask several times."""
+
+    request_id: str
+    content: Prompt | ApiCall
     hint: SchedulingHint = EVEN
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to a `Prompt`; or to an `ApiRequest`: ``text`` is then the response's body, JSON text, whatever the status."""
+    """The answer to a `RowRequest`. ``text``: of an `ApiCall` the response's body, JSON text, whatever the status."""
 
     text: str
     finish_reason: str  # "stop" or "length"; "error" of a refused request
     usage: Usage = NONE_USED
-    status_code: int = 200  # of an `ApiRequest`
+    status_code: int = 200  # of an `ApiCall`
 
 
 class RowError(Exception):
@@ -72,16 +77,9 @@ class Engine(Protocol):
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Tokens of the rendered chat prompt. Never blocks the event loop."""
 
-    async def complete(self, prompt: Prompt) -> Completion:
-        """Answer one prompt as offline work.
+    async def complete(self, request: RowRequest) -> Completion:
+        """Answer one request as offline work; an `ApiCall` in full: tools, response_format, logprobs, n.
 
-        Raises `RowError` for a prompt that can never work and `EngineGone` when the engine is lost. Cancelling the awaiting task aborts
-        the request in the engine.
-        """
-
-    async def respond(self, request: ApiRequest) -> Completion:
-        """Answer one OpenAI request as offline work, in full: tools, response_format, logprobs, n.
-
-        A request that cannot work is answered with its HTTP status. Raises `EngineGone` when the engine is lost. Cancelling the awaiting
-        task aborts the request in the engine.
+        An `ApiCall` that cannot work is answered with its HTTP status, a `Prompt` that can never work raises `RowError`. Raises
+        `EngineGone` when the engine is lost. Cancelling the awaiting task aborts the request in the engine.
         """

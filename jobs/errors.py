@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from connectors.errors import HarvesterError, UsageError
 
 
@@ -45,3 +48,13 @@ class EngineError(HarvesterError):
     """The model or the engine could not do its work."""
 
     code = "engine"
+
+
+def did_you_mean(given: str, known: Iterable[str], what: str) -> str:
+    """The end of a message about a name that is not there: the nearest one, or all ``known`` where none is near, as ``what``."""
+    names = list(known)
+    folded = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(given.casefold(), folded, n=1)
+    if near:
+        return f"; did you mean {folded[near[0]]}?"
+    return f"; {what}: {', '.join(names) or 'none'}"

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
+from connectors.text import storable
 from jobs.forecast.lengths import Counted, counted
 from jobs.spec import PartStats
 from jobs.tasks.answer import result_fields
-from jobs.tasks.shape import storable
 from jobs.tasks.spec import Task
 from jobs.usage import Usage
 

@@ -10,7 +10,7 @@ from math import ceil
 
 import pyarrow as pa
 
-from jobs.engine import ApiRequest, Completion, EngineGone, Message, Prompt
+from jobs.engine import ApiCall, Completion, EngineGone, Message, Prompt, RowRequest
 from jobs.errors import NotFoundError
 from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
@@ -26,10 +26,10 @@ def last_line(prompt: Prompt) -> str:
     return prompt.messages[-1]["content"].rstrip("\n").rpartition("\n")[2]
 
 
-def last_content(request: ApiRequest) -> str:
+def last_content(call: ApiCall) -> str:
     """The default script of requests: the content of the last message, or the prompt."""
-    messages = request.body.get("messages")
-    return str(messages[-1].get("content", "")) if messages else str(request.body.get("prompt", ""))
+    messages = call.body.get("messages")
+    return str(messages[-1].get("content", "")) if messages else str(call.body.get("prompt", ""))
 
 
 class Refused(Exception):
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 class ScriptedEngine:
     """Implements `jobs.engine.Engine`: ``answer`` gives each prompt's text at once, or raises what `Engine.complete` may raise;
-    ``reply`` the content of each request's answer, or raises `Refused`.
+    ``reply`` the content of the response to each call, or raises `Refused`. ``hear`` is given each request before that.
 
     A text of more than ``max_tokens`` tokens is cut there and ends with "length". Each completion takes ``delay_s`` and, after `hold`,
     until `go_on`; `die` ends it with `EngineGone`, and every later one too. Used from one event loop.
@@ -56,13 +56,15 @@ class ScriptedEngine:
         answer: Callable[[Prompt], str] = last_line,
         delay_s: float = 0.0,
         tokens_per_char: float = 0.25,
-        reply: Callable[[ApiRequest], str] = last_content,
+        reply: Callable[[ApiCall], str] = last_content,
+        hear: Callable[[RowRequest], None] | None = None,
     ) -> None:
         self.model = model
         self.context_tokens = context_tokens
         self.concurrency = concurrency
         self.answer = answer
         self.reply = reply
+        self.hear = hear
         self.delay_s = delay_s
         self.tokens_per_char = tokens_per_char
         self.calls = 0  # completions asked for
@@ -87,20 +89,24 @@ class ScriptedEngine:
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         return self._tokens("".join(message["content"] for message in messages))
 
-    async def complete(self, prompt: Prompt) -> Completion:
+    async def complete(self, request: RowRequest) -> Completion:
+        if self.hear is not None:
+            self.hear(request)
+        if isinstance(request.content, ApiCall):
+            return await self._response(request.request_id, request.content)
         async with self._in_work():
-            text = self.answer(prompt)
-        return await self._completion(prompt, text)
+            text = self.answer(request.content)
+        return await self._completion(request.content, text)
 
-    async def respond(self, request: ApiRequest) -> Completion:
+    async def _response(self, request_id: str, call: ApiCall) -> Completion:
         try:
             async with self._in_work():
-                text = self.reply(request)
+                text = self.reply(call)
         except Refused as refused:
             error = {"message": str(refused), "type": "BadRequestError", "param": None, "code": refused.status_code}
             return Completion(json.dumps({"error": error}), "error", status_code=refused.status_code)
-        usage = Usage(prompt_tokens=self._tokens(json.dumps(request.body)), output_tokens=self._tokens(text))
-        return Completion(json.dumps(_response(request, text, usage)), "stop", usage)
+        usage = Usage(prompt_tokens=self._tokens(json.dumps(call.body)), output_tokens=self._tokens(text))
+        return Completion(json.dumps(_body(request_id, call, text, usage)), "stop", usage)
 
     @asynccontextmanager
     async def _in_work(self) -> AsyncIterator[None]:
@@ -131,16 +137,16 @@ class ScriptedEngine:
         return max(1, ceil(len(text) * self.tokens_per_char))
 
 
-def _response(request: ApiRequest, text: str, usage: Usage) -> dict[str, object]:
+def _body(request_id: str, call: ApiCall, text: str, usage: Usage) -> dict[str, object]:
     """An OpenAI response with one choice."""
-    chat = request.endpoint.endswith("/chat/completions")
+    chat = call.endpoint.endswith("/chat/completions")
     choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     tokens = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.output_tokens}
     return {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{request.request_id}",
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
         "object": "chat.completion" if chat else "text_completion",
         "created": 0,
-        "model": request.body.get("model"),
+        "model": call.body.get("model"),
         "choices": [{"index": 0, "finish_reason": "stop", **choice}],
         "usage": tokens | {"total_tokens": sum(tokens.values())},
     }

@@ -12,7 +12,7 @@ import json
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,23 @@ def judged(result: Any, value: Any, goal: str | None) -> bool | None:
 
 
 def cells(result: Any, figure: dict[str, Any]) -> tuple[str, str, str]:
-    """Value, goal and verdict of one figure, as the page shows them."""
+    """Value, goal and verdict of one figure, as the page shows them; without a verdict where an ``optional`` one was not measured."""
+    if figure.get("optional") and not _has(result, figure["at"]):
+        return "not measured", "", ""
     value, unit, goal = value_at(result, figure["at"]), figure.get("unit"), figure.get("goal")
     text = shown(value, unit) + _spread(result, figure.get("spread"))
     if goal is None:
         return text, "", ""
     comparison, bound = goal_of(result, goal)
     return text, SIGNS[comparison] + ZEROS.sub(r"\1", shown(bound, unit)), VERDICTS[judged(result, value, goal)]
+
+
+def _has(result: Any, place: str) -> bool:
+    """Whether the result has a value there: earlier ones lack what came later, and a short run may have nothing to measure."""
+    try:
+        return value_at(result, place) is not None
+    except (KeyError, IndexError, TypeError):
+        return False
 
 
 def _spread(result: Any, place: str | None) -> str:
@@ -106,6 +116,8 @@ def command(result: Any) -> str:
     given = result["arguments"]
     words = ["python -m bench", result["scenario"]] + ["--quick"] * given["quick"]
     words += [f"--seconds {given['seconds']:g}"] if given["seconds"] else []
+    words += [f"--rate {given['rate']:g}"] if given.get("rate") else []
+    words += [f"--share {share:g}" for share in given.get("shares", ())]
     return " ".join(words + [f"--set {name}={value:g}" for name, value in given["set"].items()])
 
 
@@ -123,7 +135,7 @@ def section(part: dict[str, Any]) -> str:
 
 def grid(result: Any, table: dict[str, Any]) -> str:
     """A table of one row a figure and one column a point of the result; a cell that misses its goal says so."""
-    columns: dict[str, str] = table["columns"]
+    columns = columns_of(result, table)
     text = f"| | {' | '.join(columns)} | goal |\n|---{'|---' * len(columns)}|---|\n"
     for row in table["rows"]:
         found = [cells(value_at(result, place), row) for place in columns.values()]
@@ -132,22 +144,35 @@ def grid(result: Any, table: dict[str, Any]) -> str:
     return text + "\n"
 
 
+def columns_of(result: Any, table: dict[str, Any]) -> dict[str, str]:
+    """Places by heading. A list of places has its headings from the points there, by ``heading``; the result may lack the later ones."""
+    columns: dict[str, str] | list[str] = table["columns"]
+    if isinstance(columns, dict):
+        return columns
+    return {table["heading"].format_map(value_at(result, place)): place for place in columns if _has(result, place)}
+
+
 def load(file: str) -> Any:
     """A result as it was written."""
     return json.loads((RESULTS / file).read_text(encoding="utf-8"))
 
 
+def sections(table: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those whose file there is, and all that must have one."""
+    return [part for part in table["sections"] if not part.get("optional") or (RESULTS / part["file"]).exists()]
+
+
 def page(table: dict[str, Any]) -> str:
     """The whole of docs/measured.md."""
     note = "<!-- Written by tools/measured.py from tools/measured.yaml: edit that, then run it. -->"
-    parts = [f"{note}\n# Measured", table["about"], tally(table), *(section(part) for part in table["sections"])]
+    parts = [f"{note}\n# Measured", table["about"], tally(table), *(section(part) for part in sections(table))]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def in_readme(table: dict[str, Any]) -> Iterator[str]:
     """The rows of README's table (figures with a text under ``readme``), then the files they link to."""
     files = []
-    for part in table["sections"]:
+    for part in sections(table):
         for figure in part.get("figures", []):
             if "readme" in figure:
                 value, goal, verdict = cells(load(part["file"]), figure)
@@ -159,12 +184,16 @@ def in_readme(table: dict[str, Any]) -> Iterator[str]:
 def tally(table: dict[str, Any]) -> str:
     """How many goals are met, in a sentence; each cell of a grid counts."""
     found: list[str] = []
-    for part in table["sections"]:
+    for part in sections(table):
         result, rows = load(part["file"]), part.get("grid", {})
         found += [cells(result, figure)[2] for figure in part.get("figures", [])]
-        found += [cells(value_at(result, place), row)[2] for place in rows.get("columns", {}).values() for row in rows["rows"]]
+        found += [cells(value_at(result, place), row)[2] for place in _places(result, rows) for row in rows["rows"]]
     met, missed = found.count(VERDICTS[True]), found.count(VERDICTS[False])
     return f"Of {met + missed} goals {met} are met and {missed} missed."
+
+
+def _places(result: Any, table: dict[str, Any]) -> Iterable[str]:
+    return columns_of(result, table).values() if table else ()
 
 
 def readme(table: dict[str, Any], text: str) -> str:

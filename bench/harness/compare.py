@@ -6,17 +6,21 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.harness.knobs import Knobs
 from bench.harness.load.arrivals import Arrival
+from bench.harness.measure.account import THREE
 from bench.harness.measure.latency import Slo, online_summary
+from bench.harness.measure.prices import Prices
 from bench.harness.measure.stretch import Span, Stretch, idle, stretch
 from bench.harness.servers.systems import Harvester, Stock, SystemSetup
 
 Load = Sequence[Arrival]
+POINT_SEEDS = 1000  # between those of two points, whose loads have one each
 SUMMARIES = ("ttft_ms", "tpot_ms")
+SHORT = {name: name.removesuffix("_per_s") for name in THREE}  # in the name of a ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +29,26 @@ class Comparison:
 
     setup: SystemSetup
     knobs: Knobs
-    seed: int
+    seed: int  # of the prompts
     seconds: float  # of one load
+
+    def point(self, number: int) -> Comparison:
+        """As this, with other prompts: those of an earlier point on the same server would be in its prefix cache."""
+        return replace(self, seed=self.seed + POINT_SEEDS * number)
 
 
 def stock_alone(comparison: Comparison, loads: Sequence[Load], *, offline_too: bool) -> tuple[list[Stretch], Span | None]:
     """Stock vLLM, fcfs: each load alone; then, on the same server, offline work alone."""
     with Stock(comparison.setup, "online_only", concurrency=round(comparison.knobs.concurrency)) as server:
-        found = [_play(comparison, server, load, offline=False) for load in loads]
-        if not offline_too:
-            return found, None
-        server.begin_offline()
-        time.sleep(comparison.knobs.warm_s)
-        return found, idle(server, comparison.knobs.idle_s)
+        found = play_all(comparison, server, loads, offline=False)
+        return found, offline_beside(comparison, server) if offline_too else None
+
+
+def offline_beside(comparison: Comparison, server: Stock) -> Span:
+    """Offline work alone, on a server that has served chat."""
+    server.begin_offline()
+    time.sleep(comparison.knobs.warm_s)
+    return idle(server, comparison.knobs.idle_s)
 
 
 def offline_alone(comparison: Comparison, step_tokens: int) -> Span:
@@ -70,7 +81,7 @@ def priority(comparison: Comparison, loads: Sequence[Load], setting: Setting) ->
     with Stock(comparison.setup, label, policy="priority", concurrency=setting.concurrency, **engine) as server:
         server.begin_offline()
         time.sleep(comparison.knobs.warm_s)
-        return [_play(comparison, server, load, offline=True) for load in loads]
+        return play_all(comparison, server, loads, offline=True)
 
 
 def harvester(
@@ -88,13 +99,18 @@ def harvester(
         server.begin_offline()
         time.sleep(comparison.knobs.warm_s)
         alone = idle(server, idle_s) if idle_s else None
-        return [_play(comparison, server, load, offline=True) for load in loads], alone
+        return play_all(comparison, server, loads, offline=True), alone
 
 
-def _play(comparison: Comparison, server: Stock | Harvester, load: Load, *, offline: bool) -> Stretch:
-    """One load on one system; its figures are told at once, so that a long scenario that is cut off leaves what it has found."""
+def play_all(comparison: Comparison, server: Stock | Harvester, loads: Sequence[Load], *, offline: bool) -> list[Stretch]:
+    """One load after the other on one system, each with prompts of its own: those of an earlier one are in the prefix cache."""
+    return [_play(comparison, server, load, comparison.seed + number, offline=offline) for number, load in enumerate(loads)]
+
+
+def _play(comparison: Comparison, server: Stock | Harvester, load: Load, seed: int, *, offline: bool) -> Stretch:
+    """Its figures are told at once, so that a long scenario that is cut off leaves what it has found."""
     given = comparison.knobs
-    drawn: dict[str, Any] = {"seed": comparison.seed, "offline": offline}
+    drawn: dict[str, Any] = {"seed": seed, "offline": offline}
     found = stretch(server, comparison.setup, load, comparison.seconds, given.window_s, drain_s=given.drain_s, **drawn)
     chat = online_summary(found.requests)
     told = {"requests": chat["online_requests"], **{kind: chat[kind] for kind in SUMMARIES}, **found.rates()}
@@ -102,8 +118,9 @@ def _play(comparison: Comparison, server: Stock | Harvester, load: Load, *, offl
     return found
 
 
-def offline_system(alone: Span, step_tokens: int) -> dict[str, Any]:
+def offline_system(alone: Span, step_tokens: int, prices: Prices | None = None) -> dict[str, Any]:
     """The entry of `offline_only` under ``systems``."""
+    work_s = sum(map(prices.step_s, alone.steps)) if prices is not None else None
     nothing = {"p50": None, "p90": None, "p99": None}
     return {
         **dict.fromkeys(SUMMARIES, nothing),
@@ -111,6 +128,8 @@ def offline_system(alone: Span, step_tokens: int) -> dict[str, Any]:
         "online_tokens_per_s": 0.0,
         "offline_tokens_per_s": alone.tokens_per_s,
         "total_tokens_per_s": alone.tokens_per_s,
+        "rows_per_s": round(len(alone.rows_s) / alone.seconds, 4),
+        "work_per_s": round(work_s / alone.seconds, 4) if work_s is not None else None,
         "recomputed_tokens": 0,
         "recomputed_share": 0.0,
         "preemptions": 0,
@@ -145,6 +164,14 @@ def ratios(systems: Mapping[str, Any], alone: Span | None = None, offline_only: 
         idle_rate = alone.tokens_per_s if alone is not None else None
         found["offline_tokens_idle_harvester_over_offline_only"] = over(idle_rate, offline_only.tokens_per_s)
     return found
+
+
+def account_ratios(systems: Mapping[str, Any], one: str = "harvester", other: str = "vllm_priority") -> dict[str, float | None]:
+    """Of rows and work, and of all three once chat has settled (`bench.harness.measure.account`)."""
+    ours, theirs = systems[one], systems[other]
+    found = {f"{SHORT[name]}_{one}_over_{other}": over(ours[name], theirs[name]) for name in THREE[1:]}
+    late = {f"settled_{SHORT[name]}_{one}_over_{other}": over(ours["settled"][name], theirs["settled"][name]) for name in THREE}
+    return found | late
 
 
 def best_priority(found: Mapping[Setting, Stretch]) -> Setting:

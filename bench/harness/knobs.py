@@ -26,7 +26,10 @@ class Knobs:
     warm_s: float = 15.0  # from the first offline answer until anything is measured
     window_s: float = 5.0
     drain_s: float = 30.0  # how long after a load its answers are waited for
-    # A prompt takes about as long as five to ten steps that only decode, as in the papers, and chat alone takes 40% of the engine.
+    settle_s: float = 15.0  # of chat that comes, until tokens, rows and work are counted a second time
+    measure_s: float = 12.0  # of as many chats as an engine takes, to find out what it can do
+    # A prompt takes about as long as five to ten steps that only decode, as in the papers. Where chat is paced by the machine, this is the
+    # rate of the load whose lengths its capacity is told in.
     rate: float = 3.0
     cv: float = 1.0
     prompt_tokens: float = 160
@@ -46,7 +49,7 @@ class Knobs:
 
 
 # Offline prompts that all come at once are worked off in two or three seconds, so that little time goes into waiting for that.
-SHORT = Knobs(warm_s=2.0, window_s=4.0, drain_s=8.0, slots=16, concurrency=32, doc_chars=3000, max_tokens=64)
+SHORT = Knobs(warm_s=2.0, window_s=4.0, settle_s=4.0, measure_s=10.0, drain_s=8.0, slots=16, concurrency=32, doc_chars=3000, max_tokens=64)
 QUICK = replace(SHORT, seconds=16.0, idle_s=6.0)
 
 

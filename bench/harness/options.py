@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class Options:
     """``seconds``: about how long one timed run of an engine takes; None leaves it to the scenario.
 
-    ``set``: by name, see `bench.harness.knobs`.
+    ``set``: by name, see `bench.harness.knobs`. ``rate`` and ``shares`` set the pace of chat, see `bench.harness.paced`.
     """
 
     model: str | None = None
@@ -17,3 +17,5 @@ class Options:
     quick: bool = False
     seed: int = 0
     set: dict[str, float] = field(default_factory=dict)
+    rate: float | None = None
+    shares: tuple[float, ...] = ()

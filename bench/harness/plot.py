@@ -102,6 +102,7 @@ def _bars(figure: Any, result: Mapping[str, Any]) -> None:
 MAKERS: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "coserve": _over_time,
     "phases": _over_time,
+    "cycle": _over_time,
     "burst": _points,
     "ablation": _bars,
     "mlfq": _orders,

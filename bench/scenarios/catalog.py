@@ -22,6 +22,7 @@ class Scenario:
 
     module: str
     summary: str
+    paced: bool = False  # chat comes at --rate or --share
     simulated: str | None = None
 
     def load(self, simulated: bool = False) -> Run:
@@ -52,10 +53,13 @@ SCENARIOS = {
     "coserve": Scenario(
         "scenarios.coserving.coserve",
         "chat of a trace beside batch work: online only, offline only, vLLM's priority policy, harvester",
+        paced=True,
     ),
     "simulate": Scenario("scenarios.coserving.simulate", "what the simulator predicts of harvester, against a real run on the same trace"),
-    "phases": Scenario("scenarios.coserving.phases", "chat on, off and on again beside batch work"),
-    "burst": Scenario("scenarios.coserving.burst", "chat in bursts and at rising rates beside batch work"),
+    "defaults": Scenario("scenarios.coserving.defaults", "what chat of vllm bench serve notices of a job where nothing is configured"),
+    "phases": Scenario("scenarios.coserving.phases", "chat on, off and on again beside batch work", paced=True),
+    "cycle": Scenario("scenarios.coserving.cycle", "chat and none in turns beside batch work, over whole cycles", paced=True),
+    "burst": Scenario("scenarios.coserving.burst", "chat in bursts and at rising rates beside batch work", paced=True),
     "ablation": Scenario("scenarios.coserving.ablation", "the parts of harvester's scheduler, turned on one after the other"),
     "preempt": Scenario(
         "scenarios.engine.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"
@@ -73,6 +77,6 @@ SCENARIOS = {
     "orders": Scenario(
         "scenarios.order.orders",
         "all orders among online requests at rising load, and who starves; --simulated: the same for OPT-13B on an A100",
-        "scenarios.order.orders_sim",
+        simulated="scenarios.order.orders_sim",
     ),
 }

@@ -15,7 +15,8 @@ from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Message
 from jobs.forecast.finish import Left, Span, finish
 from jobs.forecast.lengths import Lengths
-from jobs.plan.job import columns_needed, plan_job
+from jobs.plan.columns import columns_needed
+from jobs.plan.job import plan_job
 from jobs.spec import JobRequest, JobSpec
 from jobs.tasks.template import build_messages
 

@@ -31,8 +31,7 @@ def build_request(
     if table is not None and query is not None:
         raise UsageError("--table and --query exclude each other; give one of them")
     name, inline = _task(task or next((IMPLIED[option] for option in options if option in IMPLIED), "summarize"))
-    if inline is not None:
-        resolve_task(name, inline=inline, options=options)
+    resolve_task(name, inline=inline, options=options)
     try:
         return JobRequest(
             source=SourceSpec(uri=find_source(source), table=table, query=query),

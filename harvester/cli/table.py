@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 from rich.cells import cell_len, set_cell_size
 
-from harvester.cli.value import cell
+from connectors.value import text
 
 MAX_CELL = 60  # columns on the screen that one value may take
 
@@ -33,6 +34,21 @@ def markdown_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iter
     yield _markdown_line(["---:" if _is_number(field.type) else "---" for field in schema])
     for row in _rows(batches):
         yield _markdown_line([cell(value) for value in row])
+
+
+def cell(value: object) -> str:
+    """One value, as a person reads it."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case float():
+            return f"{value:.6g}"
+        case datetime():
+            return value.isoformat(" ", "seconds")
+        case _:
+            return text(value)
 
 
 def _markdown_line(cells: Sequence[str]) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from harvester.policy.kv.policy import CopyState
+from harvester.policy.model.alone import ChatAlone, ChatTimes
 from harvester.policy.model.arrivals import ArrivalRate
 from harvester.policy.model.load import StepLoad
 from harvester.policy.model.prediction import LengthPredictor, Prediction
@@ -21,8 +23,12 @@ from harvester.policy.parts import Parts
 from harvester.policy.step.admission import admitted
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
+from harvester.policy.step.share import PROMPTS_PER_STEP
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
+
+NO_LOAD = StepLoad()
+FRESH_STEPS = 8  # steps with admissions that the share of computed prompt tokens is averaged over
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +42,26 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class StepRan:
-    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job."""
+    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
+
+    ``online_load``: of those. ``first_tokens``: whose first token it made. Empty ``load``: it ended early, and computed nothing.
+    ``admitted_tokens``: of the offline rows that it admitted; ``cached_tokens``: of those, what was not computed but found in a cache.
+    """
 
     load: StepLoad
     online: Collection[str] = ()
     served: Mapping[str, int] = field(default_factory=dict)
+    admitted_tokens: int = 0
+    cached_tokens: int = 0
+    online_load: StepLoad = NO_LOAD
+    first_tokens: Sequence[str] = ()
 
 
 class Brain:
-    """Four verbs: `arrive`, `plan`, `observe`, `finish`; and `cover`, which chooses what is copied while a step runs. Not thread-safe."""
+    """Four verbs: `arrive`, `plan`, `observe`, `finish`. Not thread-safe.
+
+    And two that are told of each step: `passed`, at once, and `cover`, which chooses what is copied while it runs.
+    """
 
     def __init__(self, parts: Parts, config: PolicyConfig) -> None:
         self._parts, self._config = parts, config
@@ -53,6 +70,8 @@ class Brain:
         self._asked: dict[str, _Asked] = {}
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
+        self._alone = ChatAlone()
+        self._fresh = 1.0  # of the tokens of offline rows that are admitted, the share that is computed
 
     @property
     def parts(self) -> Parts:
@@ -69,6 +88,11 @@ class Brain:
         return self._predictor
 
     @property
+    def chat_times(self) -> ChatTimes:
+        """What chat had, and what it would have had without offline work."""
+        return self._alone.times
+
+    @property
     def online(self) -> int:
         """How many online requests have not ended."""
         return len(self._priority)
@@ -79,7 +103,9 @@ class Brain:
             self._parts.offline.add(request)
         elif request.name not in self._priority:
             self._priority[request.name] = request.priority
-            self._parts.online.arrive(self._predicted(request), now_s)
+            known = self._predicted(request)
+            self._parts.online.arrive(known, now_s)
+            self._alone.arrive(request.name, known.prefill_s, request.arrived_s)
             self._rate.arrival(now_s)
             self._parts.reserve.arrival(now_s, request.blocks)
 
@@ -90,6 +116,8 @@ class Brain:
             asked = self._asked.pop(name)
             if answer_tokens is not None:
                 self._predictor.ended(asked.kind, asked.prompt_tokens, answer_tokens, asked.predicted)
+            self._parts.gaps.finish(name)
+            self._alone.finish(name)
         else:
             self._parts.offline.end(name)
 
@@ -97,8 +125,23 @@ class Brain:
         """A step took ``seconds`` until ``now_s``."""
         self._parts.model.observe(ran.load, seconds)
         self._parts.online.ran([name for name in ran.online if name in self._priority], seconds, now_s)
+        self._parts.gaps.ran(ran.online, now_s)
         for job, tokens in ran.served.items():
             self._parts.offline.charge(job, tokens)
+        if ran.admitted_tokens:
+            self._fresh += (1.0 - ran.cached_tokens / ran.admitted_tokens - self._fresh) / FRESH_STEPS
+
+    def passed(self, ran: StepRan, seconds: float, now_s: float) -> None:
+        """A step was answered ``seconds`` after it began; told before the next plan, while `observe` may come later.
+
+        What chat would have had of it alone is the same share of it as by the model: the machine was as fast for that.
+        """
+        whole_s, gaps = self._parts.model.predict(ran.load), max(0, len(ran.online) - len(ran.first_tokens))
+        if not ran.served:
+            share = 1.0 if ran.online else 0.0
+        else:
+            share = min(1.0, self._parts.model.predict(ran.online_load) / whole_s) if ran.online and whole_s > 0.0 else 0.0
+        self._alone.ran(seconds, share * seconds, list(ran.first_tokens), gaps, now_s)
 
     def cover(self, state: CopyState) -> None:
         """Choose what the next step copies to the host; called once a step, while it runs."""
@@ -129,9 +172,10 @@ class Brain:
             budget_tokens=step.budget_tokens,
             offline_tokens=step.offline_tokens,
             limit_s=step.limit_s,
-            may_end=step.preemptible,
+            may_end=step.may_end,
+            tpot_s=step.tpot_s,
             reserve=seen.reserve or (0, 0),
-            copies=parts.kv.copies(rest, ranks, step.limit_s, step.preemptible),
+            copies=parts.kv.copies(rest, ranks, step.limit_s, step.offline_tokens is None),
         )
 
     def _predicted(self, request: OnlineRequest) -> OnlineRequest:
@@ -147,12 +191,13 @@ class Brain:
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s
-        first = next(parts.offline.rows(), None)
+        rows = list(islice(parts.offline.rows(), PROMPTS_PER_STEP))
         return StepView(
             running=view.running,
             online_waiting=len(view.waiting),
             online_waiting_blocks=sum([one.blocks for one in view.waiting]),
-            offline_next_blocks=parts.admission.blocks(first) if first is not None else 0,
+            offline_next_blocks=parts.admission.blocks(rows[0]) if rows else 0,
+            offline_next=[max(1, round(self._fresh * row.tokens)) for row in rows],
             free_blocks=view.free_blocks,
             total_blocks=view.total_blocks,
             max_seqs=view.max_seqs - view.loading,  # those whose KV is read back join when it is there
@@ -169,7 +214,14 @@ class Brain:
             guarantee=parts.offline.guarantee(),
             ranks=ranks,
             max_waited=parts.kv.max_waited,
+            waiting_unpromised=any(one.due_s == math.inf for one in view.waiting),
+            debt_s=self._debt_s(now_s),
+            gap_s=parts.gaps.allowed_s(view.running, now_s) if self._priority else None,
         )
+
+    def _debt_s(self, now_s: float) -> float:
+        bound = self._config.max_slowdown
+        return self._alone.debt_s(bound, now_s) if bound is not None and self._priority else 0.0
 
     def _without_turn(self, view: EngineView, step: StepPlan, ranks: Mapping[str, int]) -> frozenset[int]:
         """Places of the online requests in the step whose turn it is not, where there are more than slots."""

@@ -16,6 +16,7 @@ from harvester.policy.order.mlfq import Mlfq
 from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.order.online import OnlineOrder
 from harvester.policy.step.admission import Admission, WorstCase
+from harvester.policy.step.gaps import EachGap, GapRule, MeanGap
 from harvester.policy.step.share import Budget, FixedShare, SloBudget
 
 P = TypeVar("P")
@@ -30,6 +31,7 @@ class PartsConfig:
     admission: str = "worst"
     budget: str = "slo"
     reserve: str = "bursts"
+    tpot: str = "each"
     mlfq_levels: int = 12
     starvation_s: float = 0.3
     first_slots: int = 0  # kept for arrivals until the first burst is over
@@ -46,6 +48,7 @@ class Parts:
     reserve: Reserve
     admission: Admission
     budget: Budget
+    gaps: GapRule
     kv: KvPolicy
 
 
@@ -71,6 +74,7 @@ BUDGETS: dict[str, Callable[[PartsConfig, LatencyModel], Budget]] = {
     "slo": lambda config, model: SloBudget(model),
     "fixed": lambda config, model: FixedShare(),
 }
+GAPS: dict[str, Callable[[PartsConfig], GapRule]] = {"each": lambda config: EachGap(), "mean": lambda config: MeanGap()}
 RESERVES: dict[str, Callable[[PartsConfig], Reserve]] = {
     "bursts": lambda config: BurstReserve(slots=config.first_slots, blocks=config.first_blocks),
     "fixed": lambda config: FixedReserve(),
@@ -81,6 +85,7 @@ TABLES: dict[str, Mapping[str, object]] = {
     "admission": ADMISSIONS,
     "budget": BUDGETS,
     "reserve": RESERVES,
+    "tpot": GAPS,
 }
 
 
@@ -93,6 +98,7 @@ def parts_of(config: PartsConfig, model: LatencyModel, kv: KvPolicy | None = Non
         _named(RESERVES, "reserve", config.reserve)(config),
         _named(ADMISSIONS, "admission", config.admission)(config),
         _named(BUDGETS, "budget", config.budget)(config, model),
+        _named(GAPS, "tpot", config.tpot)(config),
         kv or NoCheckpoints(),
     )
 

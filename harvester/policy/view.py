@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PolicyConfig:
     """The numbers that plans are made with; see `harvester.config.ShareConfig` and `ScheduleConfig`.
 
-    Without ``ttft_s`` there is no first token to delay, and without ``tpot_s`` no gap between tokens.
+    Without ``ttft_s`` there is no first token to delay.
     """
 
     reserved_slots: int
@@ -27,6 +27,7 @@ class PolicyConfig:
     reserve_s: float = 60.0
     max_ttft_delay_fraction: float = 1.0  # of ``ttft_s``, what offline work may add to the step an arrival waits for
     ttft_s: float = math.inf
+    max_slowdown: float | None = None  # of chat that is promised no number, by offline work; None: no bound
 
 
 class Running(NamedTuple):
@@ -107,6 +108,12 @@ class Plan:
     budget_tokens: int | None  # of the whole step; None: the engine's own bound
     offline_tokens: int | None  # of the step; None: no bound, offline work is alone
     limit_s: float  # that the step may last by what the online requests in it are promised
-    may_end: bool  # it holds offline work only: an arrival may end it early
+    may_end: bool  # an arrival may end it early: it holds offline work, and no online prompt
+    tpot_s: float = math.inf  # least promised to the online requests that decode in it
     reserve: tuple[int, int] = (0, 0)  # slots and KV blocks kept for arrivals
     copies: Copies | None = None  # None: there are no checkpoints
+
+    @property
+    def alone(self) -> bool:
+        """Whether the step holds offline work only."""
+        return self.offline_tokens is None

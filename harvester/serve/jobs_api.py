@@ -22,12 +22,11 @@ from harvester.core import __version__
 from harvester.errors import HarvesterError, NotFoundError, TaskError, UsageError
 from harvester.serve.broadcast import Broadcaster
 from harvester.serve.contract import describe, refusal
-from harvester.serve.crosssite import CrossSiteWall, plain_answer
 from harvester.serve.events import add_events
-from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson
 from harvester.serve.page import add_assets
 from harvester.serve.sql_api import add_sql
+from harvester.serve.walls import CrossSiteWall, KeyWall, plain_answer
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
 from jobs.plan.job import check_deadline, plan_job

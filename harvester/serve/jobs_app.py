@@ -14,11 +14,11 @@ from harvester.core import __version__
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.broadcast import Broadcaster
-from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import FrameSource
 from harvester.serve.jobs_api import JobPlanner, jobs_api
 from harvester.serve.processes import lower_priority
 from harvester.serve.replicas import Replicas
+from harvester.serve.walls import known_hosts
 from jobs.folder import StateFolder
 
 

@@ -14,11 +14,10 @@ from starlette.types import Receive, Scope, Send
 from harvester.core import __version__
 from harvester.errors import NotFoundError, ParameterError
 from harvester.serve.contract import describe, refusal
-from harvester.serve.crosssite import CrossSiteWall
-from harvester.serve.keys import KeyWall
 from harvester.serve.openai_errors import PlainJson, answer_of, handle_errors
 from harvester.serve.openai_objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from harvester.serve.upload import boundary_of, receive, too_large
+from harvester.serve.walls import CrossSiteWall, KeyWall
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore, StoredFile, new_file_id
 from jobs.batches.page import list_object, page

@@ -16,10 +16,10 @@ from ray import serve
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
-from harvester.serve.crosssite import known_hosts
 from harvester.serve.openai_api import openai_api
 from harvester.serve.processes import lower_priority
 from harvester.serve.replicas import Replicas
+from harvester.serve.walls import known_hosts
 from harvester.timers import USUAL_S, set_timer_slack
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore

@@ -38,8 +38,8 @@ class RateWindow:
             "kv_used": now["kv_used"],
             "ended_steps": now["ended_steps"],
             "wrong": now.get("wrong", []),
-            "ttft": _ms(now["ttft"], now["ttft_slo_s"]),
-            "tpot": _ms(now["tpot"], now["tpot_slo_s"]),
+            "ttft": _ms(now["ttft"], now["ttft_slo_s"]) | {"slowdown": _slowdown(past[0]["ttft_s"], now["ttft_s"])},
+            "tpot": _ms(now["tpot"], now["tpot_slo_s"]) | {"slowdown": _slowdown(past[0]["tpot_s"], now["tpot_s"])},
             **_shares(past[0], now),
         }
 
@@ -66,6 +66,12 @@ def _shares(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 def _share(part: float, whole: float) -> float | None:
     """A share, at most 1: a step counts at its end, and may have begun before the window."""
     return round(min(1.0, max(0.0, part / whole)), 4) if whole > 0 else None
+
+
+def _slowdown(then: Sequence[float], now: Sequence[float]) -> float | None:
+    """How many times as long as without jobs: of (seconds taken, seconds without) then and now. None where nothing was taken."""
+    had_s, alone_s = (after - before for before, after in zip(then, now, strict=True))
+    return round(had_s / alone_s, 2) if alone_s > 0.0 else None
 
 
 def _ms(latency: dict[str, float] | None, slo_s: float | None) -> dict[str, float | None]:

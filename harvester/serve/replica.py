@@ -13,7 +13,6 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
-from connectors.parquet.parts import PartsSink
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_engine
 from harvester.engine.launch.models import ModelChoice
@@ -25,6 +24,7 @@ from harvester.timers import USUAL_S, set_timer_slack
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
 from jobs.run.runner import Runner
+from jobs.run.slice import open_parts
 
 
 class Replica:
@@ -59,7 +59,7 @@ class Replica:
             engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots),
             folder=folder,
             config=config.harvest,
-            open_sink=open_sink,
+            open_sink=open_parts,
             now_s=time.time,
         )
         self._profile = profile
@@ -102,13 +102,6 @@ class Replica:
         with suppress(asyncio.CancelledError, EngineGone):
             await self._harvest
         self._host.close()
-
-
-def open_sink(folder: StateFolder, job_id: str) -> PartsSink:
-    """Sink of a job's parts, cleared of what dead writers left half written."""
-    sink = PartsSink(folder.results(job_id))
-    sink.sweep()
-    return sink
 
 
 def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, *, cpu: bool) -> serve.Application:

@@ -13,7 +13,8 @@ class Engine:
 
     ``block_copy_s``: seconds to copy one, in either direction. ``copy_cost``: slowdown of the concurrent step per second of copying.
     ``layers``: after each of which a step of offline work alone may end for an arrival; 0: such steps run to their end.
-    ``max_ttft_delay_fraction``: see `harvester.policy.step.preempt.Arrival`.
+    ``end_beside_chat``: so may one that chat decodes in.
+    ``max_ttft_delay_fraction``, ``max_slowdown``: see `harvester.policy.step.preempt.Arrival`.
     """
 
     cost: Cost
@@ -25,6 +26,8 @@ class Engine:
     block_copy_s: float = 0.0
     copy_cost: float = 0.0
     layers: int = 0
+    end_beside_chat: bool = False
+    max_slowdown: float | None = None
     max_ttft_delay_fraction: float = 1.0
 
     def blocks(self, tokens: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from harvester.policy.brain import Brain, StepRan
 from harvester.policy.model.load import StepLoad
@@ -35,7 +35,7 @@ class Simulation:
         self.ended_steps = 0  # for an arrival; what they had computed is lost
         self.offline_tokens = 0  # computed, prompts and answers
         self._engine, self._brain = engine, brain
-        self._replica = Replica(engine, brain.offline, row_of)
+        self._replica = Replica(engine, brain.offline, lambda row: brain.arrive(row_of(row, engine), self.now_s))
         self._arrivals: deque[Request] = deque()
         self._arrived = 0
         self._ran: tuple[StepRan, float, float] | None = None  # the last step, until the brain has learnt from it
@@ -108,21 +108,25 @@ class Simulation:
         self.now_s += seconds
 
     def _compute(self, plan: Plan, step: Scheduled) -> list[Outcome]:
-        load, host = load_of(step), self._replica.host
+        load, host = load_of(step.work), self._replica.host
         seconds = self._engine.cost(load) + host.waited_s
-        end_s = self._ends_s(load, seconds) if plan.may_end else None
+        may_end = plan.may_end and (plan.alone or self._engine.end_beside_chat)
+        end_s = self._ends_s(load, seconds, plan) if may_end else None
         back, copied = host.advance(seconds if end_s is None else end_s - self.now_s)
         self._replica.arrived(back)
         self.steps += 1
         if end_s is not None:
             self.ended_steps += 1
+            began_s = self.now_s
             self._pass(end_s - self.now_s)
             self._replica.take_back(step)
+            self._brain.passed(StepRan(StepLoad()), end_s - began_s, self.now_s)
             return []
         seconds += self._engine.copy_cost * self._engine.block_copy_s * copied
         self._pass(seconds)
         ran = ran_of(load, step)
         self.offline_tokens += sum(ran.served.values())
+        self._brain.passed(ran, seconds, self.now_s)
         self._ran = ran, seconds, self.now_s
         return [self._leave(track) for track, tokens in step.work.items() if track.advance(tokens, self.now_s) and track.ended]
 
@@ -135,8 +139,8 @@ class Simulation:
         self._brain.finish(track.name, track.emitted)
         return track.outcome()
 
-    def _ends_s(self, load: StepLoad, seconds: float) -> float | None:
-        """When a step of offline work alone, which takes ``seconds`` from now, ends for an arrival; None: it does not."""
+    def _ends_s(self, load: StepLoad, seconds: float, plan: Plan) -> float | None:
+        """When a step that takes ``seconds`` from now ends for an arrival; None: it does not."""
         engine, model = self._engine, self._brain.parts.model
         layer_s = seconds / engine.layers if engine.layers else math.inf
         estimate_s = model.high_s(load) or 0.0
@@ -144,35 +148,43 @@ class Simulation:
             if request.arrival_s >= self.now_s + seconds:
                 return None
             prompt_s = model.bound(StepLoad.prefill(request.prompt_tokens)) if model.ready else 0.0
-            arrival = Arrival(prompt_s, request.ttft_s, max_ttft_delay_fraction=engine.max_ttft_delay_fraction)
-            flight = Flight(1, True, self.now_s, estimate_s)
+            step_s = model.predict(StepLoad(seqs=1))
+            arrival = Arrival(prompt_s, request.ttft_s, 0.0, engine.max_ttft_delay_fraction, step_s, engine.max_slowdown)
+            flight = Flight(1, True, self.now_s, estimate_s, not plan.alone, plan.tpot_s)
             if not request.offline and first_to_end([flight], request.arrival_s, arrival) is not None:
                 end_s = self.now_s + math.ceil((request.arrival_s - self.now_s) / layer_s) * layer_s
                 return end_s if end_s < self.now_s + seconds else None
         return None
 
 
-def load_of(step: Scheduled) -> StepLoad:
+def load_of(work: Mapping[Track, int]) -> StepLoad:
     """What it computes. One token behind others counts as a decode, whatever it is. No value for each request: this is the hot loop."""
     prefill = decodes = context = 0
     attention = 0.0
-    for track, tokens in step.work.items():
+    for track, tokens in work.items():
         if tokens == 1 and track.computed:
             decodes += 1
             context += track.computed
         else:
             prefill += tokens
             attention += tokens * (track.computed + tokens / 2)
-    return StepLoad(prefill, attention, decodes, context, len(step.work))
+    return StepLoad(prefill, attention, decodes, context, len(work))
 
 
 def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
     """What the brain is told of a step."""
     served: Counter[str] = Counter()
-    online: list[str] = []
+    online = {track: tokens for track, tokens in step.work.items() if not track.offline}
     for track, tokens in step.work.items():
         if track.offline:
             served[track.request.job] += tokens
-        else:
-            online.append(track.name)
-    return StepRan(load, online, served)
+    admitted = [track for track in step.admitted if track.offline]
+    return StepRan(
+        load,
+        [track.name for track in online],
+        served,
+        sum(track.tokens for track in admitted),
+        sum(track.computed for track in admitted),
+        load_of(online) if served else load,
+        [track.name for track, tokens in online.items() if not track.emitted and tokens >= track.left],
+    )

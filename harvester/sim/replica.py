@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from harvester.policy.order.offline import OfflineOrder, OfflineRow
+from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.view import Plan
 from harvester.sim.engine import Engine
 from harvester.sim.host import HostMemory
@@ -26,11 +26,11 @@ class Scheduled:
 
 
 class Replica:
-    """What a vLLM scheduler holds. ``order`` is told of offline requests that wait and wait no longer, as ``row_of`` describes them."""
+    """What a vLLM scheduler holds. ``arrive`` tells the brain of offline requests that wait, ``order`` of those that wait no longer."""
 
-    def __init__(self, engine: Engine, order: OfflineOrder, row_of: Callable[[Track, Engine], OfflineRow]) -> None:
+    def __init__(self, engine: Engine, order: OfflineOrder, arrive: Callable[[Track], None]) -> None:
         self.engine, self.host = engine, HostMemory(engine)
-        self._order, self._row_of = order, row_of
+        self._order, self._arrive = order, arrive
         self.running: list[Track] = []  # oldest first
         self.online: dict[str, Track] = {}  # waiting, without KV
         self.offline: dict[str, Track] = {}  # the same of offline work
@@ -50,7 +50,7 @@ class Replica:
         """It has come, or lost its KV."""
         if track.offline:
             self.offline[track.name] = track
-            self._order.add(self._row_of(track, self.engine))
+            self._arrive(track)
         else:
             self.online[track.name] = track
 

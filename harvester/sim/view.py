@@ -27,6 +27,7 @@ def online_request(track: Track, engine: Engine) -> OnlineRequest:
         due_s=request.arrival_s + request.ttft_s,
         tpot_s=request.tpot_s,
         blocks=engine.blocks(request.prompt_tokens),
+        arrived_s=request.arrival_s,
     )
 
 
@@ -43,6 +44,7 @@ def row_of(track: Track, engine: Engine) -> OfflineRow:
         slice_id=request.slice_id,
         arrival_s=track.arrival_s,
         final_blocks=engine.blocks(request.prompt_tokens + request.allowed_tokens),
+        tokens=track.tokens,
     )
 
 

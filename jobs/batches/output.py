@@ -22,7 +22,7 @@ from jobs.batches.input import CUSTOM_ID
 from jobs.batches.record import BatchRecord, BatchUsage, Counts
 from jobs.folder import StateFolder
 from jobs.result import ROW_ID, Row
-from jobs.run.apirow import HTTP
+from jobs.run.row import HTTP
 from jobs.run.spool import spooled_rows
 from jobs.tasks.answer import OUTPUT
 from jobs.usage import NONE_USED, Usage

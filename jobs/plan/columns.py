@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from connectors.errors import ColumnError
-from jobs.nearest import did_you_mean
+from jobs.errors import did_you_mean
+from jobs.spec import JobSpec
 from jobs.tasks.spec import Task
 from jobs.tasks.template import TEXT_PLACE, places
 
@@ -19,6 +20,13 @@ _SHOWN_NAMES = 20
 def task_places(task: Task) -> tuple[str, ...]:
     """Places of the system and user message, in order, each once."""
     return tuple(dict.fromkeys((*places(task.system or ""), *places(task.prompt))))
+
+
+def columns_needed(spec: JobSpec) -> tuple[str, ...]:
+    """Columns to read for a row: those of the prompt, then those kept, each once."""
+    text = () if spec.column is None else (spec.column,)
+    named = (name for name in task_places(spec.task) if name != TEXT_PLACE or spec.column is None)
+    return tuple(dict.fromkeys((*text, *named, *spec.keep)))
 
 
 def check_column(schema: pa.Schema, name: str, use: str) -> None:

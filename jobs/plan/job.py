@@ -13,13 +13,12 @@ import pyarrow as pa
 from connectors.base import RowGroup, Source
 from connectors.errors import ColumnError, SourceError, UsageError
 from jobs.config import HarvestConfig
-from jobs.plan.columns import check_column, pick_column, task_places
+from jobs.plan.columns import check_column, pick_column
 from jobs.plan.unique import check_unique
 from jobs.result import kept_names
 from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import Task
-from jobs.tasks.template import TEXT_PLACE
 
 
 def check_deadline(deadline_at_s: float | None, now_s: float) -> None:
@@ -68,13 +67,6 @@ def plan_job(request: JobRequest, source: Source, *, model: str, harvest: Harves
     )
     notes = (*((choice,) if choice else ()), *_renamed(source.schema, keep, task))
     return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, harvest), notes=notes)
-
-
-def columns_needed(spec: JobSpec) -> tuple[str, ...]:
-    """Columns to read for a row: those of the prompt, then those kept, each once."""
-    text = () if spec.column is None else (spec.column,)
-    named = (name for name in task_places(spec.task) if name != TEXT_PLACE or spec.column is None)
-    return tuple(dict.fromkeys((*text, *named, *spec.keep)))
 
 
 def cut_slices(groups: Sequence[RowGroup], rows_total: int, harvest: HarvestConfig) -> tuple[SliceSpec, ...]:

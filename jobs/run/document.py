@@ -10,7 +10,7 @@ from typing import Any
 from jobs.engine import EngineGone, Message, RowError
 from jobs.longtext.combine import combining, grouped, joined
 from jobs.longtext.split import split
-from jobs.run.request import CheckedAnswer, RowRequest
+from jobs.run.attempt import CheckedAnswer, RowAttempt
 from jobs.spec import JobSpec
 from jobs.tasks.spec import Task
 from jobs.tasks.template import build_messages
@@ -27,25 +27,25 @@ class PartsAnswer:
     was_cut: bool
 
 
-async def read_in_parts(job: JobSpec, request: RowRequest, values: Mapping[str, object], text: str) -> PartsAnswer:
+async def read_in_parts(job: JobSpec, attempt: RowAttempt, values: Mapping[str, object], text: str) -> PartsAnswer:
     """The answer for the whole of ``text``; one request where it fits. ``values`` are the row's other columns.
 
     The parts are asked for at once, as far as there are slots; so are the groups of a level of combining. Raises `RowError` naming the part
     that could not be answered, and `EngineGone`.
     """
     build = _builder(job, job.task, values)
-    parts = await split(text, _counter(request, build), request.budget_tokens)
+    parts = await split(text, _counter(attempt, build), attempt.budget_tokens)
     if len(parts) == 1:
-        return PartsAnswer(await request.answer(build(parts[0])), 1, False)
-    answers = await _all(request, [build(part) for part in parts], "part")
+        return PartsAnswer(await attempt.answer(build(parts[0])), 1, False)
+    answers = await _all(attempt, [build(part) for part in parts], "part")
     combine = _builder(job, combining(job.task, job.column), values)
     was_cut = False
     while len(answers) > 1:
-        groups, cut = await grouped([answer.text for answer in answers], _counter(request, combine), request.budget_tokens)
+        groups, cut = await grouped([answer.text for answer in answers], _counter(attempt, combine), attempt.budget_tokens)
         was_cut |= cut
         alone = answers[-1:] if len(groups[-1]) == 1 else []  # it waits for the next level
         several = groups[: len(groups) - len(alone)]
-        answers = [*await _all(request, [combine(joined(group)) for group in several], "combined group"), *alone]
+        answers = [*await _all(attempt, [combine(joined(group)) for group in several], "combined group"), *alone]
     return PartsAnswer(answers[0], len(parts), was_cut)
 
 
@@ -55,16 +55,16 @@ def _builder(job: JobSpec, task: Task, values: Mapping[str, object]) -> Build:
     return lambda text: build_messages(task, column, {**values, column: text})
 
 
-def _counter(request: RowRequest, build: Build) -> Callable[[str], Awaitable[int]]:
-    return lambda text: request.count(build(text))
+def _counter(attempt: RowAttempt, build: Build) -> Callable[[str], Awaitable[int]]:
+    return lambda text: attempt.count(build(text))
 
 
-async def _all(request: RowRequest, prompts: Sequence[tuple[Message, ...]], what: str) -> list[CheckedAnswer]:
+async def _all(attempt: RowAttempt, prompts: Sequence[tuple[Message, ...]], what: str) -> list[CheckedAnswer]:
     """The answers in order. The first that fails ends the others, in the engine too."""
 
     async def one(number: int, messages: tuple[Message, ...]) -> CheckedAnswer:
         try:
-            return await request.answer_one_of_many(messages)
+            return await attempt.answer_one_of_many(messages)
         except RowError as error:
             raise RowError(error.code, f"{what} {number} of {len(prompts)}: {error.message}") from error
 

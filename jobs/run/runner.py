@@ -17,7 +17,6 @@ from jobs.engine import Engine, EngineGone
 from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.result import Row
-from jobs.run.apirow import ApiRowWork
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
@@ -231,7 +230,7 @@ class Runner:
         todo = files.todo()
         active.start(len(todo), files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
-        work = self._row_work(active.lease.job)
+        work = RowWork(active.lease.job, self.engine, self.now_s, self._part_slots, self._hint_of)
         start = active.lease.slice.row_start
         try:
             async with asyncio.TaskGroup() as group:
@@ -249,16 +248,11 @@ class Runner:
     def _hint_of(self, job: JobSpec) -> SchedulingHint:
         return self._hints.get(job.id, job.hint())
 
-    def _row_work(self, job: JobSpec) -> RowWork | ApiRowWork:
-        if job.endpoint is not None:
-            return ApiRowWork(job, self.engine, self.now_s, self._hint_of)
-        return RowWork(job, self.engine, self.now_s, self._part_slots, self._hint_of)
-
     async def _row(
         self,
         active: ActiveSlice,
         files: SliceFiles,
-        work: RowWork | ApiRowWork,
+        work: RowWork,
         row_id: int,
         values: Mapping[str, object],
         cell: str | TextProblem | None,

@@ -14,14 +14,16 @@ import pyarrow.compute as pc
 from connectors.base import Sink, Source
 from connectors.errors import SourceError
 from connectors.open import open_source
+from connectors.parquet.parts import PartsSink
 from connectors.text import TextProblem, texts
 from jobs.folder import StateFolder, part_name
-from jobs.plan.job import columns_needed
+from jobs.plan.columns import columns_needed
 from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
 from jobs.run.spool import Spool
 from jobs.spec import JobSpec, Lease, PartStats
 
 OPEN_JOBS = 8
+STATS_KEY = "harvester_part"  # of a part's metadata
 
 
 class SourceCache:
@@ -63,7 +65,11 @@ class SourceCache:
         self._open.clear()
 
 
-STATS_KEY = "harvester_part"
+def open_parts(folder: StateFolder, job_id: str) -> PartsSink:
+    """Sink of a job's parts, cleared of what dead writers left half written."""
+    sink = PartsSink(folder.results(job_id))
+    sink.sweep()
+    return sink
 
 
 @dataclass(slots=True)

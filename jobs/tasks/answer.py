@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import jsonschema
 import pyarrow as pa
 
+from connectors.text import storable
 from jobs.engine import RowError
-from jobs.tasks.shape import Shape, shape_of, storable
+from jobs.tasks.shape import Shape, shape_of
 from jobs.tasks.spec import AnswerKind, Task
 
 OUTPUT = "output"

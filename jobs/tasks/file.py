@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jobs.errors import TaskError
-from jobs.nearest import did_you_mean
+from jobs.errors import TaskError, did_you_mean
 from jobs.tasks.options import OptionType, TaskOption, fitted
 from jobs.tasks.spec import AnswerKind
 from jobs.tasks.template import TEXT_PLACE, parse, places

@@ -9,11 +9,9 @@ from typing import Any
 
 import yaml
 
-from jobs.errors import TaskError
-from jobs.nearest import did_you_mean
+from jobs.errors import TaskError, did_you_mean
 from jobs.result import RESULT_NAMES
 from jobs.tasks.file import TaskFile, parse_task
-from jobs.tasks.labels import parse_labels
 from jobs.tasks.options import option_values
 from jobs.tasks.schema import check_schema
 from jobs.tasks.spec import AnswerKind, Task
@@ -127,3 +125,24 @@ def _schema(file: TaskFile, given: Any) -> dict[str, Any] | None:
         verb = "has" if given is not None else "lacks"
         raise TaskError(f"task {file.name} {verb} a JSON schema and answers with {file.answer}; json_schema belongs to answer: json")
     return None if given is None else check_schema(given, f"task {file.name}: schema", RESULT_NAMES)
+
+
+def parse_labels(given: Any, origin: str) -> tuple[str, ...]:
+    """Labels from a list, or from text separated by commas. Raises `TaskError` naming ``origin`` and the label."""
+    entries = given.split(",") if isinstance(given, str) else given
+    if not isinstance(entries, list | tuple):
+        raise TaskError(f"{origin}: labels must be a list, given {str(given)[:80]!r}; e.g. positive,negative")
+    for entry in entries:
+        # YAML reads a bare `yes` or `no` as true or false.
+        if isinstance(entry, bool) or not isinstance(entry, str | int | float):
+            raise TaskError(f'{origin}: label {entry!r} is not text; put it in quotes, e.g. "yes"')
+    labels = tuple(str(entry).strip() for entry in entries)
+    shown = ", ".join(repr(label) for label in labels)[:120]
+    if "" in labels:
+        raise TaskError(f"{origin}: label {labels.index('') + 1} is empty in {shown}; give each label a name")
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise TaskError(f"{origin}: label {twice!r} is given twice; give each label once")
+    if len(labels) < 2:
+        raise TaskError(f"{origin}: at least two labels are needed, given {shown or 'none'}; e.g. positive,negative")
+    return labels

@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from jobs.errors import TaskError
-from jobs.nearest import did_you_mean
+from jobs.errors import TaskError, did_you_mean
 
 
 class OptionType(StrEnum):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from connectors.text import storable
 from jobs.tasks.schema import follow
 
 
@@ -73,15 +74,6 @@ class Shape:
                 raise OverflowError(f"{whole} is outside the range of int64")
             return whole
         return bool(value)
-
-
-def storable(text: str) -> str:
-    """Text that UTF-8 can hold: half a surrogate pair, which JSON escapes can spell, becomes U+FFFD."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def shape_of(schema: object, root: dict[str, Any], followed: frozenset[str] = frozenset()) -> Shape:

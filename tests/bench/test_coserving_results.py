@@ -23,10 +23,9 @@ from bench.harness.models import SHAPE
 from bench.harness.options import Options
 from bench.harness.weights import tensor_shapes
 from bench.scenarios.catalog import SCENARIOS
-from bench.scenarios.coserving.ablation import NOTHING, variants
+from bench.scenarios.coserving.ablation import NOTHING, SWITCHES, variants
 from bench.scenarios.coserving.burst import points
 from bench.scenarios.coserving.coserve import settings, spread
-from bench.scenarios.coserving.phases import phases
 from bench.scenarios.order.mlfq import rates_at
 from harvester.config import ScheduleConfig, parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
@@ -190,19 +189,18 @@ def test_the_sweep_has_settings_that_leave_slots_free() -> None:
     assert len(set(swept)) == len(swept) == 6
 
 
-def test_phases_part_the_time_in_three() -> None:
-    found = phases(stretch(0, 100, 200, 1200, 2200, 2300, 2400, requests=[]))
-    assert [found[name]["offline_tokens_per_s"] for name in ("on", "off", "on_again")] == [10.0, 100.0, 10.0]
-
-
-def test_ablation_turns_one_part_on_at_a_time_and_ends_with_the_default() -> None:
-    found = variants(quick=False)
-    assert list(found) == ["none", "+budget", "+reserve", "+safepoints", "+mlfq"]
+def test_ablation_turns_one_part_on_at_a_time_until_the_default_and_then_one_switch_at_a_time() -> None:
+    every = variants(quick=False)
+    found = {name: every[name] for name in ("none", "+budget", "+reserve", "+safepoints", "+mlfq")}
+    assert list(every) == [*found, *SWITCHES]
+    for name, switch in SWITCHES.items():
+        assert every[name] == found["+mlfq"] | switch
+        assert ScheduleConfig(**every[name]) != ScheduleConfig()
     pairs = zip(list(found.values())[:-1], list(found.values())[1:], strict=True)
     assert all(len([key for key in NOTHING if before[key] != after[key]]) == 1 for before, after in pairs)
     assert ScheduleConfig(**found["+mlfq"]) == ScheduleConfig()
     assert list(variants(quick=True)) == ["none", "+mlfq"]
-    for schedule in found.values():
+    for schedule in every.values():
         parse_config({"schedule": schedule}, "test")
 
 
@@ -247,7 +245,7 @@ def test_orders_are_compared_by_the_rate_that_each_bears_at_one_latency() -> Non
     }
 
 
-@pytest.mark.parametrize("name", ["coserve", "phases", "burst", "ablation", "mlfq"])
+@pytest.mark.parametrize("name", ["coserve", "phases", "cycle", "burst", "ablation", "mlfq"])
 def test_each_scenario_is_listed_and_can_be_loaded(name: str) -> None:
     assert callable(SCENARIOS[name].load())
 

@@ -48,7 +48,7 @@ def test_without_matplotlib_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("scenario", ["coserve", "phases", "burst", "ablation", "mlfq"])
+@pytest.mark.parametrize("scenario", ["coserve", "phases", "cycle", "burst", "ablation", "mlfq"])
 def test_every_co_serving_scenario_has_a_picture(scenario: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     given = result(scenario)

@@ -24,11 +24,13 @@ def test_steps_and_requests_are_read_back_as_they_were_written(tmp_path: Path) -
     record.engine(100, 16)
     record.planned(StepLoad.prefill(30), {"chat": 8}, 1.0)
     record.answered(1.5, False)
-    record.planned(StepLoad.decode(30), {}, 1.501)  # in a row: what lies between is a part of it
+    record.planned(StepLoad.decode(30), {}, 1.501, again_tokens=1)  # in a row: what lies between is a part of it
     record.ended(SimpleNamespace(request_id="chat", num_prompt_tokens=30, num_output_tokens=2), False, 1.55)
     record.answered(1.6, True)
     record.planned(StepLoad.decode(30), {}, 9.0)
     record.answered(9.5, False)
+    with (tmp_path / "one.steps").open("a") as file:
+        file.write('["step", 9.7, 1')  # of an engine that is writing
     found = read_record(tmp_path / "one.steps")
     assert (found.blocks, found.block_tokens) == (100, 16)
     assert [(step.load, step.ended_early) for step in found.steps] == [
@@ -36,6 +38,7 @@ def test_steps_and_requests_are_read_back_as_they_were_written(tmp_path: Path) -
         (StepLoad.decode(30), True),
         (StepLoad.decode(30), False),
     ]
+    assert [step.again_tokens for step in found.steps] == [0, 1, 0]
     assert [step.seconds for step in found.steps] == pytest.approx([0.5, 0.1, 0.5])
     assert [(row.offline, row.prompt_tokens, row.output_tokens, row.cached_tokens) for row in found.rows] == [(False, 30, 2, 8)]
 

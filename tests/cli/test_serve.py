@@ -53,6 +53,23 @@ def test_the_options_lie_over_the_config_file(cli, runs, tmp_path, state):
     assert state_dir == state
 
 
+CONFIG_FAULTS = {
+    "ours": ("schedule: {online_order: lifo}", "schedule.online_order: unknown online_order 'lifo'; use one of: mlfq, "),
+    "of a section": ("harvest: {lease_s: 2, heartbeat_s: 1}", "harvest: lease_s=2.0 must be at least three times heartbeat_s=1.0"),
+    "of a type": ("port: soon", "(given 'soon')"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), CONFIG_FAULTS.values(), ids=CONFIG_FAULTS.keys())
+def test_a_config_error_says_the_value_once(cli, runs, tmp_path, text, message):
+    (tmp_path / "c.yaml").write_text(text)
+    result = cli("serve", "--config", tmp_path / "c.yaml")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert runs == []
+    assert ("(given" in result.stderr) is ("(given" in message)
+
+
 def test_ready_prints_the_url_the_model_and_what_to_do_next(cli, runs):
     shown = cli("serve").stdout
     assert "Ready after 31 s: http://127.0.0.1:8000" in shown

@@ -70,7 +70,6 @@ IMPLIED = {
     "prompt": (("--prompt", "Say {text}"), "ask"),
     "labels": (("--labels", "a,b"), "classify"),
     "to": (("--to", "German"), "translate"),
-    "a task given wins": (("--task", "translate", "--prompt", "x"), "translate"),
 }
 
 
@@ -92,10 +91,18 @@ def test_a_task_file_is_sent_by_its_content(cli, server, docs, tmp_path):
     assert sent(server)["task_inline"] == {"name": "mood", "prompt": "Mood of {text}?", "max_tokens": 3}
 
 
+def test_a_task_that_is_given_wins_over_the_one_that_an_option_says(cli, server, docs, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("prompt: 'Into {to}: {text}'\noptions: {to: {required: true}}\n")
+    cli("submit", docs, "--task", mine, "--to", "German")
+    assert (sent(server)["task"], sent(server)["options"]) == ("mine", {"to": "German"})
+
+
 def test_a_schema_file_is_sent_by_its_content(cli, server, docs, tmp_path):
-    (tmp_path / "s.json").write_text('{"type": "object"}')
+    schema = {"type": "object", "properties": {"title": {"type": "string"}}}
+    (tmp_path / "s.json").write_text(json.dumps(schema))
     cli("submit", docs, "--schema", tmp_path / "s.json")
-    assert sent(server)["options"] == {"schema": {"type": "object"}}
+    assert sent(server)["options"] == {"schema": schema}
     assert sent(server)["task"] == "extract"
 
 
@@ -316,6 +323,23 @@ def test_a_wrong_task_option_is_said_before_any_server_is_asked(cli, server, doc
     assert result.exit_code == 2
     assert message in result.stderr
     assert server.asked == []
+
+
+WRONG_OF_BUILT_IN = {
+    "no such option": (("--to", "German", "--option", "tone=x"), "task translate has no option tone"),
+    "an option of another task": (("--task", "classify", "--labels", "a,b", "--to", "German"), "task classify has no option to"),
+    "not given": (("--task", "classify"), "task classify needs option labels"),
+    "no labels": (("--labels", "one"), "task classify: at least two labels are needed"),
+    "no such task": (("--task", "sumarize"), "unknown task 'sumarize'"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG_OF_BUILT_IN.values(), ids=WRONG_OF_BUILT_IN.keys())
+def test_a_wrong_option_of_a_built_in_task_starts_no_server(cli, docs, monkeypatch, words, message):
+    monkeypatch.setattr(local, "EmbeddedServer", lambda *_: pytest.fail("a server was started"))
+    result = cli("submit", docs, *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_an_option_with_a_flag_of_its_own_is_given_once(cli, server, docs):

@@ -115,6 +115,32 @@ def test_a_place_that_a_result_lacks_is_an_error(place: str) -> None:
         measured.value_at(RESULT, place)
 
 
+@pytest.mark.parametrize("place", ["no/such/place", "points/7", "ratio/deeper", "nothing"])
+def test_an_optional_figure_that_a_result_lacks_was_not_measured(place: str) -> None:
+    figure = {"at": place, "optional": True, "goal": ">= 0.9"}
+    assert measured.cells(RESULT | {"nothing": None}, figure) == ("not measured", "", "")
+    assert measured.cells(RESULT, figure | {"at": "ratio"}) == ("0.969", "≥ 0.9", "met")
+
+
+def test_headings_come_from_the_points_that_a_result_has() -> None:
+    table = {"columns": ["points/1", "points/0", "points/2"], "heading": "{ms:g} ms", "rows": [{"what": "time", "at": "ms"}]}
+    assert measured.columns_of(RESULT, table) == {"9 ms": "points/1", "7 ms": "points/0"}
+    assert measured.grid(RESULT, table).startswith("| | 9 ms | 7 ms | goal |\n")
+
+
+def test_a_section_may_wait_for_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    parts = [{"file": "a.json", "optional": True}, {"file": "b.json", "optional": True}, {"file": "c.json"}]
+    (tmp_path / "b.json").write_text("{}")
+    assert [part["file"] for part in measured.sections({"sections": parts})] == ["b.json", "c.json"]
+
+
+def test_the_command_has_the_pace_of_chat() -> None:
+    given: dict[str, Any] = {"quick": False, "seconds": None, "set": {}, "rate": None, "shares": [0.25, 0.5]}
+    assert measured.command(RESULT | {"arguments": given}) == "python -m bench coserve --share 0.25 --share 0.5"
+    assert measured.command(RESULT | {"arguments": given | {"rate": 3.0, "shares": []}}) == "python -m bench coserve --rate 3"
+
+
 def test_a_readme_without_the_marks_of_its_table_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"README\.md has no lines"):
         measured.readme(TABLE, "# harvester\n")

@@ -1,10 +1,11 @@
-"""vLLM, imported once for the tests of this room, and a core for the engines of each test process."""
+"""vLLM, imported once for the tests of this room, the embedded model, and a core for the engines of each test process."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,14 @@ def _vllm() -> None:
         warnings.simplefilter("ignore")
         for module in MODULES:
             importlib.import_module(module)
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The embedded model's folder."""
+    from harvester.engine.embedded import embedded_model
+
+    return embedded_model()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -170,9 +170,9 @@ def test_the_front_end_predicts_a_prompt_from_the_board_as_the_engine_core_does(
         for place, value in enumerate(model.coefficients):
             shared[Field.MODEL + place] = value
         shared[Field.MARGIN], shared[Field.READY] = model.margin, 1.0
-        signal = ArrivalSignal(shared, 1.0, SIZES)
+        signal = ArrivalSignal(shared, graphs=SIZES)
         assert len(model.coefficients) == FEATURES
         for prompt in (1, 3, 7, 9, 30):
-            assert signal._prompt_s(prompt) == pytest.approx(model.bound(StepLoad.prefill(prompt)))
+            assert signal.bound_s(StepLoad.prefill(prompt)) == pytest.approx(model.bound(StepLoad.prefill(prompt)))
     finally:
         shared.remove()

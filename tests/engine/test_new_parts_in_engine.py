@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +15,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 BLOCK = 16
-
-
-@pytest.fixture(scope="module")
-def model() -> Path:
-    """vLLM is imported once, here: what its own modules warn of on import is not ours to mend."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
-            importlib.import_module(module)
-    from harvester.engine.embedded import embedded_model
-
-    return embedded_model()
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +46,16 @@ def test_a_new_online_order_says_whose_turn_it_is(model: Path, order: str, expec
     for name in "abc":
         drive.add(name, 8, 4, offline=False)
     assert ended(drive) == list(expected)
+
+
+@pytest.mark.parametrize(("order", "first"), [("fcfs", "abc"), ("one_by_one", "a")])
+def test_who_has_no_turn_waits_for_one_and_is_neither_lost_nor_passed_by_a_row(model: Path, order: str, first: str) -> None:
+    drive = a_drive(model, slots=8, online_order=order)
+    drive.add("row", 8, 40, offline=True)
+    for name, tokens in zip("abc", (8, 4, 2), strict=True):
+        drive.add(name, 8, tokens, offline=False)
+    assert set(drive.step()) == set(first)
+    assert ended(drive) == [*(reversed("abc") if order == "fcfs" else "abc"), "row"]
 
 
 @pytest.mark.parametrize(("order", "expected"), [("fcfs", ["long", "short", "middle"]), ("smallest", ["short", "middle", "long"])])

@@ -27,13 +27,6 @@ NO_RESERVE = PolicyConfig(reserved_slots=0, reserved_kv=0.0, offline_step_tokens
 WHILE_CHAT = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64, reserve_s=60.0)
 
 
-@pytest.fixture(scope="module")
-def model() -> Path:
-    from harvester.engine.embedded import embedded_model
-
-    return embedded_model()
-
-
 def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Drive:
     from bench.harness.engine.drive import Drive
 
@@ -364,9 +357,11 @@ def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
     drive = harvest()
     for name, tokens in (("off-1", 10), ("off-2", 20), ("on-1", 5), ("on-2", 5)):
         drive.add(name, tokens, 10, offline=name.startswith("off"))
-    queue = WaitingQueue(Fair(), lambda request: row_of(request, BLOCK))
+    order = Fair()
+    queue = WaitingQueue(order, lambda request: order.add(row_of(request, BLOCK)))
     for name in ("on-2", "off-2", "off-1", "on-1"):
         queue.add_request(drive.requests[name])
+    queue.rank({"on-1": 0, "on-2": 1})
     return queue, drive.requests
 
 
@@ -408,6 +403,16 @@ def test_online_requests_go_by_their_rank(lanes: tuple[Any, dict[str, Any]]) -> 
     queue, _ = lanes
     queue.rank({"on-2": 0, "on-1": 1})
     assert popped(queue) == ["on-2", "on-1"]
+
+
+def test_an_online_request_without_a_rank_waits_until_it_has_one(lanes: tuple[Any, dict[str, Any]]) -> None:
+    queue, _ = lanes
+    queue.rank({"on-2": 0})
+    queue.open(("off-1",))
+    assert popped(queue) == ["on-2", "off-1"]
+    assert [request.request_id for request in queue] == ["on-1", "off-2"]
+    queue.rank({"on-1": 0})
+    assert popped(queue) == ["on-1"]
 
 
 def test_the_queue_counts_and_lists_all_that_wait_whatever_the_gate(lanes: tuple[Any, dict[str, Any]]) -> None:

@@ -5,9 +5,7 @@ No model runs. The clock of both is virtual, and a step takes as long as its loa
 
 from __future__ import annotations
 
-import importlib
 import random
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,18 +65,6 @@ LOADS = {
 
 def cost(load: StepLoad) -> float:
     return 0.004 + 0.0002 * load.tokens + 0.0001 * load.seqs
-
-
-@pytest.fixture(scope="module")
-def model() -> Path:
-    """vLLM is imported once, here: what its own modules warn of on import is not ours to mend."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in ("vllm.config", "vllm.v1.structured_output", "harvester.engine.vllm.scheduler"):
-            importlib.import_module(module)
-    from harvester.engine.embedded import embedded_model
-
-    return embedded_model()
 
 
 def trace_of(load: Load, seed: int) -> list[Request]:

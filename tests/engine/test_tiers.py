@@ -1,10 +1,14 @@
-"""The priority that a chat request carries as a header, once harvester has settled it."""
+"""The tier of a chat request, and the priority that it carries as a header once harvester has settled it."""
 
 from __future__ import annotations
 
+import pytest
 from fastapi import Request
 
-from harvester.engine.frontend.tiers import given_priority, without_header
+from harvester.config import TierConfig
+from harvester.core import ServiceTier
+from harvester.engine.frontend.tiers import asked_tier, given_priority, without_header
+from harvester.errors import ParameterError
 
 HEADER = "X-Vllm-Priority"
 
@@ -35,3 +39,29 @@ def test_a_request_without_the_header_is_handed_on_as_it_is() -> None:
     came = request(authorization="Bearer k")
     assert without_header(came, HEADER) is came
     assert without_header(None, HEADER) is None
+
+
+TIERS = TierConfig(keys={"nightly": ServiceTier.FLEX, "vip": ServiceTier.PRIORITY})
+
+
+@pytest.mark.parametrize(
+    ("asked", "key", "tier"),
+    [
+        (None, None, None),
+        (None, "unknown", None),
+        ("auto", None, "default"),
+        ("default", "nightly", "default"),
+        ("flex", "vip", "flex"),
+        (None, "nightly", "flex"),
+        ("auto", "vip", "priority"),
+    ],
+    ids=str,
+)
+def test_a_tier_is_asked_for_or_that_of_the_key(asked: str | None, key: str | None, tier: str | None) -> None:
+    assert asked_tier(TIERS, asked, key) == tier
+
+
+@pytest.mark.parametrize("asked", ["turbo", "", 7, ["flex"]], ids=repr)
+def test_an_unknown_tier_is_refused(asked: object) -> None:
+    with pytest.raises(ParameterError, match="use one of: auto, default, priority, flex"):
+        asked_tier(TIERS, asked, None)

@@ -102,7 +102,7 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
     from harvester.engine.launch.arguments import engine_arguments
     from harvester.engine.shared.state import Count, SharedState
 
-    schedule = {"preempt_detect_ms": 0.1}  # a safepoint at every layer, as far as their cost lets
+    schedule = {"safepoints": "all", "preempt_detect_ms": 0.1}  # in every step, at every layer as far as their cost lets
     config = parse_config({"engine": engine, "slo": {"ttft_slo_ms": 50.0}, "schedule": schedule}, "test")
     shared = SharedState.make()
     values = engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=True, shared=shared.path)
@@ -133,7 +133,7 @@ async def run(engine: dict[str, Any], chaos: float, least: int, stock: bool, mod
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", type=json.loads, default={})
-    parser.add_argument("--chaos", type=float, default=0.0, help="probability that a step of offline work ends at a random layer")
+    parser.add_argument("--chaos", type=float, default=0.0, help="probability that a step with offline work ends at a random layer")
     parser.add_argument("--least", type=int, default=0, help="ask everything again until so many steps ended early")
     parser.add_argument("--stock", action="store_true", help="vLLM's own scheduler and worker")
     parser.add_argument("--short", action="store_true", help="few and short answers, asked once")

@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.durable import publish
-from harvester.config import TierConfig
-from harvester.core import ServiceTier
 from harvester.errors import NotFoundError, ParameterError, StorageError
 from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.page import list_object, page
@@ -157,29 +155,3 @@ def test_content_that_nobody_described_is_swept_once_it_is_old(tmp_path: Path) -
     clock.advance(3600)
     store.sweep()
     assert not store.content(file_id).exists()
-
-
-TIERS = TierConfig(keys={"nightly": ServiceTier.FLEX, "vip": ServiceTier.PRIORITY})
-
-
-@pytest.mark.parametrize(
-    ("asked", "key", "tier"),
-    [
-        (None, None, None),
-        (None, "unknown", None),
-        ("auto", None, "default"),
-        ("default", "nightly", "default"),
-        ("flex", "vip", "flex"),
-        (None, "nightly", "flex"),
-        ("auto", "vip", "priority"),
-    ],
-    ids=str,
-)
-def test_a_tier_is_asked_for_or_that_of_the_key(asked: str | None, key: str | None, tier: str | None) -> None:
-    assert TIERS.resolve(asked, key) == tier
-
-
-@pytest.mark.parametrize("asked", ["turbo", "", 7, ["flex"]], ids=repr)
-def test_an_unknown_tier_is_refused(asked: object) -> None:
-    with pytest.raises(ParameterError, match="use one of: auto, default, priority, flex"):
-        TIERS.resolve(asked, None)

@@ -96,10 +96,10 @@ async def test_the_rows_done_of_a_job_that_stops_are_published_at_once(world: Wo
     release = asyncio.Event()
 
     class Engine(ScriptedEngine):
-        async def complete(self, prompt):
+        async def complete(self, request):
             if self.calls > 6:
                 await release.wait()
-            return await super().complete(prompt)
+            return await super().complete(request)
 
     engine = Engine(concurrency=4)
     async with at_work(world.runner(engine)):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from connectors.base import RowGroup
 from harvester.errors import ColumnError, SourceError, TaskError
 from jobs.config import HarvestConfig
-from jobs.plan.job import columns_needed, cut_slices, plan_job
+from jobs.plan.columns import columns_needed
+from jobs.plan.job import cut_slices, plan_job
 from jobs.spec import JobPlan, JobRequest, SourceSpec
 from jobs.tasks.load import resolve_task
 from jobs.tasks.template import build_messages

@@ -20,7 +20,7 @@ from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
 from harvester.errors import StorageError
 from jobs.config import HarvestConfig
-from jobs.engine import EngineGone, Prompt, RowError
+from jobs.engine import EngineGone, Prompt, RowError, RowRequest
 from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
@@ -256,9 +256,10 @@ async def test_each_row_is_asked_with_the_tasks_own_bounds(world: World) -> None
         return "x" * 1000
 
     world.submit(4, temperature=0.5)
-    await harvest(world, ScriptedEngine(answer=answer))
+    names: set[str] = set()
+    await harvest(world, ScriptedEngine(answer=answer, hear=lambda request: names.add(request.request_id)))
     assert {(prompt.max_tokens, prompt.temperature) for prompt in seen} == {(8, 0.5)}
-    assert len({prompt.request_id for prompt in seen}) == 4
+    assert len(names) == len(seen) == 4
     assert set(world.results()["finish_reason"].to_pylist()) == {"length"}
 
 
@@ -393,16 +394,11 @@ async def test_a_replica_that_stops_gives_its_leases_back(world: World) -> None:
 
 
 async def test_two_jobs_both_move(world: World) -> None:
-    asked: list[str] = []
-
-    def answer(prompt: Prompt) -> str:
-        asked.append(prompt.request_id.split("-")[0])
-        return last_line(prompt)
-
+    asked: list[RowRequest] = []
     world.submit(64, "first")
     world.submit(64, "second")
-    await harvest(world, ScriptedEngine(answer=answer, concurrency=4))
-    early = asked[:64]
+    await harvest(world, ScriptedEngine(hear=asked.append, concurrency=4))
+    early = [request.request_id.split("-")[0] for request in asked[:64]]
     assert early.count("first") >= 16
     assert early.count("second") >= 16
 
@@ -617,13 +613,12 @@ async def test_a_failed_job_is_resumed_when_its_source_is_back(world: World) -> 
 
 
 async def test_an_error_of_ours_fails_the_job_with_its_name_and_the_loop_goes_on(world: World) -> None:
-    def answer(prompt: Prompt) -> str:
-        if prompt.request_id.startswith("bad"):
+    def hear(request: RowRequest) -> None:
+        if request.request_id.startswith("bad"):
             raise ZeroDivisionError("a bug")
-        return last_line(prompt)
 
     bad, good = world.submit(8, "bad"), world.submit(8, "good")
-    await harvest(world, ScriptedEngine(answer=answer))
+    await harvest(world, ScriptedEngine(hear=hear))
     assert world.show(bad).state is JobState.FAILED
     assert "ZeroDivisionError: a bug" in (world.show(bad).message or "")
     assert world.show(good).state is JobState.COMPLETED

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.errors import TaskError
-from jobs.engine import Completion, EngineGone, Prompt, RowError
+from jobs.engine import Completion, EngineGone, Prompt, RowError, RowRequest
 from jobs.longtext.combine import grouped, joined
 from jobs.longtext.split import OVERLAP_SHARE, spans, split
 from jobs.result import Row
@@ -108,7 +108,9 @@ async def test_a_long_text_is_answered_in_parts_and_combined_level_by_level() ->
         seen.append(prompt)
         return digest(prompt)
 
-    engine = ScriptedEngine(context_tokens=60, answer=answer)  # 40 tokens of prompt: 160 characters
+    names: set[str] = set()
+    # 40 tokens of prompt: 160 characters
+    engine = ScriptedEngine(context_tokens=60, answer=answer, hear=lambda request: names.add(request.request_id))
     row = await answered(job(), engine, SENTENCES)
     mapped = [prompt for prompt in seen if prompt.messages[-1]["content"].startswith("Sum up.")]
     combined = seen[len(mapped) :]
@@ -117,7 +119,7 @@ async def test_a_long_text_is_answered_in_parts_and_combined_level_by_level() ->
     assert row.requests == len(seen)
     assert all(prompt.messages[-1]["content"].startswith("Put together.") for prompt in combined)
     assert len(combined) > 10, "several levels"
-    assert len({prompt.request_id for prompt in seen}) == len(seen)
+    assert len(names) == len(seen)
     for prompt in seen:
         assert await engine.count_tokens(prompt.messages) <= 40
     assert row.usage.output_tokens == sum([engine._tokens(digest(prompt)) for prompt in seen])
@@ -133,10 +135,10 @@ async def test_parts_are_in_the_engine_at_once_as_far_as_there_are_slots() -> No
     most = 0
 
     class Engine(ScriptedEngine):
-        async def complete(self, prompt: Prompt) -> Completion:
+        async def complete(self, request: RowRequest) -> Completion:
             nonlocal most
             most = max(most, self.running + 1)
-            return await super().complete(prompt)
+            return await super().complete(request)
 
     row = await answered(job(), Engine(context_tokens=60, answer=digest), SENTENCES, asyncio.Semaphore(5))
     assert row.status == "ok"

@@ -7,7 +7,6 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +15,7 @@ import pytest
 from connectors.memory import MemorySink
 from connectors.open import open_source
 from jobs.config import DeadlineConfig, HarvestConfig
-from jobs.engine import ApiRequest, Completion, Prompt
+from jobs.engine import RowRequest
 from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
@@ -27,22 +26,6 @@ from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
 
 HARVEST = HarvestConfig(heartbeat_s=0.01, lease_s=1000.0, idle_poll_s=0.005, min_slice_rows=4, max_slice_rows=4)
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
-
-
-class Listening(ScriptedEngine):
-    """Keeps the extra arguments of each request, as the scheduler reads them, and answers after a heartbeat."""
-
-    def __init__(self) -> None:
-        super().__init__(model="tiny", concurrency=8, delay_s=0.05)
-        self.carried: list[dict[str, Any]] = []
-
-    async def complete(self, prompt: Prompt) -> Completion:
-        self.carried.append(prompt.hint.to_args())
-        return await super().complete(prompt)
-
-    async def respond(self, request: ApiRequest) -> Completion:
-        self.carried.append(request.hint.to_args())
-        return await super().respond(request)
 
 
 def late_job(ledger: Ledger, clock: ManualClock, folder: Path, endpoint: str | None) -> None:
@@ -67,7 +50,8 @@ def late_job(ledger: Ledger, clock: ManualClock, folder: Path, endpoint: str | N
 async def test_requests_of_a_raised_job_carry_whether_its_share_goes_above_the_slo(
     tmp_path: Path, endpoint: str | None, above_slo: bool
 ) -> None:
-    clock, engine, folder = ManualClock(), Listening(), StateFolder(tmp_path / "state")
+    clock, folder, asked = ManualClock(), StateFolder(tmp_path / "state"), list[RowRequest]()
+    engine = ScriptedEngine(model="tiny", concurrency=8, delay_s=0.05, hear=asked.append)  # answers after a heartbeat
     folder.prepare()
     deadlines = DeadlineConfig(share_cap=0.2, above_slo=above_slo)
     ledger = Ledger(Path(":memory:"), folder.jobs, lease_s=1000.0, now_s=clock(), new_server=True, deadlines=deadlines)
@@ -78,7 +62,8 @@ async def test_requests_of_a_raised_job_carry_whether_its_share_goes_above_the_s
     async with asyncio.timeout(20):
         while not raised and not working.done():
             await asyncio.sleep(0.01)
-            raised = [hint for hint in map(SchedulingHint.from_args, engine.carried) if hint.share > 0.0]
+            told = (SchedulingHint.from_args(request.hint.to_args()) for request in asked)  # as the scheduler reads them
+            raised = [hint for hint in told if hint.share > 0.0]
     working.cancel()
     with suppress(asyncio.CancelledError):
         await working

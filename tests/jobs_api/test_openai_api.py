@@ -27,7 +27,7 @@ from jobs.batches.plan import BatchPlanner
 from jobs.batches.states import BatchStatus
 from jobs.batches.store import BatchStore
 from jobs.config import BatchConfig, HarvestConfig
-from jobs.engine import ApiRequest
+from jobs.engine import ApiCall, RowRequest
 from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
@@ -53,7 +53,7 @@ def jsonl(lines: Sequence[object]) -> bytes:
 class Bureau:
     """A server without Ray: what `harvester.serve.openai_app` puts together, and a replica."""
 
-    def __init__(self, root: Path, limits: BatchConfig, reply: Callable[[ApiRequest], str]) -> None:
+    def __init__(self, root: Path, limits: BatchConfig, reply: Callable[[ApiCall], str]) -> None:
         self.clock = ManualClock()
         self.folder = StateFolder(root / "state")
         self.folder.prepare()
@@ -130,12 +130,12 @@ def limits() -> BatchConfig:
 
 
 @pytest.fixture
-def reply() -> Callable[[ApiRequest], str]:
+def reply() -> Callable[[ApiCall], str]:
     return last_content
 
 
 @pytest.fixture
-async def office(tmp_path: Path, limits: BatchConfig, reply: Callable[[ApiRequest], str]) -> AsyncIterator[Bureau]:
+async def office(tmp_path: Path, limits: BatchConfig, reply: Callable[[ApiCall], str]) -> AsyncIterator[Bureau]:
     """With a controller at work and no replica."""
     office = Bureau(tmp_path, limits, reply)
     async with office.http, going(office.controller.run()):
@@ -198,13 +198,7 @@ async def test_a_batch_is_a_job_like_any_other(bureau: Bureau) -> None:
 
 
 async def test_a_batch_that_will_be_late_is_raised_as_any_job(bureau: Bureau) -> None:
-    asked: list[ApiRequest] = []
-    respond = bureau.engine.respond
-
-    async def raised(request: ApiRequest) -> Any:
-        asked.append(request)
-        return await respond(request)
-
+    asked: list[RowRequest] = []
     told = asyncio.Event()
 
     async def hints() -> dict[str, SchedulingHint]:
@@ -212,7 +206,7 @@ async def test_a_batch_that_will_be_late_is_raised_as_any_job(bureau: Bureau) ->
             told.set()
         return {batch.id: SchedulingHint(batch.id, boost=8.0, share=0.25) for batch in bureau.controller.records()}
 
-    bureau.engine.respond = raised  # type: ignore[method-assign]
+    bureau.engine.hear = asked.append
     bureau.client.hints = hints  # type: ignore[method-assign]
     bureau.engine.hold()
     batch = await bureau.create([line(i) for i in range(12)])
@@ -231,14 +225,14 @@ async def test_completions_are_batched_too(bureau: Bureau) -> None:
     assert answers["request-2"]["response"]["body"]["choices"][0]["text"] == "once 2"
 
 
-def refuse_odd(request: ApiRequest) -> str:
-    number = int(last_content(request).split()[1])
+def refuse_odd(call: ApiCall) -> str:
+    number = int(last_content(call).split()[1])
     if number % 2:
         raise Refused(400, f"{number} is odd")
     return "even"
 
 
-def refuse_all(request: ApiRequest) -> str:
+def refuse_all(call: ApiCall) -> str:
     raise Refused(400, "no")
 
 
@@ -269,13 +263,13 @@ async def test_a_batch_whose_requests_all_fail_is_completed_without_an_output_fi
 async def some_done(bureau: Bureau, lines: int, done: int) -> str:
     """A batch of which ``done`` requests are answered, in whole slices and in part of one; the others hang in the engine."""
     slots = asyncio.Semaphore(done)
-    respond = bureau.engine.respond
+    complete = bureau.engine.complete
 
-    async def gated(request: ApiRequest) -> Any:
+    async def gated(request: RowRequest) -> Any:
         await slots.acquire()
-        return await respond(request)
+        return await complete(request)
 
-    bureau.engine.respond = gated  # type: ignore[method-assign]
+    bureau.engine.complete = gated  # type: ignore[method-assign]
     batch = await bureau.create([line(i) for i in range(lines)])
     async with asyncio.timeout(PATIENCE_S):
         while bureau.engine.calls < done or bureau.engine.running:  # noqa: ASYNC110 - the script has no event to wait for

@@ -14,15 +14,15 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, MODEL, Office, office, refused
 
-from harvester.engine.frontend.window import Recent
+from harvester.engine.frontend.metrics import Recent
 from harvester.errors import BusyError
 from harvester.serve.broadcast import Broadcaster, Frame
-from harvester.serve.crosssite import known_hosts
 from harvester.serve.events import FrameSource, add_events
 from harvester.serve.jobs_api import JobPlanner, jobs_api
 from harvester.serve.openai_api import openai_api
 from harvester.serve.page import POLICY, STATIC, add_page
 from harvester.serve.rates import RateWindow
+from harvester.serve.walls import known_hosts
 from jobs.batches.files import FileStore
 from jobs.config import HarvestConfig
 from jobs.testing import DirectLedger, ManualClock
@@ -42,6 +42,8 @@ def replica(at_s: float = 0.0, name: str = "a", **fields: Any) -> dict[str, Any]
         "offline": idle,
         "ttft": None,
         "tpot": None,
+        "ttft_s": (0.0, 0.0),
+        "tpot_s": (0.0, 0.0),
     }
     return {"id": name, "at_s": at_s, **quiet, "ttft_slo_s": 0.5, "tpot_slo_s": 0.1} | fields
 
@@ -226,8 +228,15 @@ def test_a_replica_that_began_anew_is_not_compared_with_the_one_before() -> None
 
 def test_latencies_are_told_in_milliseconds_beside_what_is_promised() -> None:
     (now,) = RateWindow().take([replica(ttft={"count": 3, "p50": 0.0123456, "p99": 0.7})])
-    assert now["ttft"] == {"count": 3, "p50": 12.35, "p99": 700.0, "slo": 500.0}
-    assert now["tpot"] == {"count": 0, "p50": None, "p99": None, "slo": 100.0}
+    assert now["ttft"] == {"count": 3, "p50": 12.35, "p99": 700.0, "slo": 500.0, "slowdown": None}
+    assert now["tpot"] == {"count": 0, "p50": None, "p99": None, "slo": 100.0, "slowdown": None}
+
+
+def test_chat_that_is_promised_no_number_is_told_beside_what_it_would_have_had() -> None:
+    rates = RateWindow()
+    rates.take([replica(1.0, ttft_slo_s=None, ttft_s=(10.0, 10.0), tpot_s=(1.0, 1.0))])
+    (now,) = rates.take([replica(2.0, ttft_slo_s=None, ttft_s=(12.4, 12.0), tpot_s=(1.0, 1.0))])
+    assert (now["ttft"]["slo"], now["ttft"]["slowdown"], now["tpot"]["slowdown"]) == (None, 1.2, None)
 
 
 def test_a_replica_without_a_board_is_left_out() -> None:

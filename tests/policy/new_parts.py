@@ -19,6 +19,13 @@ class NewestFirst(online.Fcfs):
         return list(reversed(self._held))
 
 
+class OneByOne(online.Fcfs):
+    """First come, first served, and nobody else until that one has ended."""
+
+    def order(self, now_s: float) -> Sequence[str]:
+        return list(self._held)[:1]
+
+
 class SmallestFirst(offline.Fcfs):
     """The row that needs the least KV."""
 
@@ -36,5 +43,6 @@ class Half(WorstCase):
 def enter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put them into the tables, for the length of one test."""
     monkeypatch.setitem(parts.ONLINE_ORDERS, "newest", lambda config: NewestFirst())
+    monkeypatch.setitem(parts.ONLINE_ORDERS, "one_by_one", lambda config: OneByOne())
     monkeypatch.setitem(parts.OFFLINE_ORDERS, "smallest", lambda config: SmallestFirst())
     monkeypatch.setitem(parts.ADMISSIONS, "half", lambda config: Half())

@@ -144,11 +144,15 @@ def test_an_online_request_whose_turn_it_is_not_gives_its_slot_and_keeps_its_kv(
     assert (plan.run, plan.sit_out, plan.preempt) == ((), (0,), ())
 
 
-def test_only_a_step_of_offline_work_alone_may_end_for_an_arrival() -> None:
+def test_a_step_with_offline_work_may_end_for_an_arrival_unless_it_holds_an_online_prompt() -> None:
     brain = a_brain()
-    assert brain.plan(seen(row("a"))).may_end
+    plan = brain.plan(seen(row("a")))
+    assert (plan.may_end, plan.alone) == (True, True)
     brain.arrive(OnlineRequest("chat"), 0.0)
-    assert not brain.plan(seen(row("a"), chat("chat"))).may_end
+    plan = brain.plan(seen(row("a"), chat("chat")))
+    assert (plan.may_end, plan.alone) == (True, False)
+    assert not brain.plan(seen(chat("chat"))).may_end
+    assert not brain.plan(seen(row("a"), chat("chat")._replace(step_tokens=9, decoding=False))).may_end
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------------------------
@@ -170,6 +174,8 @@ class Watched(Brain):
         assert plan.offline_tokens is None or plan.offline_tokens >= 0
         if plan.may_end:
             assert not view.waiting
+            assert all(view.running[place].offline or view.running[place].decoding for place in plan.run)
+        if plan.alone:
             assert all(view.running[place].offline for place in plan.run)
         return plan
 

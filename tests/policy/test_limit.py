@@ -10,7 +10,7 @@ import pytest
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.plan import plan_step
-from harvester.policy.step.slo import MIN_PROMPT_CHUNK, limit_s, online_load, online_work
+from harvester.policy.step.slo import FULL_STEP, MIN_PROMPT_CHUNK, limit_s, online_load, online_work
 from harvester.policy.step.view import StepView
 from harvester.policy.view import Running
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, slo, view
@@ -56,14 +56,22 @@ def beside(*running: Running, max_ttft_delay_fraction: float = 0.1, ttft_s: floa
 
 
 @pytest.mark.parametrize("max_ttft_delay_fraction", [0.02, 0.05, 0.1])
-def test_beside_chat_that_decodes_a_step_grows_by_a_share_of_the_first_tokens_time(max_ttft_delay_fraction: float) -> None:
-    load, alone_s = beside(*[chat(tpot_s=10.0)] * 8, max_ttft_delay_fraction=max_ttft_delay_fraction)
-    assert alone_s + 0.8 * max_ttft_delay_fraction < MODEL.predict(load) <= alone_s + max_ttft_delay_fraction * 1.0001
+def test_beside_chat_that_decodes_a_step_grows_by_half_a_share_of_the_first_tokens_time(max_ttft_delay_fraction: float) -> None:
+    load, alone_s = beside(*[chat(tpot_s=10.0)] * 8, max_ttft_delay_fraction=max_ttft_delay_fraction, ttft_s=5.0)
+    added_s = 2.5 * max_ttft_delay_fraction
+    assert alone_s + 0.8 * added_s < MODEL.predict(load) <= alone_s + added_s * 1.0001
+
+
+def test_beside_chat_that_decodes_a_short_step_grows_to_use_the_time_of_a_step_and_never_past_the_whole_share() -> None:
+    alone_s = beside(chat(tpot_s=10.0))[1]
+    for ttft_s, added_s in ((0.5 * alone_s / 0.1, 0.5 * alone_s), (4 * alone_s / 0.1, FULL_STEP * alone_s)):
+        load, _ = beside(chat(tpot_s=10.0), ttft_s=ttft_s)
+        assert alone_s + 0.7 * added_s < MODEL.predict(load) <= alone_s + added_s * 1.0001
 
 
 def test_a_step_with_a_prompt_of_chat_grows_by_a_share_of_itself() -> None:
     load, alone_s = beside(chat(tpot_s=10.0), prompt(800, due_s=50.0))
-    assert alone_s * 1.01 < MODEL.predict(load) <= alone_s * 1.1 * 1.0001
+    assert alone_s * 1.01 < MODEL.predict(load) <= alone_s * 1.05 * 1.0001
 
 
 def test_no_share_of_a_first_tokens_time_is_no_offline_work_beside_chat() -> None:
@@ -123,5 +131,6 @@ def test_prompts_get_no_tokens_where_those_that_decode_and_return_take_all_of_th
 
 def test_a_step_to_which_chat_comes_back_is_not_one_of_offline_work_alone() -> None:
     plan = plan_step(view(row(), row(300), returning=1, returning_context=500), SHARED, slo(MODEL))
-    assert not plan.preemptible
+    assert not plan.may_end
+    assert plan.offline_tokens is not None
     assert plan.budget_tokens == 1 + (plan.offline_tokens or 0)

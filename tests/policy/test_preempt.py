@@ -106,3 +106,35 @@ def test_safepoints_cost_little_and_are_no_denser_than_detection_needs(
 
 def test_a_step_of_unknown_length_has_a_safepoint_at_every_layer() -> None:
     assert layers_between(32, 0.0, 1e-5, 0.01) == 1
+
+
+# -- a step that chat decodes in ------------------------------------------------------------------------------------------------------
+
+MIXED = Flight(number=7, endable=True, began_s=10.0, estimate_s=0.04, beside_chat=True, tpot_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "prompt_s", "ends"),
+    [(0.005, 0.5, True), (0.015, 0.03, True), (0.015, 0.04, False), (0.03, 0.01, False)],
+    ids=["early", "the TPOT holds with the prompt's step", "it would not", "little is left of it"],
+)
+def test_a_step_that_chat_decodes_in_ends_early_or_where_its_tpot_holds(ran_s: float, prompt_s: float, ends: bool) -> None:
+    arrival = Arrival(prompt_s, 0.1, max_ttft_delay_fraction=0.05, step_s=0.006)
+    assert (first_to_end([MIXED], 10.0 + ran_s, arrival) == 7) is ends
+
+
+def test_a_step_that_chat_decodes_in_goes_on_where_the_arrival_can_wait() -> None:
+    assert first_to_end([MIXED], 10.0, Arrival(0.01, 1.0, max_ttft_delay_fraction=0.1, step_s=0.006)) is None
+
+
+# -- an arrival that is promised no number --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ran_s", "ends"), [(0.36, False), (0.34, True)], ids=["a short wait", "a long one"])
+def test_an_arrival_without_an_slo_waits_for_at_most_a_share_of_its_own_step(ran_s: float, ends: bool) -> None:
+    arrival = Arrival(prompt_s=0.2, ttft_slo_s=math.inf, max_slowdown=1.25)
+    assert (first_to_end([STEP], 10.0 + ran_s, arrival) == 7) is ends
+
+
+def test_an_arrival_without_an_slo_ends_nothing_where_no_slowdown_is_bound() -> None:
+    assert first_to_end([STEP], 10.0, Arrival(prompt_s=0.2, ttft_slo_s=math.inf)) is None

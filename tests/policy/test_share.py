@@ -33,7 +33,7 @@ def view(
 
 
 def test_an_idle_engine_opens_all_but_the_reserve() -> None:
-    assert plan_step(view(free=99), LIMITS) == StepPlan((), (), (), None, 6, 89, preemptible=True)
+    assert plan_step(view(free=99), LIMITS) == StepPlan((), (), (), None, 6, 89, may_end=True)
 
 
 def test_an_idle_engine_admits_one_request_even_where_everything_is_reserved() -> None:

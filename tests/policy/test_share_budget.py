@@ -31,8 +31,8 @@ def test_a_budgeted_step_stays_within_its_limit_by_the_model_s_bound() -> None:
     plan = plan_step(view(chat(0.05), row(4000), *[row()] * 20), LIMITS, slo(MODEL))
     assert plan.offline_tokens is not None
     assert plan.budget_tokens == 1 + plan.offline_tokens
-    load = StepLoad(0, 0.0, 21, 2100, 21) + StepLoad.prefill(plan.offline_tokens - 20)
-    assert 0.045 < MODEL.bound(load) <= 0.05
+    load = StepLoad(0, 0.0, 21, 2100, 21) + StepLoad.prefill(plan.offline_tokens - 20, 100)
+    assert 0.045 < MODEL.margin_at(0.05) * MODEL.predict(load) <= 0.05
 
 
 @pytest.mark.parametrize("model", [None, LatencyModel()], ids=["no model", "not ready"])
@@ -77,7 +77,14 @@ def test_while_an_online_request_waits_its_prompt_counts_and_offline_prompts_pau
 def test_a_step_holds_only_so_many_offline_prompts_beside_chat() -> None:
     plan = plan_step(view(chat(0.2), *[row(50)] * 30), LIMITS, slo(MODEL))
     assert (len(plan.run), len(plan.pause), plan.offline_slots) == (1 + PROMPTS_PER_STEP, 30 - PROMPTS_PER_STEP, 0)
-    assert plan_step(view(chat(0.2), *[row(50)] * 3), LIMITS, slo(MODEL)).offline_slots == PROMPTS_PER_STEP - 3
+    waiting = view(chat(0.2), *[row(50)] * 3, offline_next=[50] * PROMPTS_PER_STEP)
+    assert plan_step(waiting, LIMITS, slo(MODEL)).offline_slots == PROMPTS_PER_STEP - 3
+
+
+def test_as_many_rows_are_admitted_as_the_tokens_of_the_step_are_of() -> None:
+    plan = plan_step(view(chat(0.05), row(50), offline_next=[40] * 16), LIMITS, slo(MODEL))
+    assert plan.offline_tokens is not None
+    assert plan.offline_slots == math.ceil((plan.offline_tokens - 50) / 40) > 1
 
 
 def test_a_step_does_not_grow_past_twice_what_the_model_has_seen() -> None:
@@ -95,18 +102,20 @@ def test_online_requests_that_decode_run_first_then_prompts_in_the_order_of_thei
 
 
 @pytest.mark.parametrize(
-    ("seen", "preemptible"),
+    ("seen", "may_end", "bound"),
     [
-        (view(), True),
-        (view(row(), row(300)), True),
-        (view(row(), chat()), False),
-        (view(row(), online_waiting=1, waiting_tokens=9, waiting_due_s=1.0), False),
+        (view(), True, False),
+        (view(row(), row(300)), True, False),
+        (view(row(), chat()), True, True),
+        (view(chat()), False, True),
+        (view(row(), chat(), prompt(50)), False, True),
+        (view(row(), chat(), online_waiting=1, waiting_tokens=9, waiting_due_s=1.0), False, True),
     ],
-    ids=["idle", "offline", "shared", "an arrival waits"],
+    ids=["idle", "offline", "shared", "chat alone", "a prompt runs", "an arrival waits"],
 )
-def test_only_a_step_of_offline_work_alone_may_be_cut_short_and_has_no_bound(seen: StepView, preemptible: bool) -> None:
+def test_a_step_with_offline_work_and_no_online_prompt_may_end_early(seen: StepView, may_end: bool, bound: bool) -> None:
     plan = plan_step(seen, LIMITS, slo(MODEL))
-    assert (plan.preemptible, plan.offline_tokens is None) == (preemptible, preemptible)
+    assert (plan.may_end, plan.offline_tokens is not None) == (may_end, bound)
 
 
 # -- the reserve --------------------------------------------------------------------------------------------------------------------
@@ -190,7 +199,7 @@ def test_offline_work_alone_takes_short_steps_where_arrivals_would_end_long_ones
     assert MIN_CHUNK < plan.budget_tokens < 2048
     load = StepLoad.decode(100) + StepLoad.prefill(plan.budget_tokens - 1, 100)
     assert 0.09 < MODEL.predict(load) <= 0.1
-    assert plan.preemptible
+    assert plan.may_end
 
 
 def test_the_shortest_step_of_offline_work_alone_still_makes_every_token_and_a_small_chunk() -> None:

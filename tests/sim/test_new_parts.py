@@ -30,6 +30,12 @@ def test_a_new_online_order_says_whose_turn_it_is() -> None:
     assert ended(chat, online_order="newest") == ["c", "b", "a"]
 
 
+def test_who_has_no_turn_waits_for_one_and_is_not_lost() -> None:
+    chat = [Request(name, 0.0, 8, tokens) for name, tokens in zip("abc", (8, 4, 2), strict=True)]
+    assert ended(chat, slots=8) == ["c", "b", "a"]
+    assert ended(chat, slots=8, online_order="one_by_one") == ["a", "b", "c"]
+
+
 def test_a_new_offline_order_says_which_row_is_admitted_next() -> None:
     rows = [Request(name, 0.0, tokens, 4, "job") for name, tokens in (("long", 64), ("short", 8), ("middle", 32))]
     assert ended(rows) == ["long", "short", "middle"]

@@ -1,7 +1,6 @@
-"""``python -m tools.embedded_model``: write the embedded model's folder, in seconds, and print what it gets right.
+"""Write the embedded model's folder in seconds, and print what it gets right.
 
-python -m tools.embedded_model                        # write it, then evaluate it
-python -m tools.embedded_model --evaluate-only        # the figures of the model that is there
+Run it as ``python -m tools.embedded_model``. With ``--evaluate-only`` nothing is written: the figures are those of the model there.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Counting(Stock):
         if again:
             self._tally.cost(self.cost_s(output, again))
         load = reads.load_of(output, reads.computed_before(self, output))
-        self._record.planned(load, {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}, now_s)
+        self._record.planned(load, {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}, now_s, sum(again.values()))
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:

@@ -1,7 +1,7 @@
 """Each step of an engine core: what it computed and how long it took; and what each request that ended was.
 
-One JSON list a line: ``["engine", KV blocks, tokens of one]`` first, then ``["step", at_s, *StepLoad, seconds, ended early]`` and
-``["request", at_s, offline, prompt tokens, answer tokens, cached prompt tokens]``. Read by `bench.harness.measure.steps`.
+One JSON list a line: ``["engine", KV blocks, tokens of one]`` first, then ``["step", at_s, *StepLoad, seconds, ended early, tokens computed
+again]`` and ``["request", at_s, offline, prompt tokens, answer tokens, cached prompt tokens]``. Read by `bench.harness.measure.steps`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class StepRecord:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._planned: deque[tuple[float, StepLoad]] = deque()
+        self._planned: deque[tuple[float, StepLoad, int]] = deque()
         self._answered_s = self._written_s = float("-inf")
         self._cached: dict[str, int] = {}
         self._lines: list[str] = []
@@ -29,18 +29,21 @@ class StepRecord:
     def engine(self, blocks: int, block_tokens: int) -> None:
         self._add("engine", blocks, block_tokens)
 
-    def planned(self, load: StepLoad, new: dict[str, int], now_s: float) -> None:
-        """A step; ``new``: its requests that are seen for the first time, with the tokens of each that were cached."""
-        self._planned.append((now_s, load))
+    def planned(self, load: StepLoad, new: dict[str, int], now_s: float, again_tokens: int = 0) -> None:
+        """A step; ``new``: its requests that are seen for the first time, with the tokens of each that were cached.
+
+        ``again_tokens``: those of its tokens that were computed before.
+        """
+        self._planned.append((now_s, load, again_tokens))
         self._cached.update(new)
 
     def answered(self, now_s: float, ended_early: bool) -> None:
         """The oldest one. What lies between two steps in a row is a part of the second one's time."""
-        planned_s, load = self._planned.popleft()
+        planned_s, load, again_tokens = self._planned.popleft()
         began_s = max(planned_s, self._answered_s) if planned_s - self._answered_s > 0.003 else self._answered_s
         self._answered_s = now_s
         if load.tokens:
-            self._add("step", round(now_s, 6), *load, round(now_s - began_s, 7), ended_early)
+            self._add("step", round(now_s, 6), *load, round(now_s - began_s, 7), ended_early, again_tokens)
         if now_s - self._written_s >= PERIOD_S:
             self._written_s = now_s
             with self._file.open("a", encoding="utf-8") as file:

@@ -91,6 +91,30 @@ def phased(phases: Sequence[tuple[float, float]], cv: float, lengths: tuple[int,
     return found
 
 
+def stretched(
+    trace: Trace, rate: float, seconds: float, scale: float, most: tuple[int, int], generator: np.random.Generator
+) -> list[Arrival]:
+    """``rate`` x ``seconds`` requests that follow each other in the trace, none left out, its time stretched to ``seconds``.
+
+    Another rate begins with the same requests. The trace goes on at its start where it ends; lengths are as in `replay`.
+    """
+    whole = len(trace.times_s)
+    first, count = int(generator.integers(whole)), round(rate * seconds)
+    length_s = trace.times_s[-1] - trace.times_s[0] + (trace.times_s[-1] - trace.times_s[0]) / max(1, whole - 1)
+
+    def at_s(place: int) -> float:
+        return trace.times_s[place % whole] + place // whole * length_s
+
+    span_s = at_s(first + count) - at_s(first)
+    return [
+        Arrival(
+            min((at_s(place) - at_s(first)) / max(span_s, 1e-9), 1.0 - 1e-9) * seconds,
+            *scaled((trace.prompt_tokens[place % whole], trace.output_tokens[place % whole]), scale, most),
+        )
+        for place in range(first, first + count)
+    ]
+
+
 def replay(trace: Trace, rate: float, seconds: float, scale: float, most: tuple[int, int], generator: np.random.Generator) -> list[Arrival]:
     """``rate`` x ``seconds`` requests sampled from the whole trace, its time rescaled to [0, ``seconds``) (ConServe 6.1).
 

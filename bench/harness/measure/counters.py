@@ -11,6 +11,7 @@ import httpx
 from harvester.errors import EngineError
 
 FINISHED = "vllm:request_success_total"
+OPEN = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 PROMPT, OUTPUT, CACHED, PREEMPTED = (
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
@@ -52,6 +53,12 @@ def read(url: str) -> Counters:
 def finished(url: str) -> int:
     """Requests that have ended by themselves."""
     return round(total(httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text, FINISHED))
+
+
+def open_requests(url: str) -> int:
+    """Requests that run or wait now."""
+    text = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
+    return round(sum(total(text, name) for name in OPEN))
 
 
 class Sampler:

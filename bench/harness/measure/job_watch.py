@@ -29,7 +29,7 @@ def ended(view: JobView) -> bool:
 def wait(client: Client, job_id: str, limit_s: float, until: Callable[[JobView], bool] = ended, poll_s: float = POLL_S) -> JobView:
     """The job as soon as ``until`` holds. Raises `EngineError` where it fails, or does not get there in ``limit_s``.
 
-    RowRequest costs the server about 10 ms of CPU each time; ``poll_s`` keeps that out of what is measured.
+    Asking costs the server about 10 ms of CPU each time; ``poll_s`` keeps that out of what is measured.
     """
     end_s = time.monotonic() + limit_s
     while True:

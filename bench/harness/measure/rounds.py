@@ -18,10 +18,15 @@ SPREAD = (5.0, 95.0)  # percent of the resampled ratios between which a ratio is
 
 def rounds_of(given: Mapping[str, float], usual: int) -> int:
     """``rounds`` of what the user set (``--set rounds=N``), or ``usual``. Raises `UsageError` for what is no whole number of at least 1."""
-    rounds = given.get("rounds", usual)
-    if rounds < 1 or rounds != int(rounds):
-        raise UsageError(f"--set rounds={rounds:g}: give a whole number of at least 1")
-    return int(rounds)
+    return whole_number("rounds", given, usual)
+
+
+def whole_number(name: str, given: Mapping[str, float], usual: int) -> int:
+    """What the user set for ``name``, or ``usual``. Raises `UsageError` for what is no whole number of at least 1."""
+    number = given.get(name, usual)
+    if number < 1 or number != int(number):
+        raise UsageError(f"--set {name}={number:g}: give a whole number of at least 1")
+    return int(number)
 
 
 def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str, int], T]) -> dict[str, list[T]]:

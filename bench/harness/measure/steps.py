@@ -34,12 +34,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A step. ``ended_early``: for an arrival; what it had computed was lost."""
+    """A step. ``ended_early``: for an arrival; what it had computed was lost. ``again_tokens``: of its tokens, those computed before."""
 
     at_s: float
     load: StepLoad
     seconds: float
     ended_early: bool
+    again_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,13 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    """Of an engine that may still run: a last line that is not yet whole is left out."""
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    lines = [json.loads(line) for line in whole.splitlines() if line]
     kinds: dict[str, list[list[Any]]] = {"engine": [], "step": [], "request": []}
     for kind, *values in lines:
         kinds[kind].append(values)
-    steps = [Ran(at_s, StepLoad(*load), seconds, early) for at_s, *load, seconds, early in kinds["step"]]
+    steps = [Ran(at_s, StepLoad(*load), seconds, early, again) for at_s, *load, seconds, early, again in kinds["step"]]
     blocks, block_tokens = kinds["engine"][0]
     return Record(blocks, block_tokens, steps, [Row(*values) for values in kinds["request"]])
 
@@ -107,12 +110,18 @@ class StepFit:
         return round(fmean(actual for actual, _ in pairs) / fmean(predicted for _, predicted in pairs), 4) if pairs else None
 
 
-def fit(steps: Sequence[Ran]) -> StepFit:
-    """Least squares of the relative error, then the deviations that remain. Raises `EngineError` for too few steps."""
+def settled_model(steps: Iterable[Ran]) -> LatencyModel:
+    """Least squares of the relative error."""
     model = _Fit()
     for step in steps:
         model.observe(step.load, step.seconds)
     model.settle()
+    return model
+
+
+def fit(steps: Sequence[Ran]) -> StepFit:
+    """Least squares of the relative error, then the deviations that remain. Raises `EngineError` for too few steps."""
+    model = settled_model(steps)
     found: dict[int, list[float]] = {}
     for step in steps:
         predicted_s = model.predict(step.load)

@@ -15,7 +15,8 @@ from typing import Any
 
 from bench.harness.load.arrivals import Arrival
 from bench.harness.measure import counters
-from bench.harness.measure.latency import Online, Slo, attainment, online_summary, percentile, read_online, windows
+from bench.harness.measure.latency import Online, Slo, attainment, late_gaps_share, online_summary, percentile, read_online, windows
+from bench.harness.measure.steps import Ran, read_record
 from bench.harness.measure.work import Work, work_between
 from bench.harness.servers.systems import System, SystemSetup, client_core
 from harvester.errors import EngineError
@@ -26,7 +27,10 @@ START_S = 0.5  # between the agreement on the start and the start
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A system under one load for ``seconds``. Counters were read at the start and after every ``window_s``."""
+    """A system under one load for ``seconds``. Counters were read at the start and after every ``window_s``.
+
+    ``steps`` and ``rows_s`` (when offline requests ended) are the engine's, between the first and the last sample.
+    """
 
     seconds: float
     window_s: float
@@ -34,6 +38,8 @@ class Stretch:
     samples: Sequence[counters.Counters]
     work: Work
     offline: bool
+    steps: Sequence[Ran] = ()
+    rows_s: Sequence[float] = ()
 
     def ttft_ms(self) -> list[float]:
         return [request.ttft_ms for request in self.requests]
@@ -48,12 +54,17 @@ class Stretch:
             raise EngineError("no online request had two tokens; give the run more --seconds or a higher rate")
         return Slo(ttft, tpot)
 
-    def rates(self, begin: int = 0, end: int = -1) -> dict[str, float]:
-        """Tokens per second between two samples: all by the engine's counters, online by its clients, offline what is left."""
+    def tokens(self, begin: int = 0, end: int = -1) -> tuple[int, int]:
+        """Between two samples: online ones by their clients, all by the engine's counters."""
         first, last = self.samples[begin], self.samples[end]
         start_s = self.samples[0].at_s
         online = sum(r.tokens_before(last.at_s - start_s) - r.tokens_before(first.at_s - start_s) for r in self.requests)
-        seconds, both = last.at_s - first.at_s, last.tokens - first.tokens
+        return online, last.tokens - first.tokens
+
+    def rates(self, begin: int = 0, end: int = -1) -> dict[str, float]:
+        """Tokens per second between two samples; offline is what is left of all."""
+        online, both = self.tokens(begin, end)
+        seconds = self.samples[end].at_s - self.samples[begin].at_s
         return {
             "online_tokens_per_s": round(online / seconds, 1),
             "offline_tokens_per_s": round(max(0, both - online) / seconds, 1) if self.offline else 0.0,
@@ -88,6 +99,7 @@ def summary_of(rounds: Sequence[Stretch], slo: Slo | None) -> dict[str, Any]:
 
     return {
         **online_summary(requests),
+        "late_gaps_share": late_gaps_share(requests, slo) if slo is not None else None,
         **{name: round(fmean(rate[name] for rate in rates), 1) for name in rates[0]},
         "cached_tokens": counted("cached_tokens"),
         "recomputed_tokens": recomputed,
@@ -105,6 +117,8 @@ class Span:
 
     tokens_per_s: float
     seconds: float
+    steps: Sequence[Ran] = ()
+    rows_s: Sequence[float] = ()
 
 
 def idle(system: System, seconds: float) -> Span:
@@ -114,7 +128,18 @@ def idle(system: System, seconds: float) -> Span:
     time.sleep(seconds)
     last = counters.read(system.url)
     system.check()
-    return Span(round((last.tokens - first.tokens) / (last.at_s - first.at_s), 1), round(last.at_s - first.at_s, 1))
+    tokens_per_s = (last.tokens - first.tokens) / (last.at_s - first.at_s)
+    return Span(round(tokens_per_s, 1), round(last.at_s - first.at_s, 1), *ran_between(system.counts, first.at_s, last.at_s, every=True))
+
+
+def ran_between(counts: Path, begin_s: float, end_s: float, *, every: bool = False) -> tuple[list[Ran], list[float]]:
+    """The engine's steps in a span of the monotonic clock, and the ends of its offline requests.
+
+    ``every``: of all requests. Where none is online, stock vLLM gets offline ones like any other.
+    """
+    record = read_record(counts.with_suffix(".steps"))
+    rows_s = [row.at_s for row in record.rows if (row.offline or every) and begin_s <= row.at_s < end_s]
+    return [step for step in record.steps if begin_s <= step.at_s < end_s], rows_s
 
 
 def stretch(
@@ -151,8 +176,8 @@ def stretch(
     requests, errors = read_online(output, [arrival.prompt_tokens for arrival in load])
     if errors:
         raise EngineError(f"{len(errors)} of {len(load)} online requests failed at {system.label}; the first: {errors[0]}")
-    work = work_between(system.counts, samples[0].at_s, samples[-1].at_s)
-    return Stretch(seconds, seconds / count, requests, samples, work, offline)
+    span = system.counts, samples[0].at_s, samples[-1].at_s
+    return Stretch(seconds, seconds / count, requests, samples, work_between(*span), offline, *ran_between(*span))
 
 
 def _plan(system: System, setup: SystemSetup, load: Sequence[Arrival], limit_s: float, seed: int) -> tuple[Path, Path]:

@@ -13,14 +13,14 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
-from connectors.parquet.parts import PartsSink
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.actor import LedgerActor
 from harvester.serve.page import add_page
-from jobs.engine import ApiRequest, EngineGone, Prompt
+from jobs.engine import ApiCall, EngineGone, Prompt
 from jobs.folder import StateFolder
 from jobs.run.runner import Runner
+from jobs.run.slice import open_parts
 from jobs.testing import ScriptedEngine, last_content
 
 CONTEXT_TOKENS = 8192
@@ -32,8 +32,8 @@ def last_word(prompt: Prompt) -> str:
     return prompt.messages[-1]["content"].rpartition(" ")[2]
 
 
-def last_word_asked(request: ApiRequest) -> str:
-    return last_content(request).rpartition(" ")[2]
+def last_word_asked(call: ApiCall) -> str:
+    return last_content(call).rpartition(" ")[2]
 
 
 class ScriptedReplica:
@@ -52,7 +52,7 @@ class ScriptedReplica:
             ),
             folder=folder,
             config=config.harvest,
-            open_sink=lambda folder, job_id: PartsSink(folder.results(job_id)),
+            open_sink=open_parts,
             now_s=time.time,
         )
         self._app = FastAPI()

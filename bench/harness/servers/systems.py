@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import yaml
 
@@ -25,6 +25,9 @@ from harvester.cli.client import Client
 from harvester.core import PRIORITY_OFFLINE
 from harvester.errors import EngineError
 from jobs.states import ENDED
+
+if TYPE_CHECKING:
+    from bench.harness.servers.raw_server import RawServer  # imports vLLM
 
 OFFLINE_BEGINS_S = 300.0  # how long the first offline answer may take
 CPU_ENGINE: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "gpu_memory_utilization": 0.2, "dtype": "float32"}
@@ -71,22 +74,12 @@ class System(Protocol):
         """Raise `EngineError` where offline work was begun and has ended."""
 
 
-class Stock:
-    """vLLM's own server and scheduler; ``policy``: fcfs or priority. Offline requests come over HTTP, ``concurrency`` of them at a time."""
+class _OwnServer:
+    """A system with a server of its own, started and stopped with it."""
 
-    def __init__(self, setup: SystemSetup, label: str, *, policy: str = "fcfs", concurrency: int = 0, **engine: Any) -> None:
-        from bench.harness.servers.raw_server import RawServer  # imports vLLM
-
-        self.label, self._setup = label, setup
-        self.counts = setup.folder / f"{label}.counts"
-        self._priority = PRIORITY_OFFLINE if policy == "priority" else None
-        self._concurrency = concurrency
-        own = counted(self.counts, f"bench.harness.engine.counting.Counted{'' if setup.cpu else 'Async'}Stock")
-        own |= {"scheduling_policy": policy}
-        own |= {"worker_cls": "bench.harness.engine.patient.PatientWorker"} if setup.cpu else {}
-        arguments = {"model": setup.model, "served_model_name": [setup.name], **setup.engine, **engine}
-        self._server = RawServer(arguments, setup.folder / f"{label}.log", own=own)
-        self._client: subprocess.Popen[bytes] | None = None
+    def __init__(self, setup: SystemSetup, label: str, server: RawServer | ServerProcess) -> None:
+        self.label, self._setup, self._server = label, setup, server
+        self.counts = counts_file(setup, label)
 
     @property
     def url(self) -> str:
@@ -99,10 +92,29 @@ class Stock:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.__exit__(kind, error, trace)
+
+
+class Stock(_OwnServer):
+    """vLLM's own server and scheduler; ``policy``: fcfs or priority. Offline requests come over HTTP, ``concurrency`` of them at a time."""
+
+    def __init__(self, setup: SystemSetup, label: str, *, policy: str = "fcfs", concurrency: int = 0, **engine: Any) -> None:
+        from bench.harness.servers.raw_server import RawServer  # imports vLLM
+
+        self._priority = PRIORITY_OFFLINE if policy == "priority" else None
+        self._concurrency = concurrency
+        own = counted(counts_file(setup, label), f"bench.harness.engine.counting.Counted{'' if setup.cpu else 'Async'}Stock")
+        own |= {"scheduling_policy": policy}
+        own |= {"worker_cls": "bench.harness.engine.patient.PatientWorker"} if setup.cpu else {}
+        arguments = {"model": setup.model, "served_model_name": [setup.name], **setup.engine, **engine}
+        super().__init__(setup, label, RawServer(arguments, setup.folder / f"{label}.log", own=own))
+        self._client: subprocess.Popen[bytes] | None = None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._client is not None:
             self._client.kill()
             self._client.wait()
-        self._server.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
 
     def begin_offline(self) -> None:
         command = [sys.executable, "-m", "bench.harness.load.offline_client", "--url", self.url, "--requests", str(self._setup.requests)]
@@ -118,31 +130,16 @@ class Stock:
             raise EngineError(f"the offline client of {self.label} ended: {cause}")
 
 
-class Harvester:
+class Harvester(_OwnServer):
     """``harvester serve`` with a config file; offline work is a job over the table. ``config``: sections laid over the site's."""
 
     def __init__(self, setup: SystemSetup, label: str, config: dict[str, Any] | None = None, **engine: Any) -> None:
-        self.label, self._setup = label, setup
-        self.counts = setup.folder / f"{label}.counts"
-        own = counted(self.counts, f"bench.harness.engine.counting_harvest.Counted{'' if setup.cpu else 'Async'}Harvest")
+        own = counted(counts_file(setup, label), f"bench.harness.engine.counting_harvest.Counted{'' if setup.cpu else 'Async'}Harvest")
         values = {"model": setup.model, "served_model_name": setup.name, "engine": own | setup.engine | engine, **(config or {})}
         file = setup.folder / f"{label}.yaml"
         file.write_text(yaml.safe_dump(values), encoding="utf-8")
-        self._server = ServerProcess(("-m", "harvester", "serve", "--config", str(file)), setup.folder / f"{label}.state")
+        super().__init__(setup, label, ServerProcess(("-m", "harvester", "serve", "--config", str(file)), setup.folder / f"{label}.state"))
         self._job: str | None = None
-
-    @property
-    def url(self) -> str:
-        return self._server.url
-
-    def __enter__(self) -> Self:
-        began_s = time.monotonic()
-        self._server.__enter__()
-        print(f"{self.label}: ready after {time.monotonic() - began_s:.0f} s", file=sys.stderr)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._server.__exit__(kind, error, trace)
 
     def begin_offline(self) -> None:
         with Client(self.url) as client:
@@ -159,6 +156,10 @@ class Harvester:
             raise EngineError(f"the job of {self.label} is {view.state} after {view.rows_ok} of {view.rows_total} rows; raise rows_per_s")
         if view.rows_error:
             raise EngineError(f"{view.rows_error} rows ended as errors in {self.label}")
+
+
+def counts_file(setup: SystemSetup, label: str) -> Path:
+    return setup.folder / f"{label}.counts"
 
 
 def counted(counts: Path, scheduler: str) -> dict[str, Any]:

@@ -21,16 +21,26 @@ PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("safepoints", {"safepoints": "auto"}),
     ("mlfq", {"online_order": "mlfq"}),
 )
+SWITCHES: dict[str, dict[str, Any]] = {  # each by itself, beside all parts
+    "half the delay": {"max_ttft_delay_fraction": 0.1},
+    "mixed steps may end": {"safepoints": "all"},
+    "TPOT as a mean": {"tpot": "mean"},
+}
 
 
 def variants(quick: bool) -> dict[str, dict[str, Any]]:
-    """Section ``schedule`` of each system: none of the parts, then one more in each, the last with all. Quick: the first and the last."""
+    """Section ``schedule`` of each system: none of the parts, then one more in each until all are on, then all with one switch turned.
+
+    Quick: none, and all.
+    """
     found = {"none": dict(NOTHING)}
     schedule = dict(NOTHING)
     for name, switch in PARTS:
         schedule = schedule | switch
         found[f"+{name}"] = schedule
-    return {name: found[name] for name in (*list(found)[:1], *list(found)[-1:])} if quick else found
+    if quick:
+        return {name: found[name] for name in (*list(found)[:1], *list(found)[-1:])}
+    return found | {name: schedule | switch for name, switch in SWITCHES.items()}
 
 
 def run(options: Options) -> dict[str, Any]:

@@ -8,35 +8,54 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.compare import Comparison, Load, Setting, harvester, priority, ratios, stock_alone
+from bench.harness.compare import Comparison, Load, Setting, account_ratios, harvester, priority, ratios
 from bench.harness.knobs import SHORT, Knobs, described, knobs, set_up
 from bench.harness.load.arrivals import synthetic
+from bench.harness.measure.account import accounts
+from bench.harness.measure.latency import Slo
+from bench.harness.measure.prices import Prices, stock_prices
 from bench.harness.measure.stretch import Stretch
 from bench.harness.options import Options
+from bench.harness.paced import Pace, paced_alone
+from harvester.errors import UsageError
 
 FULL = Knobs(seconds=90.0)
 QUICK = replace(SHORT, seconds=12.0)
 CVS = (0.5, 1.0, 2.0, 4.0)
-RATES = (0.5, 1.0, 1.5)  # times the knob `rate`
+RATES = (0.5, 1.0, 1.5, 2.0)  # times the first point's
+SHARES = (0.25,)  # of the first point; the highest rate is then half of what the engine can do
 QUICK_POINTS = ((1.0, 1.0), (4.0, 1.0))
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Every system keeps its server through all points. Its SLO is that of chat alone at the first point."""
+    """Every system keeps its server through all points. Its SLO is that of chat alone at the first point, which has the share."""
     given = knobs(options, FULL, QUICK)
-    chosen = points(options.quick)
-    loads = [_load(cv, part * given.rate, given, options.seed) for cv, part in chosen]
-    with set_up(options, given, given.warm_s + len(loads) * (given.seconds + 30) + 60) as place:
+    chosen, pace = points(options.quick), Pace.of(options, SHARES, SHARES)
+    if pace.points > 1:
+        raise UsageError("burst has points at several shares itself: give one --share, that of the first point")
+
+    def loads(rate: float) -> list[Load]:
+        return [_load(cv, part * rate, given, options.seed) for cv, part in chosen]
+
+    with set_up(options, given, given.warm_s + len(chosen) * (given.seconds + 30) + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        online, _ = stock_alone(comparison, loads, offline_too=False)
-        slo = online[0].p99()
-        found: dict[str, Sequence[Stretch]] = {"online_only": online, "vllm_priority": priority(comparison, loads, Setting.usual(given))}
-        found["harvester"], _ = harvester(comparison, loads, slo)
+        ((paced, online),), _ = paced_alone(comparison, pace, loads, given.seconds, offline_too=False)
+        slo, setting = online[0].p99(), Setting.usual(given)
+        found: dict[str, Sequence[Stretch]] = {"online_only": online, "vllm_priority": priority(comparison, paced.loads, setting)}
+        found["harvester"], _ = harvester(comparison, paced.loads, slo)
+        prices, work = stock_prices(place.folder)
         lines = []
         for index, (cv, part) in enumerate(chosen):
-            systems = {name: stretches[index].summary(slo) for name, stretches in found.items()}
-            lines.append({"cv": cv, "rate": round(part * given.rate, 4), "systems": systems, "ratios": ratios(systems)})
-        return described(given, place) | {"systems": lines[0]["systems"], "ratios": lines[0]["ratios"], "points": lines}
+            systems = {name: _summary(stretches[index], slo, given, prices) for name, stretches in found.items()}
+            head = {"cv": cv, "rate": round(part * paced.rate, 4), **paced.shares(part, paced.loads[index])}
+            lines.append(head | {"systems": systems, "ratios": ratios(systems) | account_ratios(systems)})
+        first = {"systems": lines[0]["systems"], "ratios": lines[0]["ratios"]}
+        shown = described(replace(given, rate=paced.rate), place)
+        return shown | {"chat": paced.line(), **first, "work": work, "points": lines}
+
+
+def _summary(stretch: Stretch, slo: Slo, given: Knobs, prices: Prices) -> dict[str, Any]:
+    return stretch.summary(slo) | accounts([stretch], [(0.0, given.seconds)], given.settle_s, prices)
 
 
 def points(quick: bool) -> list[tuple[float, float]]:

@@ -6,7 +6,7 @@ First stock vLLM with chat alone: its P99 TTFT and TPOT are the SLO of everythin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +16,7 @@ from bench.harness.compare import (
     Comparison,
     Load,
     Setting,
+    account_ratios,
     best_priority,
     harvester,
     offline_alone,
@@ -25,58 +26,106 @@ from bench.harness.compare import (
     stock_alone,
     sweep_line,
 )
-from bench.harness.knobs import described, knobs, set_up
-from bench.harness.load.arrivals import read_trace, replay
+from bench.harness.knobs import Knobs, described, knobs, set_up
+from bench.harness.load.arrivals import read_trace, replay, stretched
+from bench.harness.measure.account import accounts
+from bench.harness.measure.latency import Slo
+from bench.harness.measure.prices import Prices, stock_prices
 from bench.harness.measure.rounds import in_turns, ratio_of_percentiles, ratio_of_rounds, rounds_of
 from bench.harness.measure.stretch import Span, Stretch, summary_of
 from bench.harness.options import Options
+from bench.harness.paced import Make, Pace, Paced, first_of, paced_alone
 
 MOST = (4096, 512)  # tokens of one online prompt and answer
 OFFLINE_STEPS = (2048, 4096, 8192)
 SWEEP_PART = 3  # a setting of the sweep runs this part of the time
 ROUNDS, QUICK_ROUNDS = 2, 1
+SYSTEMS = ("online_only", "vllm_priority", "harvester")
 
 
 def run(options: Options) -> dict[str, Any]:
-    """``--set rounds=N``: how often each system gets the load, in turns; percentiles are those of all rounds together."""
+    """``--set rounds=N``: how often each system gets the load, in turns; percentiles are those of all rounds together.
+
+    Each share of the engine that chat is to be is a comparison of its own. The peer's setting is swept at the first.
+    """
     rounds = rounds_of(options.set, QUICK_ROUNDS if options.quick else ROUNDS)
     given = knobs(replace(options, set={name: value for name, value in options.set.items() if name != "rounds"}))
-    trace, generator = read_trace(), np.random.default_rng(options.seed)
-    load = replay(trace, given.rate, given.seconds, given.trace_scale, MOST, generator)
+    pace = Pace.of(options)
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        (online,), alone = stock_alone(comparison, [load], offline_too=options.quick)
-        slo = online.p99()
-        steps, offline = (round(given.step_tokens), alone) if alone is not None else _best_offline(comparison)
-        sweep = [] if options.quick else _sweep(comparison, load)
-        chosen = best_of(sweep) if sweep else Setting.usual(given)
+        alone, idle = paced_alone(comparison, pace, _loads(given, options.seed, pace), given.seconds, offline_too=options.quick)
+        steps, offline = (round(given.step_tokens), idle) if idle is not None else _best_offline(comparison)
+        sweep = [] if options.quick else _sweep(comparison, alone[0][0].loads[0])
+        base = _Base(comparison, best_of(sweep) if sweep else Setting.usual(given), rounds, (steps, offline))
+        measured = [(paced, base.at(number, paced, online)) for number, (paced, (online,)) in enumerate(alone)]
+        prices, work = stock_prices(place.folder)
+        points = [{**paced.line(), **found.outcome(base, prices)} for paced, found in measured]
+        return described(replace(given, rate=alone[0][0].rate), place) | {
+            "rounds": rounds,
+            **first_of(points, pace),
+            "work": work,
+            "vllm_priority_sweep": [line for line, _, _ in sweep],
+        }
+
+
+def _loads(given: Knobs, seed: int, pace: Pace) -> Make:
+    """A given rate samples the trace as ConServe does (6.1), and repeats earlier results; one that fits the machine stretches it."""
+    trace, draw = read_trace(), replay if pace.rate is not None else stretched
+    return lambda rate: [draw(trace, rate, given.seconds, given.trace_scale, MOST, np.random.default_rng(seed))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What the comparisons at all shares have in common. ``offline``: stock vLLM's step size with offline work alone, and its pace."""
+
+    comparison: Comparison
+    setting: Setting
+    rounds: int
+    offline: tuple[int, Span]
+
+    def at(self, number: int, paced: Paced, online: Stretch) -> _Found:
+        """All systems under one load, round after round. ``online``: chat alone in the first one, which sets the SLO."""
+        comparison, load, slo = self.comparison.point(number), paced.loads[0], online.p99()
         idles: list[Span] = []
 
-        def measure(name: str, number: int) -> Stretch:
+        def measure(name: str, turn: int) -> Stretch:
             if name == "online_only":
-                return online if number == 0 else stock_alone(comparison, [load], offline_too=False)[0][0]
+                return online if turn == 0 else stock_alone(comparison, [load], offline_too=False)[0][0]
             if name == "vllm_priority":
-                return priority(comparison, [load], chosen)[0]
-            (ours,), ours_idle = harvester(comparison, [load], slo, label=f"{name}-{number}", idle_s=given.idle_s)
+                return priority(comparison, [load], self.setting)[0]
+            (ours,), ours_idle = harvester(comparison, [load], slo, label=f"{name}-{number}-{turn}", idle_s=comparison.knobs.idle_s)
             idles.extend([ours_idle] if ours_idle is not None else [])
             return ours
 
-        found = in_turns(("online_only", "vllm_priority", "harvester"), rounds, measure)
-        summaries = {name: summary_of(stretches, slo) for name, stretches in found.items()}
-        ours_idle = mean_of(idles)
+        return _Found(slo, in_turns(SYSTEMS, self.rounds, measure), mean_of(idles))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One comparison. ``idle``: harvester's job before the first chat."""
+
+    slo: Slo
+    rounds: Mapping[str, Sequence[Stretch]]
+    idle: Span | None
+
+    def outcome(self, base: _Base, prices: Prices) -> dict[str, Any]:
+        """Its systems, ratios and their spread."""
+        given, setting, (steps, offline) = base.comparison.knobs, base.setting, base.offline
+        chat = [(0.0, given.seconds)]
+        summaries = {
+            name: summary_of(stretches, self.slo) | accounts(stretches, chat, given.settle_s, prices)
+            for name, stretches in self.rounds.items()
+        }
         systems = {
             "online_only": summaries["online_only"],
-            "offline_only": offline_system(offline, steps),
-            "vllm_priority": summaries["vllm_priority"] | {"step_tokens": chosen.step_tokens, "concurrency": chosen.concurrency},
-            "harvester": summaries["harvester"] | {"idle_offline_tokens_per_s": ours_idle.tokens_per_s if ours_idle else None},
+            "offline_only": offline_system(offline, steps, prices),
+            "vllm_priority": summaries["vllm_priority"] | {"step_tokens": setting.step_tokens, "concurrency": setting.concurrency},
+            "harvester": summaries["harvester"] | {"idle_offline_tokens_per_s": self.idle.tokens_per_s if self.idle else None},
         }
-        lines = [line for line, _, _ in sweep]
-        return described(given, place) | {
-            "rounds": rounds,
+        return {
             "systems": systems,
-            "ratios": ratios(systems, ours_idle, offline),
-            "spread": spread(found, options.seed),
-            "vllm_priority_sweep": lines,
+            "ratios": ratios(systems, self.idle, offline) | account_ratios(systems),
+            "spread": spread(self.rounds, base.comparison.seed),
         }
 
 

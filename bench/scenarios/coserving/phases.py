@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bench.harness.compare import Comparison, Setting, harvester, offline_system, over, priority, ratios, stock_alone
+from bench.harness.compare import Comparison, Load, Setting, account_ratios, harvester, offline_system, over, priority, ratios
 from bench.harness.knobs import SHORT, Knobs, described, knobs, set_up
 from bench.harness.load.arrivals import phased
-from bench.harness.measure.stretch import Stretch
+from bench.harness.measure.account import account, accounts
+from bench.harness.measure.prices import Prices, stock_prices
+from bench.harness.measure.stretch import Span, Stretch
 from bench.harness.options import Options
+from bench.harness.paced import Pace, Paced, first_of, paced_alone
 
 NAMES = ("on", "off", "on_again")
 FULL = Knobs(seconds=270.0)
-QUICK = replace(SHORT, seconds=36.0, idle_s=6.0, window_s=3.0)
+QUICK = replace(SHORT, seconds=36.0, idle_s=6.0, window_s=3.0, settle_s=6.0)
 
 
 def run(options: Options) -> dict[str, Any]:
+    """Each share of the engine that chat is to be while it is on is a comparison of its own."""
     given = knobs(options, FULL, QUICK)
-    each_s = given.seconds / len(NAMES)
-    load = phased([(each_s, given.rate), (each_s, 0.0), (each_s, given.rate)], given.cv, given.lengths, np.random.default_rng(options.seed))
+    pace, each_s = Pace.of(options), given.seconds / len(NAMES)
+
+    def loads(rate: float) -> list[Load]:
+        phases = [(each_s, rate), (each_s, 0.0), (each_s, rate)]
+        return [phased(phases, given.cv, given.lengths, np.random.default_rng(options.seed))]
+
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        (online,), offline = stock_alone(comparison, [load], offline_too=True)
-        slo = online.p99()
-        (mixed,) = priority(comparison, [load], Setting.usual(given))
-        (ours,), _ = harvester(comparison, [load], slo)
-        found = {"online_only": online, "vllm_priority": mixed, "harvester": ours}
-        systems = {name: stretch.summary(slo) | {"phases": phases(stretch)} for name, stretch in found.items()}
+        alone, offline = paced_alone(comparison, pace, loads, 2 * each_s, offline_too=True)
         assert offline is not None
-        systems["offline_only"] = offline_system(offline, round(given.step_tokens))
-        idle = systems["harvester"]["phases"]["off"]["offline_tokens_per_s"]
-        extra = {"offline_tokens_idle_harvester_over_offline_only": over(idle, offline.tokens_per_s)}
-        return described(given, place) | {"phase_s": each_s, "systems": systems, "ratios": ratios(systems) | extra}
+        found = [_systems(comparison.point(number), paced, online) for number, (paced, (online,)) in enumerate(alone)]
+        prices, work = stock_prices(place.folder)
+        points = [
+            {**paced.line(), **_outcome(stretches, given, offline, prices)} for (paced, _), stretches in zip(alone, found, strict=True)
+        ]
+        shown = described(replace(given, rate=alone[0][0].rate), place)
+        return shown | {"phase_s": each_s, **first_of(points, pace), "work": work}
 
 
-def phases(found: Stretch) -> dict[str, dict[str, Any]]:
-    """Tokens per second in each phase, by the samples next to its ends."""
-    count = len(found.samples) - 1
-    ends = [round(count * index / len(NAMES)) for index in range(len(NAMES) + 1)]
-    return {name: found.rates(begin, end) for name, begin, end in zip(NAMES, ends[:-1], ends[1:], strict=True)}
+def _systems(comparison: Comparison, paced: Paced, online: Stretch) -> dict[str, Stretch]:
+    (mixed,) = priority(comparison, paced.loads, Setting.usual(comparison.knobs))
+    label = f"harvester-{comparison.seed}"
+    (ours,), _ = harvester(comparison, paced.loads, online.p99(), label=label)
+    return {"online_only": online, "vllm_priority": mixed, "harvester": ours}
+
+
+def _outcome(found: Mapping[str, Stretch], given: Knobs, offline: Span, prices: Prices) -> dict[str, Any]:
+    """Systems and ratios of one comparison."""
+    slo, each_s = found["online_only"].p99(), given.seconds / len(NAMES)
+    parts = {name: (each_s * index, each_s * (index + 1)) for index, name in enumerate(NAMES)}
+    chat = [parts["on"], parts["on_again"]]
+    systems = {
+        name: stretch.summary(slo)
+        | accounts([stretch], chat, given.settle_s, prices)
+        | {"phases": {phase: account([stretch], [part], prices) for phase, part in parts.items()}}
+        for name, stretch in found.items()
+    }
+    systems["offline_only"] = offline_system(offline, round(given.step_tokens), prices)
+    idle = systems["harvester"]["phases"]["off"]["offline_tokens_per_s"]
+    extra = {"offline_tokens_idle_harvester_over_offline_only": over(idle, offline.tokens_per_s)}
+    return {"systems": systems, "ratios": ratios(systems) | account_ratios(systems) | extra}

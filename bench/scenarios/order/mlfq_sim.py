@@ -16,7 +16,8 @@ from typing import Any, Literal
 from bench.harness.load.arrivals import read_lengths, scaled
 from bench.harness.options import Options
 from bench.scenarios.order.peer_orders import Batches, ShortestRemaining
-from harvester.config import CheckpointConfig, SloConfig
+from harvester.config import CheckpointConfig
+from harvester.engine.shared.settings import UNPROMISED_TTFT_S
 from harvester.policy.brain import Brain
 from harvester.policy.kv.checkpoint import CPU_COST, CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints
@@ -70,7 +71,7 @@ class Setting:
 
     def kv_policy(self, kind: Kv) -> Checkpoints | None:
         """Copied ahead of need as harvester does, only when needed, or never: then nobody gives up KV for another's turn."""
-        ttft_s, given = SloConfig().ttft_slo_ms / 1000, CheckpointConfig()
+        ttft_s, given = UNPROMISED_TTFT_S, CheckpointConfig()
         if kind == "recompute":
             return None
         if kind == "reactive":

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from pathlib import Path
 
 from harvester.errors import ConfigError
 from harvester.policy.model.graphs import GraphSizes
 from harvester.policy.model.latency import LatencyModel
-
-SAVE_S = 60.0
-SAVE_STEPS = 500  # no sooner than after so many new steps
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +20,9 @@ class Profile:
     def __init__(self, path: Path | None, graphs: GraphSizes | None = None) -> None:
         self._path = path
         self.model = _load(path, graphs) if path is not None else LatencyModel(graphs)
-        self._saved_s = time.monotonic()
-        self._new_steps = 0
-
-    def learnt(self) -> None:
-        """The model has learnt from one more step."""
-        self._new_steps += 1
-
-    def save_if_due(self, now_s: float) -> None:
-        """Write it now and then; a disk that refuses costs a warning."""
-        if self._new_steps >= SAVE_STEPS and now_s - self._saved_s >= SAVE_S:
-            self.save()
 
     def save(self) -> None:
-        self._saved_s, self._new_steps = time.monotonic(), 0
+        """Write it; a disk that refuses costs a warning."""
         if self._path is None:
             return
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")

@@ -10,11 +10,14 @@ from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import RING, Count, Field, SharedState
 from harvester.engine.worker.safepoint import segments
+from harvester.policy.model.alone import ChatTimes
 from harvester.policy.model.prediction import Accuracy, LengthPredictor
 from harvester.policy.step.preempt import layers_between
 from harvester.policy.view import Plan
 
 MODEL_EVERY = 16  # steps
+SAVE_S = 60.0
+SAVE_STEPS = 500  # no sooner than after so many more
 
 
 class Reporting:
@@ -24,15 +27,21 @@ class Reporting:
         self._shared = shared
         parallel = vllm_config.parallel_config
         plain = parallel.pipeline_parallel_size == 1 and vllm_config.speculative_config is None
-        self._may_end_steps = settings.schedule.safepoints == "auto" and plain
+        self._may_end_steps = settings.schedule.safepoints != "off" and plain
+        self._beside_chat = settings.schedule.safepoints == "all"
         self._detect_s = settings.schedule.preempt_detect_ms / 1000
         self._segments = segments(parallel.tensor_parallel_size, vllm_config.device_config.device_type != "cpu")
-        self._told = 0
+        self._told = self._saved = 0  # numbers of steps
+        self._saved_s = time.monotonic()
 
     @property
     def can_end_steps(self) -> bool:
-        """Whether a step of offline work can end early: the workers have found places for safepoints."""
+        """Whether a step can end early: the workers have found places for safepoints."""
         return self._may_end_steps and self._shared is not None and self._shared[Field.PLACES] > 0
+
+    def may_end(self, plan: Plan) -> bool:
+        """Whether a step that is run by ``plan`` gets safepoints."""
+        return self.can_end_steps and plan.may_end and (plan.alone or self._beside_chat)
 
     def layers_between(self, step_s: float) -> int:
         """Every how many layers a step of ``step_s`` has a safepoint."""
@@ -50,10 +59,10 @@ class Reporting:
         for count, value in zip((Count.RESERVED_SLOTS, Count.RESERVED_BLOCKS), plan.reserve, strict=True):
             self._shared.set(count, value)
 
-    def sends(self, step: Step, *, endable: bool) -> None:
-        """It is about to be sent to the workers."""
+    def sends(self, step: Step, tpot_s: float, *, endable: bool) -> None:
+        """It is about to be sent to the workers. ``tpot_s``: least promised to chat that decodes in it."""
         if self._shared is not None and step.number is not None:
-            self._shared.planned(step.number, endable, step.estimate_s)
+            self._shared.planned(step.number, endable, step.estimate_s, beside_chat=not step.alone, tpot_s=tpot_s)
 
     def told_better(self, step: Step) -> None:
         """Its length is known better now."""
@@ -83,6 +92,20 @@ class Reporting:
         shared.add(Count.BUSY_S, seconds)
         shared.add(Count.HARVESTED_S, seconds if step.alone else 0.0)
 
+    def chat(self, times: ChatTimes) -> None:
+        """What chat had so far, and what it would have had without offline work."""
+        if self._shared is None:
+            return
+        for count, value in (
+            (Count.FIRST_TOKENS, times.first_tokens),
+            (Count.TTFT_S, times.ttft_s),
+            (Count.TTFT_ALONE_S, times.ttft_alone_s),
+            (Count.GAPS, times.gaps),
+            (Count.GAP_S, times.gap_s),
+            (Count.GAP_ALONE_S, times.gap_alone_s),
+        ):
+            self._shared.set(count, value)
+
     def took_back(self, step: Step, tokens: int) -> None:
         """``step`` ended early; with those planned after it ``tokens`` count for nothing."""
         shared = self._shared
@@ -96,18 +119,19 @@ class Reporting:
             shared.add(Count.DETECTED, 1)
 
     def learnt(self, profile: Profile, step: Step, predictor: LengthPredictor) -> None:
-        """Show the latency model and how well lengths are predicted, now and then; write the model's profile when asked."""
+        """Show the latency model and how well lengths are predicted now and then, and write the profile when asked, or when it is old."""
         shared = self._shared
-        if shared is None:
+        if shared is None or step.number is None:
             return
         wish = shared[Field.SAVE_PROFILE]
         if wish > shared[Field.SAVED_PROFILE]:
-            profile.save()
+            self._save(profile, step.number)
             shared[Field.SAVED_PROFILE] = wish
-        if step.number is None or step.number - self._told < MODEL_EVERY:
+        if step.number - self._told < MODEL_EVERY:
             return
         self._told = step.number
-        profile.save_if_due(time.monotonic())
+        if step.number - self._saved >= SAVE_STEPS and time.monotonic() - self._saved_s >= SAVE_S:
+            self._save(profile, step.number)
         model = profile.model
         for place, value in enumerate(model.coefficients):
             shared[Field.MODEL + place] = value
@@ -123,3 +147,7 @@ class Reporting:
         shared.set(Count.WITHIN_HIGH, found.within_high)
         if found.error is not None:
             shared.set(Count.LENGTH_ERROR, found.error)
+
+    def _save(self, profile: Profile, number: int) -> None:
+        profile.save()
+        self._saved, self._saved_s = number, time.monotonic()

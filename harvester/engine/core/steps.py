@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from harvester.policy.brain import StepRan
 from harvester.policy.model.load import StepLoad
 
 SAME_ROW_S = 0.003
@@ -41,6 +42,17 @@ class Step:
     registered: list[tuple[Any, Any]] = field(default_factory=list)  # blocks with the hash that the step gave them
     online: list[str] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)  # offline tokens by job
+    admitted_tokens: int = 0  # of the offline rows that came in this step
+    cached_tokens: int = 0  # of those, what was computed before
+    online_load: StepLoad = field(default_factory=StepLoad)
+    first_tokens: list[str] = field(default_factory=list)  # online requests whose first token it makes
+
+    @property
+    def ran(self) -> StepRan:
+        """What the brain is told of it, once it is answered."""
+        if self.rolled_back:
+            return StepRan(StepLoad())
+        return StepRan(self.load, self.online, self.served, self.admitted_tokens, self.cached_tokens, self.online_load, self.first_tokens)
 
     @property
     def rolled_back(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from harvester.core import PRIORITY_OFFLINE, WorkClass
 from harvester.engine.shared.settings import Settings
+from jobs.usage import Usage
 
 Top = Mapping[int, float]  # log-probability of the likeliest tokens at one place
 
@@ -30,15 +31,9 @@ class Generated:
     text: str
     finish_reason: str
     token_ids: list[int]
-    prompt_tokens: int
-    cached_tokens: int
-    preemptions: int
+    usage: Usage
     tops: list[Top] = field(default_factory=list)
     prompt_tops: list[Top | None] = field(default_factory=list)
-
-    @property
-    def output_tokens(self) -> int:
-        return len(self.token_ids)
 
 
 class Engine(Protocol):

@@ -7,17 +7,43 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from harvester.engine.frontend.window import Recent
 from harvester.engine.shared.settings import Slo
 from harvester.engine.shared.state import Count, Field, SharedState
 
 SECONDS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+WINDOW_S = 60.0
+MAX_VALUES = 4096
+
+
+class Recent:
+    """Values of the last ``WINDOW_S``, at most the ``MAX_VALUES`` newest, for who looks at what happens now. Noting one costs an append."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)  # when, value
+
+    def note(self, value: float, now_s: float) -> None:
+        self._values.append((now_s, value))
+
+    def quantiles(self, now_s: float) -> dict[str, float] | None:
+        """``count``, ``p50`` and ``p99``; None where there is no value of late."""
+        while self._values and self._values[0][0] < now_s - WINDOW_S:
+            self._values.popleft()
+        if not self._values:
+            return None
+        ordered = sorted(value for _, value in self._values)
+        return {"count": len(ordered), "p50": _at(ordered, 0.5), "p99": _at(ordered, 0.99)}
+
+
+def _at(ordered: list[float], share: float) -> float:
+    """The smallest value that ``share`` of all do not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 class ClassMetrics:
@@ -163,6 +189,23 @@ class BoardMetrics(Collector):
         ("harvester_running_offline", "Offline requests in the last step.", Count.OFFLINE_RUNNING),
     )
 
+    CHAT = (
+        ("harvester_chat_ttft_seconds", "Time to first token of online requests, in the engine.", Count.FIRST_TOKENS, Count.TTFT_S),
+        (
+            "harvester_chat_ttft_alone_seconds",
+            "The same, as it would have been without jobs, by the latency model.",
+            Count.FIRST_TOKENS,
+            Count.TTFT_ALONE_S,
+        ),
+        ("harvester_chat_gap_seconds", "Time between two tokens of online requests, in the engine.", Count.GAPS, Count.GAP_S),
+        (
+            "harvester_chat_gap_alone_seconds",
+            "The same, as it would have been without jobs, by the latency model.",
+            Count.GAPS,
+            Count.GAP_ALONE_S,
+        ),
+    )
+
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
 
@@ -181,6 +224,10 @@ class BoardMetrics(Collector):
         detected = SummaryMetricFamily("harvester_abort_detection_seconds", "Signal to the end of the step.")
         detected.add_metric([], int(self._shared.count(Count.DETECTED)), self._shared.count(Count.DETECT_S))
         yield detected
+        for name, text, count, total in self.CHAT:
+            summary = SummaryMetricFamily(name, text)
+            summary.add_metric([], int(self._shared.count(count)), self._shared.count(total))
+            yield summary
 
     def _by_class(self) -> Metric:
         tokens = CounterMetricFamily("harvester_tokens", "Prompt tokens computed and tokens made, by class of work.", labels=["work"])

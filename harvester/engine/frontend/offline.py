@@ -9,8 +9,8 @@ from typing import Any
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.engine.vllm.serving import OfflineApi
 from harvester.errors import EngineError, UsageError
-from jobs.engine import ApiRequest, Completion, EngineGone, Message, Prompt, RowError
-from jobs.usage import Usage
+from jobs.engine import ApiCall, Completion, EngineGone, Message, Prompt, RowError, RowRequest
+from jobs.hint import SchedulingHint
 
 
 class OfflineEngine:
@@ -39,34 +39,30 @@ class OfflineEngine:
     async def count_tokens(self, messages: tuple[Message, ...]) -> int:
         return len(await self._tokenize(messages))
 
-    async def complete(self, prompt: Prompt) -> Completion:
+    async def complete(self, request: RowRequest) -> Completion:
         """See `Engine.complete`."""
+        if isinstance(request.content, ApiCall):
+            return await self._api.respond(request.request_id, request.content, request.hint)
+        return await self._answer(request.request_id, request.content, request.hint)
+
+    async def _answer(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
         token_ids = await self._tokenize(prompt.messages)
         try:
             found = await self._llm.complete(
-                prompt.request_id,
+                request_id,
                 token_ids,
                 max_tokens=prompt.max_tokens,
                 temperature=prompt.temperature,
                 choices=prompt.choices,
                 json_schema=prompt.json_schema,
-                extra=prompt.hint.to_args(),
+                extra=hint.to_args(),
                 sampling=self._defaults,
             )
         except UsageError as error:
             raise RowError("refused", error.message) from error
         except EngineError as error:
             raise EngineGone(error.message) from error
-        usage = Usage(
-            prompt_tokens=found.prompt_tokens,
-            cached_tokens=found.cached_tokens,
-            output_tokens=len(found.token_ids),
-            preemptions=found.preemptions,
-        )
-        return Completion(found.text, found.finish_reason, usage)
-
-    async def respond(self, request: ApiRequest) -> Completion:
-        return await self._api.respond(request)
+        return Completion(found.text, found.finish_reason, found.usage)
 
     async def _tokenize(self, messages: tuple[Message, ...]) -> list[int]:
         """Token ids of the rendered chat prompt."""

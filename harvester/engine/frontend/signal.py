@@ -12,10 +12,17 @@ assert FEATURES <= COEFFICIENTS
 
 
 class ArrivalSignal:
-    """Of one replica. ``max_ttft_delay_fraction``: see `Arrival`. ``graphs``: CUDA graphs of the engine."""
+    """Of one replica. ``max_ttft_delay_fraction`` and ``max_slowdown``: see `Arrival`. ``graphs``: CUDA graphs of the engine."""
 
-    def __init__(self, shared: SharedState, max_ttft_delay_fraction: float = 1.0, graphs: GraphSizes | None = None) -> None:
-        self._shared, self._max_ttft_delay_fraction, self._graphs = shared, max_ttft_delay_fraction, graphs
+    def __init__(
+        self,
+        shared: SharedState,
+        max_ttft_delay_fraction: float = 1.0,
+        max_slowdown: float | None = None,
+        graphs: GraphSizes | None = None,
+    ) -> None:
+        self._shared, self._graphs = shared, graphs
+        self._max_ttft_delay_fraction, self._max_slowdown = max_ttft_delay_fraction, max_slowdown
 
     def arrived(self, prompt_tokens: int, ttft_slo_s: float, waited_s: float = 0.0) -> bool:
         """Tell of an online request that the engine core has been sent. Returns whether a step in flight was asked to end.
@@ -26,14 +33,17 @@ class ArrivalSignal:
         if not any(step.endable for step in steps):
             return False
         now_s = time.monotonic()
-        first = first_to_end(steps, now_s, Arrival(self._prompt_s(prompt_tokens), ttft_slo_s, waited_s, self._max_ttft_delay_fraction))
+        prompt_s, step_s = self.bound_s(StepLoad.prefill(prompt_tokens)), self.bound_s(StepLoad(seqs=1))
+        arrival = Arrival(prompt_s, ttft_slo_s, waited_s, self._max_ttft_delay_fraction, step_s, self._max_slowdown)
+        first = first_to_end(steps, now_s, arrival)
         if first is None:
             return False
         self._shared.ask_to_end(first, now_s)
         return True
 
-    def _prompt_s(self, tokens: int) -> float:
+    def bound_s(self, load: StepLoad) -> float:
+        """P99 of a step; 0 while nobody can tell."""
         if not self._shared[Field.READY]:
             return 0.0
         coefficients = [self._shared[Field.MODEL + place] for place in range(FEATURES)]
-        return self._shared[Field.MARGIN] * predict_with(coefficients, StepLoad.prefill(tokens), self._graphs)
+        return self._shared[Field.MARGIN] * predict_with(coefficients, load, self._graphs)

@@ -12,6 +12,8 @@ from harvester.engine.shared.state import Count, SharedState
 def snapshot(llm: Engine, shared: SharedState, now_s: float) -> dict[str, Any]:
     """``at_s`` is of ``now_s``'s monotonic clock; seconds and tokens count from the engine's start, latencies are of the last minute.
 
+    ``ttft_s`` and ``tpot_s``: of chat, what all took together, and what they would have taken without jobs.
+
     ``running`` are the requests of the last step, but no more than there are now: those whose client hung up are not counted.
     """
     in_flight = llm.in_flight()
@@ -30,5 +32,7 @@ def snapshot(llm: Engine, shared: SharedState, now_s: float) -> dict[str, Any]:
         "kv_used": shared.count(Count.KV_USED) if any(in_flight.values()) else 0.0,
         "ended_steps": int(shared.count(Count.ENDED_STEPS)),
         **work,
+        "ttft_s": (shared.count(Count.TTFT_S), shared.count(Count.TTFT_ALONE_S)),
+        "tpot_s": (shared.count(Count.GAP_S), shared.count(Count.GAP_ALONE_S)),
         **llm.latencies(now_s),
     }

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
+from harvester.config import TierConfig
 from harvester.core import ServiceTier, WorkClass, work_class
+from harvester.errors import ParameterError
 from jobs.hint import ARGS
 
 _DATA = "data: {"
@@ -22,6 +24,21 @@ class TieredRequest(Protocol):
 
     @property
     def use_beam_search(self) -> bool: ...
+
+
+def asked_tier(config: TierConfig, asked: object, key: str | None) -> ServiceTier | None:
+    """The tier of a request that came with ``key``; None where neither it, its key nor the config chooses one.
+
+    Raises `ParameterError` for an unknown one.
+    """
+    if asked in (None, "auto"):
+        own = config.keys.get(key, config.default) if key is not None else config.default
+        return None if own is ServiceTier.DEFAULT and asked is None else own
+    try:
+        return ServiceTier(str(asked))
+    except ValueError as error:
+        known = ", ".join(["auto", *ServiceTier])
+        raise ParameterError(f"unknown service_tier {str(asked)[:40]!r}; use one of: {known}", "service_tier") from error
 
 
 def settle(request: TieredRequest, priority: int) -> str | None:

@@ -34,7 +34,7 @@ def engine_arguments(
     values["scheduling_policy"] = "priority"
     values |= {"api_key": list(config.api_keys)} if config.api_keys else {}  # vLLM takes a plain string letter by letter
     extra = {**values.get("additional_config", {}), KEY: pack(config, shared, profile)}
-    if shared is not None and config.schedule.safepoints == "auto":
+    if shared is not None and config.schedule.safepoints != "off":
         extra[SAFEPOINTS_KEY] = {"shared_state": str(shared)} | extra.get(SAFEPOINTS_KEY, {})
     values["additional_config"] = extra
     if config.checkpoint.enabled is True and values.get("kv_transfer_config") is None:

@@ -19,13 +19,14 @@ KEY = "harvester"
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What an online request is promised, in seconds."""
+    """What an online request is promised, in seconds; inf: no number."""
 
     ttft_s: float
     tpot_s: float
 
 
 NO_SLO = Slo(math.inf, math.inf)
+UNPROMISED_TTFT_S = 0.5  # of which a step may wait 2% for KV that is saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,14 @@ class Settings:
     @property
     def policy(self) -> PolicyConfig:
         share = self.share
-        max_ttft_delay_fraction, ttft_s = self.schedule.max_ttft_delay_fraction, self.slo.ttft_slo_ms / 1000
         return PolicyConfig(
-            share.reserved_slots, share.reserved_kv, share.offline_step_tokens, share.reserve_s, max_ttft_delay_fraction, ttft_s
+            share.reserved_slots,
+            share.reserved_kv,
+            share.offline_step_tokens,
+            share.reserve_s,
+            self.schedule.max_ttft_delay_fraction,
+            _seconds(self.slo.ttft_slo_ms),
+            self.slo.max_slowdown,
         )
 
     def parts(self, total_blocks: int) -> PartsConfig:
@@ -62,6 +68,7 @@ class Settings:
             admission=schedule.admission,
             budget=schedule.budget,
             reserve=schedule.reserve,
+            tpot=schedule.tpot,
             first_slots=share.reserved_slots,
             first_blocks=int(share.reserved_kv * total_blocks),
         )
@@ -71,14 +78,15 @@ class Settings:
         given = self.checkpoint
         cost = given.copy_cost or (CPU_COST if cpu else CUDA_COST)
         thresholds = Thresholds(given.start_free, given.full_free, given.online)
-        return Checkpoints(thresholds, cost, self.slo.ttft_slo_ms / 1000, given.wait_blocks)
+        ttft_s = _seconds(self.slo.ttft_slo_ms)
+        return Checkpoints(thresholds, cost, ttft_s if ttft_s < math.inf else UNPROMISED_TTFT_S, given.wait_blocks)
 
     def slo_of(self, extra: Mapping[str, Any] | None) -> Slo:
         """Of a request with these `vllm_xargs`. An unknown class gets the deployment's."""
         own = self.slo.classes.get(str(extra.get("slo_class"))) if extra and self.slo.classes else None
         ttft_ms = own.ttft_slo_ms if own and own.ttft_slo_ms else self.slo.ttft_slo_ms
         tpot_ms = own.tpot_slo_ms if own and own.tpot_slo_ms else self.slo.tpot_slo_ms
-        return Slo(ttft_ms / 1000, tpot_ms / 1000)
+        return Slo(_seconds(ttft_ms), _seconds(tpot_ms))
 
 
 def pack(config: ServeConfig, shared: Path | None = None, profile: Path | None = None) -> dict[str, Any]:
@@ -91,3 +99,7 @@ def pack(config: ServeConfig, shared: Path | None = None, profile: Path | None =
         "shared_state": str(shared) if shared else None,
         "profile": str(profile) if profile else None,
     }
+
+
+def _seconds(milliseconds: float | None) -> float:
+    return math.inf if milliseconds is None else milliseconds / 1000

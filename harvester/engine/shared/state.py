@@ -6,6 +6,7 @@ processes of a machine share.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -38,20 +39,22 @@ class Field(IntEnum):
     SAVE_PROFILE = 13  # front end: raised by one to have the profile written
     SAVED_PROFILE = 14  # engine core: the last such wish that was fulfilled
     ASKED = 15  # front end: how often it asked that steps end
-    PLACES = 62  # worker 0: how many safepoints the model has room for; 0: its steps cannot be ended
-    MODEL = 64  # engine core: the first coefficient
-    COUNTERS = 80  # engine core: the first of `Count`, which has 64 places
-    STEPS_S = 144  # engine core: seconds of the last `RING` steps of offline work alone, a ring
+    PLACES = 16  # worker 0: how many safepoints the model has room for; 0: its steps cannot be ended
+    MODEL = 24  # engine core: the first coefficient
+    COUNTERS = 40  # engine core: the first of `Count`
+    STEPS_S = 120  # engine core: seconds of the last `RING` steps of offline work alone, a ring
     IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the places of `Place`
 
 
 class Place(IntEnum):
     """Of one step in flight, from its place in the ring on."""
 
-    ENDABLE = 0  # engine core: 1 where it holds offline work only and has safepoints
+    ENDABLE = 0  # engine core: 1 where it has safepoints
     ESTIMATE_S = 1  # engine core: how long it takes; 0 where it cannot tell
     BEGAN_STEP = 2  # worker 0: the step that the next field is of
     BEGAN_S = 3  # worker 0: when its host began it, and later when its device did
+    BESIDE_CHAT = 4  # engine core: 1 where chat decodes in it
+    TPOT_S = 5  # engine core: least promised to that
 
 
 class Count(IntEnum):
@@ -99,10 +102,16 @@ class Count(IntEnum):
     ONLINE_RUNNING = 39  # gauge: requests of the last step
     OFFLINE_RUNNING = 40  # gauge
     KV_USED = 41  # gauge: share of the KV blocks
-    PREDICTED_ANSWERS = 42  # online answers that ended after their length was predicted
-    WITHIN_MEDIAN = 43  # of those, no longer than the predicted median
-    WITHIN_HIGH = 44  # no longer than what was predicted that nine of ten would not exceed
-    LENGTH_ERROR = 45  # gauge: median of abs(predicted - made) / made of the latest, where there are any
+    FIRST_TOKENS = 42  # of online requests
+    TTFT_S = 43  # summed over those
+    TTFT_ALONE_S = 44  # the same, as they would have been without offline work
+    GAPS = 45  # between two tokens of online requests
+    GAP_S = 46  # summed over those
+    GAP_ALONE_S = 47  # the same, as they would have been without offline work
+    PREDICTED_ANSWERS = 48  # online answers that ended after their length was predicted
+    WITHIN_MEDIAN = 49  # of those, no longer than the predicted median
+    WITHIN_HIGH = 50  # no longer than what was predicted that nine of ten would not exceed
+    LENGTH_ERROR = 51  # gauge: median of abs(predicted - made) / made of the latest, where there are any
 
 
 SIZE = (Field.IN_FLIGHT + DEPTH * len(Place)) * 8
@@ -152,11 +161,13 @@ class SharedState:
 
     # Steps in flight
 
-    def planned(self, number: int, endable: bool, estimate_s: float) -> None:
+    def planned(self, number: int, endable: bool, estimate_s: float, *, beside_chat: bool = False, tpot_s: float = math.inf) -> None:
         """Engine core: the step is about to be sent to the workers. Who reads its number finds the rest set."""
         place = _place(number)
         self._cells[place + Place.ENDABLE] = float(endable)
         self._cells[place + Place.ESTIMATE_S] = estimate_s
+        self._cells[place + Place.BESIDE_CHAT] = float(beside_chat)
+        self._cells[place + Place.TPOT_S] = tpot_s
         self._cells[Field.PLANNED] = number
 
     def told_better(self, number: int, estimate_s: float) -> None:
@@ -180,7 +191,10 @@ class SharedState:
         """One of the last `DEPTH` steps."""
         cells, place = self._cells, _place(number)
         began_s = cells[place + Place.BEGAN_S] if cells[place + Place.BEGAN_STEP] == number else None
-        return Flight(number, bool(cells[place + Place.ENDABLE]), began_s, cells[place + Place.ESTIMATE_S])
+        endable, estimate_s, beside_chat, tpot_s = (
+            cells[place + one] for one in (Place.ENDABLE, Place.ESTIMATE_S, Place.BESIDE_CHAT, Place.TPOT_S)
+        )
+        return Flight(number, bool(endable), began_s, estimate_s, bool(beside_chat), tpot_s)
 
     def ask_to_end(self, first: int, now_s: float) -> None:
         """Front end: the steps in flight from ``first`` on should end at their next safepoint."""

@@ -45,7 +45,7 @@ class Verified(Collector):
 
     async def _look(self) -> list[Verdict]:
         schedule = self._llm.settings.schedule
-        detect_s, safepoints = schedule.preempt_detect_ms / 1000, schedule.safepoints == "auto"
+        detect_s, safepoints = schedule.preempt_detect_ms / 1000, schedule.safepoints != "off"
         try:
             found = await verify_short(self._llm, self._shared, detect_s, safepoints, MAX_S)
             if any(one.ok is False for one in found):  # a busy machine may have done that once

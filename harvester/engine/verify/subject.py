@@ -32,8 +32,8 @@ class Subject:
         return self._arguments(self.config, None, limits)
 
     def pressed(self, shared: Path, block_tokens: int, longest_tokens: int, chaos: float) -> dict[str, Any]:
-        """As `small`, with KV for few requests, no reserve, and steps of offline work that end at random with probability ``chaos``."""
-        schedule = self.config.schedule.model_copy(update={"safepoints": "auto", "reserve": "fixed", "preempt_detect_ms": 0.1})
+        """As `small`, with KV for few requests, no reserve, and steps with offline work that end at random with probability ``chaos``."""
+        schedule = self.config.schedule.model_copy(update={"safepoints": self._safepoints, "reserve": "fixed", "preempt_detect_ms": 0.1})
         share = ShareConfig(reserved_slots=1, reserved_kv=0.0)
         checkpoint = self.config.checkpoint
         if checkpoint.enabled == "auto":  # whether they may be on is what is found out
@@ -48,8 +48,12 @@ class Subject:
     def timed(self, shared: Path) -> dict[str, Any]:
         """The deployment's own arguments, with safepoints close enough together for a short step to have several."""
         detect_ms = min(DETECT_MS, self.config.schedule.preempt_detect_ms)
-        schedule = self.config.schedule.model_copy(update={"safepoints": "auto", "preempt_detect_ms": detect_ms})
+        schedule = self.config.schedule.model_copy(update={"safepoints": self._safepoints, "preempt_detect_ms": detect_ms})
         return self._arguments(self.config.model_copy(update={"schedule": schedule}), shared, {})
+
+    @property
+    def _safepoints(self) -> str:
+        return "all" if self.config.schedule.safepoints == "all" else "auto"
 
     def _arguments(self, config: ServeConfig, shared: Path | None, engine: dict[str, Any]) -> dict[str, Any]:
         config = config.model_copy(update={"engine": {**config.engine, **self.engine, **engine}})

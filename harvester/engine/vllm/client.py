@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm.platform import additional, graph_sizes
 from harvester.errors import EngineError, UsageError
+from jobs.usage import Usage
 
 
 class HarvestLLM(AsyncLLM):
@@ -42,7 +44,8 @@ class HarvestLLM(AsyncLLM):
     def attend(self, shared: SharedState) -> None:
         """Signal arrivals and count what becomes of them."""
         self._settings = self.settings
-        self._signal = ArrivalSignal(shared, self._settings.schedule.max_ttft_delay_fraction, graph_sizes(self.vllm_config))
+        policy = self._settings.policy
+        self._signal = ArrivalSignal(shared, policy.max_ttft_delay_fraction, policy.max_slowdown, graph_sizes(self.vllm_config))
         self._metrics = ClassMetrics()
         self._in_flight = Counter()
 
@@ -102,7 +105,8 @@ class HarvestLLM(AsyncLLM):
         if self._metrics is None or self._settings is None:
             return {"ttft": None, "tpot": None, "ttft_slo_s": None, "tpot_slo_s": None}
         promise = self._settings.slo_of(None)
-        return {**self._metrics.recent(now_s), "ttft_slo_s": promise.ttft_s, "tpot_slo_s": promise.tpot_s}
+        ttft_s, tpot_s = (value if value < math.inf else None for value in (promise.ttft_s, promise.tpot_s))
+        return {**self._metrics.recent(now_s), "ttft_slo_s": ttft_s, "tpot_slo_s": tpot_s}
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, *given: Any, **named: Any
@@ -189,9 +193,12 @@ def _generated(output: RequestOutput) -> Generated:
         text=best.text,
         finish_reason=str(best.finish_reason or "stop"),
         token_ids=list(best.token_ids),
-        prompt_tokens=len(output.prompt_token_ids or ()),
-        cached_tokens=int(output.num_cached_tokens or 0),
-        preemptions=int(getattr(output.metrics, "num_preemptions", 0) or 0),
+        usage=Usage(
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            cached_tokens=int(output.num_cached_tokens or 0),
+            output_tokens=len(best.token_ids),
+            preemptions=int(getattr(output.metrics, "num_preemptions", 0) or 0),
+        ),
         tops=[_top(place) for place in best.logprobs or ()],
         prompt_tops=[None if place is None else _top(place) for place in output.prompt_logprobs or ()],
     )

@@ -10,17 +10,17 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
 from harvester.engine.vllm.reads import is_offline
-from harvester.policy.order.offline import OfflineOrder, OfflineRow
+from harvester.policy.order.offline import OfflineOrder
 
 
 class WaitingQueue(RequestQueue):
-    """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan admits.
+    """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan ranks or admits.
 
-    ``order`` is told of every offline request that waits, as ``row_of`` describes it, and of every one that waits no longer.
+    ``arrive`` tells the brain of every offline request that waits, ``order`` is told of every one that waits no longer.
     """
 
-    def __init__(self, order: OfflineOrder, row_of: Callable[[Request], OfflineRow]) -> None:
-        self._order, self._row_of = order, row_of
+    def __init__(self, order: OfflineOrder, arrive: Callable[[Request], None]) -> None:
+        self._order, self._arrive = order, arrive
         self._online: dict[str, Request] = {}
         self._offline: dict[str, Request] = {}
         self._ranks: Mapping[str, int] = {}
@@ -41,7 +41,7 @@ class WaitingQueue(RequestQueue):
         return self._ranks
 
     def rank(self, ranks: Mapping[str, int]) -> None:
-        """The order of the online requests from now on. One without a rank comes last, by priority and arrival."""
+        """The order of the online requests from now on. One without a rank has no turn: it waits until it has one."""
         self._ranks = ranks
 
     def open(self, admitted: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ class WaitingQueue(RequestQueue):
     def add_request(self, request: Request) -> None:
         if is_offline(request):
             self._offline[request.request_id] = request
-            self._order.add(self._row_of(request))
+            self._arrive(request)
         else:
             self._online[request.request_id] = request
 
@@ -67,8 +67,9 @@ class WaitingQueue(RequestQueue):
             self.add_request(request)
 
     def peek_request(self) -> Request:
-        if self._online:
-            return min(self._online.values(), key=self._rank_of)
+        first = min((name for name in self._online if name in self._ranks), key=self._ranks.__getitem__, default=None)
+        if first is not None:
+            return self._online[first]
         self._skip_the_gone()
         return self._offline[self._admitted[0]]
 
@@ -90,7 +91,7 @@ class WaitingQueue(RequestQueue):
 
     def __bool__(self) -> bool:
         self._skip_the_gone()
-        return bool(self._online or self._admitted)
+        return bool(self._admitted) or any(name in self._ranks for name in self._online)
 
     def __len__(self) -> int:
         return len(self._online) + len(self._offline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -63,6 +63,7 @@ def row_of(request: Request, block_tokens: int) -> OfflineRow:
         prefix=tuple((request.prompt_token_ids or ())[:PREFIX_TOKENS]),
         arrival_s=request.arrival_time,
         final_blocks=final_blocks(request, block_tokens),
+        tokens=request.num_tokens,
     )
 
 
@@ -90,6 +91,7 @@ def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float
         due_s=request.arrival_time + shift_s + slo.ttft_s,
         tpot_s=slo.tpot_s,
         blocks=waiting_blocks(request, block_tokens),
+        arrived_s=request.arrival_time + shift_s,
     )
 
 
@@ -152,6 +154,17 @@ def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, 
     return {name: request.num_computed_tokens - tokens for name, request, tokens in found if request is not None}
 
 
+def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
+    """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
+    found = []
+    for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
+        for request_id, tokens in computed.items():
+            blocks = manager.req_to_blocks.get(request_id, [])
+            until = manager.num_cached_block.get(request_id, 0)
+            found += [(block, block.block_hash) for block in blocks[tokens // manager.block_size : until] if block.block_hash is not None]
+    return found
+
+
 def admitted(output: SchedulerOutput) -> frozenset[str]:
     """Requests that came from the waiting queue in this step."""
     return frozenset((*(new.req_id for new in output.scheduled_new_reqs), *output.scheduled_cached_reqs.resumed_req_ids))
@@ -163,15 +176,22 @@ def rough_load(output: SchedulerOutput) -> StepLoad:
     return StepLoad(tokens - seqs, 0.0, seqs, 0, seqs)
 
 
-def load_of(output: SchedulerOutput, computed: Mapping[str, int]) -> StepLoad:
-    """What the step computes. One token behind others counts as a decode, whatever it is."""
+def makes_first_token(request: Request | None, computed: int, tokens: int) -> bool:
+    """Whether it has made none, and ``tokens`` more than the ``computed`` ones make its prompt whole."""
+    return request is not None and not request.num_output_tokens and computed < request.num_prompt_tokens <= computed + tokens
+
+
+def load_of(output: SchedulerOutput, computed: Mapping[str, int], names: Collection[str] | None = None) -> StepLoad:
+    """What the step computes, of the requests in ``names`` or of all. One token behind others counts as a decode, whatever it is."""
+    names = output.num_scheduled_tokens if names is None else names
     chunks = decodes = contexts = 0
     attention = 0.0
-    for name, tokens in output.num_scheduled_tokens.items():
+    for name in names:
+        tokens = output.num_scheduled_tokens[name]
         before = computed.get(name, 0)
         if tokens == 1 and before > 0:
             decodes, contexts = decodes + 1, contexts + before
         else:
             chunks += tokens
             attention += tokens * (before + tokens / 2)
-    return StepLoad(chunks, attention, decodes, contexts, len(output.num_scheduled_tokens))
+    return StepLoad(chunks, attention, decodes, contexts, len(names))

@@ -14,17 +14,7 @@ from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.request import Request, RequestStatus
 
 from harvester.engine.core.steps import Step
-
-
-def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
-    """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
-    found = []
-    for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
-        for request_id, tokens in computed.items():
-            blocks = manager.req_to_blocks.get(request_id, [])
-            until = manager.num_cached_block.get(request_id, 0)
-            found += [(block, block.block_hash) for block in blocks[tokens // manager.block_size : until] if block.block_hash is not None]
-    return found
+from harvester.engine.vllm.reads import is_offline
 
 
 def roll_back(scheduler: Scheduler, steps: Sequence[Step], now_s: float) -> int:
@@ -47,7 +37,7 @@ def roll_back(scheduler: Scheduler, steps: Sequence[Step], now_s: float) -> int:
                 _put_back(scheduler, request, now_s)
             else:
                 _rewind(scheduler, request, computed)
-                if scheduler.log_stats:  # to who asked for it, it was preempted
+                if scheduler.log_stats and is_offline(request):  # to who asked for it, it was preempted
                     request.record_event(EngineCoreEventType.PREEMPTED, now_s)
     scheduler.prev_step_scheduled_req_ids.clear()  # the worker is sent all tokens of the next step's requests
     return sum(step.tokens for step in steps)

@@ -25,7 +25,8 @@ from harvester.engine.vllm import reads, rollback
 from harvester.engine.vllm.connector import CheckpointConnector
 from harvester.engine.vllm.platform import additional, graph_sizes, on_cpu, sleep_between_looks
 from harvester.engine.vllm.queue import WaitingQueue
-from harvester.policy.brain import Brain, StepRan
+from harvester.policy.brain import Brain
+from harvester.policy.model.load import StepLoad
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import parts_of
 from harvester.policy.view import EngineView, Plan, Running
@@ -55,7 +56,7 @@ class HarvestScheduling(Stock):
         self._covers = planner is not None and planner.able
         kv = settings.kv_policy(cpu) if self._covers else None
         self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), settings.policy)
-        self.waiting = WaitingQueue(self._brain.offline, lambda request: reads.row_of(request, self.block_size))
+        self.waiting = WaitingQueue(self._brain.offline, self._arrive)
         self._report = Reporting(settings, config, shared)
         self._ahead = PlanAhead(self._row)
         self._steps = StepsInFlight()
@@ -71,9 +72,16 @@ class HarvestScheduling(Stock):
         """vLLM's; the brain knows the request from here on."""
         self._ahead.came()
         if not reads.is_offline(request):
-            now_s = time.monotonic()
-            self._brain.arrive(self._online_request(request, now_s - time.time()), now_s)
+            self._arrive(request)
         super().add_request(request)
+
+    def _arrive(self, request: Request) -> None:
+        """Tell the brain: of an online request once, of an offline one each time that it waits."""
+        now_s, block_tokens = time.monotonic(), self.block_size
+        if reads.is_offline(request):
+            self._brain.arrive(reads.row_of(request, block_tokens), now_s)
+        else:
+            self._brain.arrive(self._online_request(request, now_s - time.time()), now_s)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, of a request that ended or was aborted."""
@@ -103,7 +111,7 @@ class HarvestScheduling(Stock):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._sent()
-        if rollback.begin_anew(self):
+        if self.failed_recving_kv_req_ids and rollback.begin_anew(self):
             self._ahead.clear()
         now_s = time.monotonic()
         plan = self._ahead.take() or self._brain.plan(self._view(now_s))
@@ -135,6 +143,9 @@ class HarvestScheduling(Stock):
                 self._roll_back(step, now_s)
         elif step.load.tokens:
             self._answered.append((step, seconds, now_s))
+        if step.tokens:
+            self._brain.passed(step.ran, seconds, now_s)
+            self._report.chat(self._brain.chat_times)
         self._report.ends(step, seconds, self.kv_cache_manager.usage)
         self._updated_s = now_s
         return super().update_from_output(scheduler_output, model_runner_output)
@@ -174,11 +185,11 @@ class HarvestScheduling(Stock):
             self._steps.plan(Step(None, output, 0, False, now_s, 0.0, StepState.SENT))
             return
         estimate_s = self._brain.parts.model.high_s(reads.rough_load(output)) or 0.0
-        may_end = self._report.can_end_steps and plan.may_end
-        step = Step(self._steps.next_number, output, tokens, plan.may_end, now_s, estimate_s)
+        may_end = self._report.may_end(plan)
+        step = Step(self._steps.next_number, output, tokens, plan.alone, now_s, estimate_s)
         setattr(output, ORDER, Order(self._steps.next_number, self._report.layers_between(estimate_s) if may_end else 0, self._epoch))
         self._steps.plan(step)
-        self._report.sends(step, endable=may_end)
+        self._report.sends(step, plan.tpot_s, endable=may_end)
 
     def _sent(self) -> None:
         """Fill in what is only needed when the step is answered, while the workers compute it; vLLM may go on before it asks for masks."""
@@ -192,13 +203,19 @@ class HarvestScheduling(Stock):
             self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
         step.load = reads.load_of(step.output, step.computed)
         if self._report.can_end_steps:
-            step.registered = rollback.registered_blocks(self, first_computed(self._steps, step.computed))
+            step.registered = reads.registered_blocks(self, first_computed(self._steps, step.computed))
         for name, tokens in step.output.num_scheduled_tokens.items():
             job = self._brain.offline.job(name)
             if job is None:
                 step.online.append(name)
+                if reads.makes_first_token(self.requests.get(name), step.computed.get(name, 0), tokens):
+                    step.first_tokens.append(name)
             else:
                 step.served[job] = step.served.get(job, 0) + tokens
+                if name in step.admitted and name in step.computed:
+                    step.admitted_tokens += self.requests[name].num_tokens
+                    step.cached_tokens += step.computed[name]
+        step.online_load = reads.load_of(step.output, step.computed, step.online) if step.served and step.online else StepLoad()
         model = self._brain.parts.model
         step.estimate_s = model.high_s(step.load) or 0.0
         if self._backoff is not None:
@@ -215,8 +232,7 @@ class HarvestScheduling(Stock):
     def _learn(self) -> None:
         """From the steps that were answered; done while the next one runs."""
         for step, seconds, now_s in self._answered:
-            self._brain.observe(StepRan(step.load, step.online, step.served), seconds, now_s)
-            self._profile.learnt()
+            self._brain.observe(step.ran, seconds, now_s)
             self._report.learnt(self._profile, step, self._brain.predictor)
         self._answered.clear()
 

@@ -20,10 +20,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.config import TierConfig
 from harvester.core import PRIORITY_OFFLINE, TIER_PRIORITY, ServiceTier, tier_of_priority
-from harvester.engine.frontend.tiers import bearer_key, given_priority, marked, settle, without_header
+from harvester.engine.frontend.tiers import asked_tier, bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.errors import ParameterError
-from jobs.engine import ApiRequest, Completion, EngineGone
+from jobs.engine import ApiCall, Completion, EngineGone
+from jobs.hint import SchedulingHint
 from jobs.usage import Usage
 
 BUSY = (429, 503)  # the engine's queue is full: later it is not
@@ -60,7 +61,7 @@ def install(serving: Any, method: str, config: TierConfig) -> Create:
 
     async def create_in_tier(request: Any, raw_request: Request | None = None) -> Any:
         try:
-            tier = config.resolve((request.model_extra or {}).get("service_tier"), bearer_key(raw_request))
+            tier = asked_tier(config, (request.model_extra or {}).get("service_tier"), bearer_key(raw_request))
         except ParameterError as error:
             return serving.create_error_response(error.message, param=error.param)
         # Without a tier the request's own priority stands, as a header or in its body.
@@ -102,11 +103,11 @@ class OfflineApi:
             COMPLETIONS: _Endpoint(CompletionRequest, None if plain is None else install(plain, "create_completion", tiers)),
         }
 
-    async def respond(self, request: ApiRequest) -> Completion:
-        """See `jobs.engine.Engine.respond`. Waits while the engine's queue is full."""
+    async def respond(self, request_id: str, call: ApiCall, hint: SchedulingHint) -> Completion:
+        """The answer to ``call``, or its error with an HTTP status. Waits while the engine's queue is full. Raises `EngineGone`."""
         number = 0
         while True:
-            answer = await self._once(f"{request.request_id}-{number}" if number else request.request_id, request)
+            answer = await self._once(f"{request_id}-{number}" if number else request_id, call, hint)
             if not (isinstance(answer, ErrorResponse) and answer.error.code in BUSY):
                 break
             number += 1
@@ -116,10 +117,10 @@ class OfflineApi:
         body = _mark(answer, ServiceTier.FLEX).model_dump_json()
         return Completion(body, str(answer.choices[0].finish_reason or "stop"), _usage(answer.usage))
 
-    async def _once(self, request_id: str, request: ApiRequest) -> Any:
+    async def _once(self, request_id: str, call: ApiCall, hint: SchedulingHint) -> Any:
         """vLLM's response object, or its error."""
         try:
-            answer = await self._create(request_id, request)
+            answer = await self._create(request_id, call, hint)
         except EngineDeadError as error:
             raise EngineGone("the vLLM engine died during the request") from error
         except Exception as error:  # as the HTTP route maps it
@@ -131,17 +132,17 @@ class OfflineApi:
             raise EngineGone("the vLLM engine died during the request")
         return answer
 
-    async def _create(self, request_id: str, row: ApiRequest) -> Any:
-        known = self._endpoints[row.endpoint]
+    async def _create(self, request_id: str, call: ApiCall, hint: SchedulingHint) -> Any:
+        known = self._endpoints[call.endpoint]
         if known.create is None:
-            raise NotImplementedError(f"The model does not support {row.endpoint}")  # answered with 501, as by its route
-        if row.body.get("stream"):
+            raise NotImplementedError(f"The model does not support {call.endpoint}")  # answered with 501, as by its route
+        if call.body.get("stream"):
             raise ValueError("`stream` is not supported in batch requests; remove it")
-        request = known.request.model_validate({**row.body, "request_id": request_id})
+        request = known.request.model_validate({**call.body, "request_id": request_id})
         refusal = settle(request, PRIORITY_OFFLINE)
         if refusal is not None:
             raise ValueError(refusal)
-        request.vllm_xargs = {**(request.vllm_xargs or {}), **row.hint.to_args()}
+        request.vllm_xargs = {**(request.vllm_xargs or {}), **hint.to_args()}
         return await known.create(request)
 
 

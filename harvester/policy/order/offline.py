@@ -21,7 +21,7 @@ class OfflineRow(NamedTuple):
     """One offline request that waits.
 
     ``begun``: it lost its KV. ``weight``: of its job among jobs. ``slice_id``: rows of a slice stay together. ``prefix``: the first tokens
-    of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token.
+    of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``tokens``: known so far, prompt and answer.
     """
 
     name: str
@@ -34,6 +34,7 @@ class OfflineRow(NamedTuple):
     prefix: tuple[int, ...] = ()
     arrival_s: float = 0.0
     final_blocks: int = 1
+    tokens: int = 1
 
 
 class OfflineOrder(Protocol):

@@ -21,9 +21,9 @@ class OnlineRequest:
     """A chat request that has come. A lower ``priority`` goes first, whatever the order among equals.
 
     ``kind``: requests of one kind have answers of similar length. ``max_tokens``: of its answer. ``due_s``: when its first token is due;
-    ``tpot_s``: promised from one token to the next. ``blocks``: KV blocks that its prompt needs. `Brain` fills in ``expected_tokens``, the
-    predicted length of its answer, where the adapter knows none, and the predicted times ``prefill_s`` of its prompt and ``token_s`` of
-    one token of its answer.
+    ``tpot_s``: promised from one token to the next. ``blocks``: KV blocks that its prompt needs. ``arrived_s``: when it reached the server.
+    `Brain` fills in ``expected_tokens``, the predicted length of its answer, where the adapter knows none, and the predicted times
+    ``prefill_s`` of its prompt and ``token_s`` of one token of its answer.
     """
 
     name: str
@@ -37,6 +37,7 @@ class OnlineRequest:
     due_s: float = 0.0
     tpot_s: float = math.inf
     blocks: int = 1
+    arrived_s: float = 0.0
 
     @property
     def answer_tokens(self) -> int:

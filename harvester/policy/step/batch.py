@@ -24,6 +24,7 @@ class Batch:
     growth_blocks: int = 0  # of those, what they will still ask for
     tpot_s: float = math.inf  # least promised to those whose first token is out
     due_s: float = math.inf  # when the earliest first token of the running is due
+    unpromised: bool = False  # one of the online requests has no number for the token that it waits for
 
     @property
     def prompt_tokens(self) -> int:
@@ -60,7 +61,9 @@ def _with_chat(batch: Batch, running: Sequence[Running], chat: list[int], ranks:
     for place in chat:
         request = running[place]
         (batch.decoding if request.step_tokens <= 1 else batch.prompts).append(request)
+        due_s = request.tpot_s if request.decoding else request.due_s
+        batch.unpromised |= due_s == math.inf
         if request.decoding:
-            batch.tpot_s = min(batch.tpot_s, request.tpot_s)
+            batch.tpot_s = min(batch.tpot_s, due_s)
         else:
-            batch.due_s = min(batch.due_s, request.due_s)
+            batch.due_s = min(batch.due_s, due_s)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,24 +24,50 @@ class Budget:
         return self.decodes + self.prefill_tokens
 
 
+class Prompts:
+    """Offline prompts in the order in which steps compute them: what the first so many of their tokens cost.
+
+    A step that takes prompts from a queue computes a few of them, the last one in part. Only those are its sequences. To bill one for each
+    prompt that waits would leave no tokens for any.
+    """
+
+    def __init__(self, prompts: Iterable[tuple[int, int]] = ()) -> None:
+        """``prompts``: of each the tokens that are left, at least 1, and those computed before."""
+        self._contexts: list[int] = []
+        self._ends = [0]  # tokens of all prompts up to each
+        self._attention = [0.0]
+        for tokens, context in prompts:
+            self._contexts.append(context)
+            self._ends.append(self._ends[-1] + tokens)
+            self._attention.append(self._attention[-1] + tokens * (context + tokens / 2))
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def count(self, tokens: int) -> int:
+        """How many prompts the first ``tokens`` are of."""
+        return min(bisect_left(self._ends, tokens), len(self)) if tokens > 0 else 0
+
+    def beside(self, load: StepLoad, tokens: int) -> StepLoad:
+        """``load`` and the first ``tokens``, at least 1. Past the last known prompt they are taken for more of that one."""
+        chunk, attention, seqs, context, sequences = load
+        whole = max(0, self.count(tokens) - 1)
+        rest, behind = tokens - self._ends[whole], self._contexts[whole] if self._contexts else 0
+        attention += self._attention[whole] + rest * (behind + rest / 2)
+        return StepLoad(chunk + tokens, attention, seqs, context, sequences + whole + 1)
+
+
 def offline_budget(
-    model: LatencyModel,
-    online: StepLoad,
-    limit_s: float,
-    offline_decodes: Sequence[int],
-    prefill_context: int,
-    max_tokens: int,
-    prefill_seqs: int = 1,
+    model: LatencyModel, online: StepLoad, limit_s: float, offline_decodes: Sequence[int], prompts: Prompts, max_tokens: int
 ) -> Budget:
     """The largest budget whose step stays within ``limit_s`` by ``model.bound``, decodes before prompts; O(len(offline_decodes)).
 
     Both are found by bisection: time never falls as decodes are added, nor as prompt tokens are. Where CUDA graphs make it a staircase, the
     budget fills a stair to its edge. The first prompt token may cost a jump to another kind of step, so that none fits where decodes do.
 
-    ``offline_decodes``: their context tokens, in the order in which they are to run. Prompts are counted as one chunk behind
-    ``prefill_context`` tokens, and as ``prefill_seqs`` sequences; they get nothing while a decode is left out, which would only
-    make more decodes that do not fit. Decodes and prompt tokens together stay within ``max_tokens``. Nothing fits where the online
-    work alone takes longer than ``limit_s``. A higher limit never lowers either number.
+    ``offline_decodes``: their context tokens, in the order in which they are to run. Prompts get nothing while a decode is left out, which
+    would only make more decodes that do not fit. Decodes and prompt tokens together stay within ``max_tokens``. Nothing fits where the
+    online work alone takes longer than ``limit_s``. A higher limit never lowers either number.
     """
     max_tokens = max(0, max_tokens)
     margin, predict = model.margin, model.predict  # one look at them, not one a try
@@ -48,20 +75,14 @@ def offline_budget(
 
     chunk, attention, seqs, context, sequences = online
 
-    def decodes_fit(count: int) -> bool:
-        load = StepLoad(chunk, attention, seqs + count, context + contexts[count], sequences + count)
-        return margin * predict(load) <= limit_s
+    def with_decodes(count: int) -> StepLoad:
+        return StepLoad(chunk, attention, seqs + count, context + contexts[count], sequences + count)
 
-    decodes = _largest(len(contexts) - 1, decodes_fit)
+    decodes = _largest(len(contexts) - 1, lambda count: margin * predict(with_decodes(count)) <= limit_s)
     if decodes < len(offline_decodes):
         return Budget(decodes, 0)
-    seqs, context, sequences = seqs + decodes, context + contexts[decodes], sequences + decodes + max(1, prefill_seqs)
-
-    def prompts_fit(tokens: int) -> bool:
-        load = StepLoad(chunk + tokens, attention + tokens * (prefill_context + tokens / 2), seqs, context, sequences)
-        return margin * predict(load) <= limit_s
-
-    return Budget(decodes, _largest(max_tokens - decodes, prompts_fit))
+    load = with_decodes(decodes)
+    return Budget(decodes, _largest(max_tokens - decodes, lambda tokens: margin * predict(prompts.beside(load, tokens)) <= limit_s))
 
 
 def longest_decode(model: LatencyModel, online: StepLoad, limit_s: float) -> float:

@@ -29,7 +29,12 @@ def plan_step(
         batch = batch_of(view.running, preempt, view.ranks)
     space = admission.space(view, batch, config) if view.online_waiting == 0 else (0, 0)
     if not batch.online and view.online_waiting == 0 and not view.returning:
-        return StepPlan(tuple(batch.kept), (), (), budget.alone_tokens(view, batch), *space, preemptible=True)
+        return StepPlan(tuple(batch.kept), (), (), budget.alone_tokens(view, batch), *space, may_end=True)
+    tpot_s = batch.tpot_s
+    if view.gap_s is not None:
+        batch = replace(batch, tpot_s=view.gap_s)
     step_s = limit_s(view, batch)
     plan = budget.beside_chat(view, batch, config, step_s, space)
-    return replace(plan, preempt=tuple(sorted(preempt)), limit_s=step_s)
+    offline = len(plan.run) > len(batch.online) or (plan.offline_slots > 0 and len(view.offline_next) > 0)
+    may_end = offline and not (batch.prompts or view.online_waiting or view.returning)
+    return replace(plan, preempt=tuple(sorted(preempt)), limit_s=step_s, may_end=may_end, tpot_s=tpot_s)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+EARLY_SHARE = 0.15  # of a step that holds chat: within it, what would be lost is little
+END_GAIN = 2.5  # times a step's own cost: least that must be left of such a step
 COST_SHARE = 0.01  # of a step, what its safepoints may cost
 
 
@@ -14,9 +16,11 @@ class Flight:
     """One step that was sent to the workers and is not answered yet. Times in seconds of one monotonic clock."""
 
     number: int
-    endable: bool  # it holds offline work only, and has safepoints
+    endable: bool  # it has safepoints, and holds no online prompt
     began_s: float | None  # None: it waits for the step before it
     estimate_s: float  # how long it takes; 0: unknown
+    beside_chat: bool = False  # online requests decode in it
+    tpot_s: float = math.inf  # least promised to those
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +29,24 @@ class Arrival:
 
     ``prompt_s``: how long the step takes that will compute its prompt. ``waited_s``: since it reached the server.
     ``max_ttft_delay_fraction``: share of ``ttft_slo_s`` that it may wait for steps of offline work.
+    ``step_s``: what a step costs beside its tokens. ``max_slowdown``: where it is promised no number, its wait for offline work and
+    its own step may together take so many times as long as that step.
     """
 
     prompt_s: float
     ttft_slo_s: float
     waited_s: float = 0.0
     max_ttft_delay_fraction: float = 1.0
+    step_s: float = 0.0
+    max_slowdown: float | None = None
 
     def is_in_time(self, wait_s: float) -> bool:
         """Whether it can wait ``wait_s`` more for the steps before its own.
 
         The share is for those behind it: an arrival that has time to wait may be the first of a burst, whose last one then lacks that time.
         """
+        if self.ttft_slo_s == math.inf:
+            return self.max_slowdown is None or wait_s <= (self.max_slowdown - 1.0) * self.prompt_s
         return wait_s <= self.max_ttft_delay_fraction * self.ttft_slo_s and self.waited_s + wait_s + self.prompt_s <= self.ttft_slo_s
 
 
@@ -44,16 +54,31 @@ def first_to_end(steps: Sequence[Flight], now_s: float, arrival: Arrival) -> int
     """Number of the step to end, so that the arrival's first token is in time; None where all may run to their ends.
 
     ``steps``: oldest first. Ending one makes those behind it void. Of the steps whose end brings the arrival in time the last is chosen,
-    since it loses least; where there is none, the first that can be ended. A step beside online work is bounded by its budget and never
-    ended. ConServe takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
+    since it loses least; where there is none, the first that can be ended.
+
+    ConServe takes victims out of the running batch one by one; a batch inside a layer cannot be cut, so here all of it ends.
     """
     waits_s = _waits_s(steps, now_s)
     if not steps or arrival.is_in_time(waits_s[-1]):
         return None
-    endable = [place for place, step in enumerate(steps) if step.endable]
+    endable = [place for place, step in enumerate(steps) if step.endable and _may_lose(step, now_s, arrival)]
     in_time = [place for place in endable if arrival.is_in_time(waits_s[place])]
     chosen = in_time[-1] if in_time else min(endable, default=None)
     return None if chosen is None else steps[chosen].number
+
+
+def _may_lose(step: Flight, now_s: float, arrival: Arrival) -> bool:
+    """Whether what the step computed may be lost. Chat that decodes in it waits for its next token until the step after it has ended.
+
+    So it ends early or, where the promise holds with both steps, later; and only while what is left of it is well above what a step costs
+    by itself.
+    """
+    if not step.beside_chat:
+        return True
+    ran_s = max(0.0, now_s - step.began_s) if step.began_s is not None else 0.0
+    if step.estimate_s - ran_s < END_GAIN * arrival.step_s:
+        return False
+    return ran_s < EARLY_SHARE * step.estimate_s or ran_s + arrival.prompt_s <= step.tpot_s
 
 
 def _waits_s(steps: Sequence[Flight], now_s: float) -> list[float]:

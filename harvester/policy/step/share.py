@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.step.batch import Batch
-from harvester.policy.step.budget import longest_decode, offline_budget
+from harvester.policy.step.budget import Prompts, longest_decode, offline_budget
 from harvester.policy.step.guarantee import stretched_s
 from harvester.policy.step.slo import Online, added_s, online_work
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import PolicyConfig
 
 MIN_CHUNK = 64  # tokens
-PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work: each is counted in the budget, whether its turn comes or not
+PROMPTS_PER_STEP = 16  # most offline prompts in a step beside online work
 
 Space = tuple[int, int]
 """Slots and KV blocks that new offline requests may take."""
@@ -64,17 +65,20 @@ class SloBudget:
         model = self._model
         if not model.ready or view.offline_step_s == math.inf or view.max_tokens is None:
             return None
-        contexts = batch.contexts
-        behind = max((view.running[i].context for i in batch.prefills), default=0)
         step_s = model.margin * view.offline_step_s  # the best length on average, no promise
-        fit = offline_budget(model, StepLoad(), step_s, contexts, behind, view.max_tokens, max(1, len(batch.prefills)))
-        return min(view.max_tokens, max(fit.tokens, len(contexts) + MIN_CHUNK))
+        fit = offline_budget(model, StepLoad(), step_s, batch.contexts, _prompts(view, batch.prefills, view.max_seqs), view.max_tokens)
+        return min(view.max_tokens, max(fit.tokens, len(batch.contexts) + MIN_CHUNK))
 
     def beside_chat(self, view: StepView, batch: Batch, config: PolicyConfig, limit_s: float, space: Space) -> StepPlan:
-        if not self._model.ready or (limit_s == math.inf and config.ttft_s == math.inf):
+        if not self._model.ready or (limit_s == math.inf and config.ttft_s == math.inf and config.max_slowdown is None):
             return self._fixed.beside_chat(view, batch, config, limit_s, space)
-        slots = min(space[0], max(0, PROMPTS_PER_STEP - len(batch.prefills)))
-        return _budgeted(view, batch, config, self._model, limit_s, (slots, space[1]))
+        return _budgeted(view, batch, config, self._model, limit_s, space)
+
+
+def _prompts(view: StepView, prefills: Sequence[int], slots: int) -> Prompts:
+    """Those that run, then those that may be admitted into ``slots``."""
+    running = [(view.running[i].step_tokens, view.running[i].context) for i in prefills]
+    return Prompts([*running, *((tokens, 0) for tokens in view.offline_next[:slots])][:PROMPTS_PER_STEP])
 
 
 def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel, step_s: float, space: Space) -> StepPlan:
@@ -90,9 +94,8 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
         decodes = [i for i, context in zip(decodes, contexts, strict=True) if context <= longest]
         contexts = [running[i].context for i in decodes]
     prefills = batch.prefills[:PROMPTS_PER_STEP]
-    behind = max((running[i].context for i in prefills), default=0)
-    most = _max_tokens(view, config, model, load) - load.tokens
-    budget = offline_budget(model, load, step_s, contexts, behind, most, len(prefills) + space[0])
+    prompts = _prompts(view, prefills, space[0])
+    budget = offline_budget(model, load, step_s, contexts, prompts, _max_tokens(view, config, model, load) - load.tokens)
     run, tokens = decodes[: budget.decodes], budget.tokens
     if view.online_waiting or online.prompt_tokens is not None:
         tokens, space = budget.decodes, (0, 0)  # offline prompts that run would take the tokens of prompts that wait
@@ -100,6 +103,7 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
         space = (0, 0)
     else:
         run += prefills
+        space = min(space[0], max(0, prompts.count(budget.prefill_tokens) - len(prefills))), space[1]
     pause: tuple[int, ...] = ()
     if len(run) < len(batch.decodes) + len(batch.prefills):
         chosen = frozenset(run)

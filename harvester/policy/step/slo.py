@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.step.batch import Batch
-from harvester.policy.step.budget import offline_budget
+from harvester.policy.step.budget import Prompts, offline_budget
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig
 
 MIN_PROMPT_CHUNK = 64  # tokens
+PLANNED_SLOWDOWN = 0.8  # of what chat may be slowed down: longer steps also have more chat in them
+FULL_STEP = 3.0  # times its online work alone: a step that offline work fills so far is used well enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,28 @@ def first_token_slack_s(view: StepView, batch: Batch) -> float:
 def added_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float) -> float:
     """Seconds that offline work may add to a step whose online work takes ``alone_s``.
 
-    A step beside chat that decodes keeps an arrival waiting to its end: it grows by at most a share of the time to first token. Steps that
-    compute prompts follow each other while chat comes in a burst, and what each adds, the last of the burst waits for: they grow by that
-    share of their own length.
+    A step beside chat that decodes keeps an arrival waiting to its end. It grows by at most a share of the TTFT SLO: by more than half of
+    that share only where it is short without, so that most of it would be what any step costs.
+
+    Steps that compute prompts follow each other while chat comes in a burst, and what each adds, the last of the burst waits for: they grow
+    by half of that share of their own length.
+
+    Where chat is promised no number, every step grows by a share of what it would take without: `PolicyConfig.max_slowdown`.
     """
+    unpromised_s = math.inf
+    if config.max_slowdown is not None and (batch.unpromised or view.waiting_unpromised or view.returning):
+        unpromised_s = max(0.0, PLANNED_SLOWDOWN * (config.max_slowdown - 1.0) * alone_s - view.debt_s)
+    return min(unpromised_s, _promised_s(view, batch, config, alone_s))
+
+
+def _promised_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float) -> float:
     if config.ttft_s == math.inf:
         return math.inf
-    prompts = view.online_waiting > 0 or batch.due_s < math.inf
-    return config.max_ttft_delay_fraction * (min(alone_s, config.ttft_s) if prompts else config.ttft_s)
+    prompts = view.online_waiting > 0 or len(batch.prompts) > 0
+    most_s = config.max_ttft_delay_fraction * config.ttft_s
+    if prompts:
+        return config.max_ttft_delay_fraction / 2 * min(alone_s, config.ttft_s)
+    return min(most_s, max(most_s / 2, FULL_STEP * alone_s))
 
 
 def online_work(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel) -> Online:
@@ -69,8 +85,9 @@ def online_work(view: StepView, batch: Batch, config: PolicyConfig, model: Laten
         return Online(whole, None)
     decodes = StepLoad(0, 0.0, whole.decode_seqs, whole.decode_context, whole.decode_seqs)
     behind = round(whole.prefill_attention / whole.prefill_tokens)
-    prompts = max(1, whole.seqs - whole.decode_seqs)
-    fit = offline_budget(model, decodes, batch.tpot_s * model.margin / margin, (), behind, whole.prefill_tokens, prompts)
+    prompts = Prompts([(whole.prefill_tokens, behind)])
+    beside = decodes + StepLoad(seqs=max(0, whole.seqs - whole.decode_seqs - 1))
+    fit = offline_budget(model, beside, batch.tpot_s * model.margin / margin, (), prompts, whole.prefill_tokens)
     chunk = max(MIN_PROMPT_CHUNK, fit.prefill_tokens)
     steps = math.ceil((view.waiting_tokens + batch.prompt_tokens) / chunk)
     in_time = steps * batch.tpot_s <= first_token_slack_s(view, batch)

@@ -32,6 +32,7 @@ class StepView:
     now_s: float = 0.0
     waiting_due_s: float = math.inf  # when the first of the waiting online requests' first tokens is due
     waiting_tokens: int = 0  # tokens of the waiting online prompts
+    offline_next: Sequence[int] = ()  # tokens that each of the first waiting offline requests will compute, as far as one can tell
     returning: int = 0  # tokens of online requests whose KV is back from the host and that join this step
     returning_context: int = 0  # tokens computed of them
     max_tokens: int | None = None  # most tokens of any step; None: not known
@@ -40,6 +41,9 @@ class StepView:
     reserve: tuple[int, int] | None = None  # slots and KV blocks kept for arrivals; None: the fixed share of `PolicyConfig`
     guarantee: Guarantee | None = None  # to offline work, for a job near its deadline
     ranks: Mapping[str, int] = field(default_factory=dict)  # of online requests: who goes first
+    waiting_unpromised: bool = False  # one of the waiting online requests has no time at which its first token is due
+    debt_s: float = 0.0  # by how much chat that is promised no number is behind what it may be delayed
+    gap_s: float | None = None  # until the next token of chat is due; None: the least TPOT that is promised
     max_waited: int = 0  # KV blocks that the step may wait for while victims save them
 
 
@@ -53,6 +57,7 @@ class StepPlan:
     budget_tokens: int | None  # of the whole step; None: the engine's own bound
     offline_slots: int  # offline requests that may be admitted
     offline_blocks: int  # KV blocks, as admission counts them, that those may take together
-    preemptible: bool = False  # the step holds offline work only: an arrival may cut it short
+    may_end: bool = False  # an arrival may end it early: it holds offline work, and no online prompt
+    tpot_s: float = math.inf  # least promised to the online requests that decode in it
     offline_tokens: int | None = None  # of the step; None: no bound, offline work is alone
     limit_s: float = math.inf  # that the step may last by what the online requests in it are promised

@@ -123,14 +123,17 @@ function drawLine(tile, values, top, slo) {
 
 function drawLatency(tile, latency, past) {
   big(tile, milliseconds(latency.p50));
-  const [slo, unit] = milliseconds(latency.slo) ?? ["", ""];
   const small = tile.querySelector(".small");
+  const slo = milliseconds(latency.slo)?.join(" ");
+  const alone = latency.slowdown === null ? "" : `, ${latency.slowdown} times as long as without jobs`;
   if (latency.p99 === null) {
-    say(small, `P50. No chat in the last minute; promised are ${slo} ${unit}.`);
+    say(small, slo ? `P50. No chat in the last minute; the SLO is ${slo}.` : "P50. No chat in the last minute.");
+  } else if (slo) {
+    const isOver = latency.p99 > latency.slo;
+    const tail = `${milliseconds(latency.p99).join(" ")}, ${isOver ? "above" : "within"}`;
+    small.replaceChildren("P50. P99 ", make("span", { className: isOver ? "over" : "", textContent: tail }), ` ${slo}${alone}`);
   } else {
-    const tail = milliseconds(latency.p99).join(" ");
-    const isOver = latency.slo !== null && latency.p99 > latency.slo;
-    small.replaceChildren("P50. P99 ", make("span", { className: isOver ? "over" : "", textContent: `${tail}, ${isOver ? "above" : "within"}` }), ` ${slo} ${unit}`);
+    say(small, `P50. P99 ${milliseconds(latency.p99).join(" ")}${alone}`);
   }
   past.push(latency.p50);
   if (past.length > SVG_POINTS) past.shift();

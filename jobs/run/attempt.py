@@ -1,4 +1,4 @@
-"""The requests of one row: what each asks, what they took together, and a second try for an answer that is out of shape."""
+"""One attempt at a row: what it asks of the engine, what that took, and a second question for an answer that is out of shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobs.engine import Completion, Engine, Message, Prompt, RowError
+from jobs.engine import ApiCall, Completion, Engine, Message, Prompt, RowError, RowRequest
 from jobs.hint import SchedulingHint
 from jobs.spec import JobSpec
 from jobs.tasks.answer import parse_answer
@@ -40,8 +40,8 @@ class Tally:
         self.finish_reason = done.finish_reason
 
 
-class RowRequest:
-    """Asks for one row. ``tag`` tells this try of the row from others; ``slots`` bounds the requests of rows that make several at once."""
+class RowAttempt:
+    """Asks for one row. ``tag`` tells this attempt from others; ``slots`` bounds the requests of rows that make several at once."""
 
     def __init__(
         self, job: JobSpec, engine: Engine, row_id: int, tag: str, slots: asyncio.Semaphore, hints: Callable[[JobSpec], SchedulingHint]
@@ -53,8 +53,8 @@ class RowRequest:
         self._slots = slots
         self._hints = hints
         self._window = row_id // WINDOW_ROWS
+        self._request_id = f"{job.id}-{row_id}-{tag}"
         self._prompt = Prompt(
-            request_id=f"{job.id}-{row_id}-{tag}",
             messages=(),
             max_tokens=job.task.max_tokens,
             temperature=job.task.temperature,
@@ -80,7 +80,7 @@ class RowRequest:
 
         Raises the `RowError` of the second answer, which `Tally.raw_output` then holds, and `EngineGone`.
         """
-        done = await self._ask(messages)
+        done = await self.ask(replace(self._prompt, messages=messages))
         try:
             return self._checked(done)
         except RowError as error:
@@ -88,7 +88,7 @@ class RowRequest:
             self.tally.raw_output = done.text
             if again is None:
                 raise
-        done = await self._ask(again)
+        done = await self.ask(replace(self._prompt, messages=again))
         try:
             answer = self._checked(done)
         except RowError as error:
@@ -100,16 +100,14 @@ class RowRequest:
     def _checked(self, done: Completion) -> CheckedAnswer:
         return CheckedAnswer(done.text, parse_answer(self._job.task, done.text, done.finish_reason))
 
-    async def _ask(self, messages: tuple[Message, ...]) -> Completion:
+    async def ask(self, content: Prompt | ApiCall) -> Completion:
+        """The engine's answer, counted. Raises what `Engine.complete` raises."""
         number, self.tally.requests = self.tally.requests, self.tally.requests + 1
-        name = self._prompt.request_id if number == 0 else f"{self._prompt.request_id}-{number}"
-        done = await self._engine.complete(replace(self._prompt, request_id=name, messages=messages, hint=self._hint()))
+        name = self._request_id if number == 0 else f"{self._request_id}-{number}"
+        hint = self._hints(self._job).in_window(self._window)  # as the ledger said last
+        done = await self._engine.complete(RowRequest(name, content, hint))
         self.tally.add(done)
         return done
-
-    def _hint(self) -> SchedulingHint:
-        """As the ledger said last."""
-        return self._hints(self._job).in_window(self._window)
 
     async def _correction(self, messages: tuple[Message, ...], wrong: str, error: RowError) -> tuple[Message, ...] | None:
         """The conversation that asks again, the wrong answer shortened where it does not fit; None where nothing fits."""

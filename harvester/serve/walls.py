@@ -1,24 +1,29 @@
-"""Refuse requests that another site made a browser send (CSRF), which without a key look like the user's own."""
+"""Who may ask: requests that another site made a browser send (CSRF) are refused, and those without an API key where keys are given."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from harvester.errors import CrossSiteError, HarvesterError
+from harvester.errors import CrossSiteError, HarvesterError, KeyRefusedError
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_REFUSED = "this server needs an API key, but {what}; send one of its keys as Authorization: Bearer KEY (for commands: HARVESTER_API_KEY)"
 
 
 class CrossSiteWall:
-    """ASGI middleware. A change must not come from another origin; and where ``hosts`` is given, the server must be called by an
-    address, ``localhost`` or one of them, or a foreign name could be made to point here (DNS rebinding) and its pages read the answers.
+    """ASGI middleware. A change must not come from another origin: without a key it would look like the user's own.
+
+    Where ``hosts`` is given, the server must be called by an address, ``localhost`` or one of them. Else a foreign name could be made to
+    point here (DNS rebinding), and its pages read the answers.
 
     A client that is no browser sends neither `Sec-Fetch-Site` nor `Origin` and passes. ``answer`` makes the application's own of a refusal.
     """
@@ -87,3 +92,38 @@ def _is_address(name: str) -> bool:
 def known_hosts(host: str, allowed: Collection[str]) -> Collection[str] | None:
     """Names of a server that listens on ``host``. None: any, for one that listens to the network has names that we cannot know."""
     return tuple(allowed) if host in LOOPBACK else None
+
+
+class KeyWall:
+    """ASGI middleware. Without ``keys`` none is asked for. ``open_below``: a path that everybody may read, such as ``/page/``.
+
+    ``answer`` makes the application's own of a refusal. The body of a refused request is not read.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], answer: Callable[[HarvesterError], Response], open_below: str | None = None
+    ) -> None:
+        self._app = app
+        self._keys = [_digest(key) for key in keys]
+        self._answer = answer
+        self._open_below = open_below
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keys or self._is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = _digest(key.strip()) if scheme.lower() == "bearer" else None
+        if given is not None and any(hmac.compare_digest(given, one) for one in self._keys):
+            await self._app(scope, receive, send)
+        else:
+            what = "none was sent" if given is None else "the one sent is unknown"
+            await self._answer(KeyRefusedError(_REFUSED.format(what=what)))(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return self._open_below is not None and path.startswith(self._open_below)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,73 @@
+"""When the engine core writes the file of its latency model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harvester.config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
+from harvester.engine.core import reporting
+from harvester.engine.core.reporting import SAVE_S, SAVE_STEPS, Reporting
+from harvester.engine.core.steps import Step
+from harvester.engine.shared.settings import Settings
+from harvester.engine.shared.state import Field, SharedState
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.prediction import LengthPredictor
+
+ENGINE = SimpleNamespace(
+    parallel_config=SimpleNamespace(pipeline_parallel_size=1, tensor_parallel_size=1),
+    speculative_config=None,
+    device_config=SimpleNamespace(device_type="cpu"),
+)
+
+
+class Kept:
+    """In the place of a `Profile`: counts how often it is written."""
+
+    def __init__(self) -> None:
+        self.model, self.saves = LatencyModel(), 0
+
+    def save(self) -> None:
+        self.saves += 1
+
+
+class World:
+    def __init__(self, shared: SharedState) -> None:
+        self.shared, self.profile, self.now_s = shared, Kept(), 0.0
+        self.time: Any = SimpleNamespace(monotonic=lambda: self.now_s)
+        self.report: Reporting
+
+    def step(self, number: int, now_s: float) -> int:
+        """How often the file was written when this step was learnt from."""
+        self.now_s = now_s
+        self.report.learnt(self.profile, Step(number, None, 1, False, 0.0, 0.0), LengthPredictor())  # type: ignore[arg-type]
+        return self.profile.saves
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    shared = SharedState.make()
+    world = World(shared)
+    monkeypatch.setattr(reporting, "time", world.time)
+    settings = Settings(ShareConfig(), SloConfig(), ScheduleConfig(), None, None, CheckpointConfig())
+    world.report = Reporting(settings, ENGINE, shared)
+    yield world
+    shared.remove()
+
+
+def test_the_file_is_written_after_enough_steps_and_enough_time(world: World) -> None:
+    assert world.step(SAVE_STEPS - 1, SAVE_S) == 0
+    assert world.step(SAVE_STEPS + 20, SAVE_S - 1.0) == 0
+    assert world.step(SAVE_STEPS + 40, SAVE_S) == 1
+    assert world.step(2 * SAVE_STEPS + 39, 3 * SAVE_S) == 1
+    assert world.step(2 * SAVE_STEPS + 60, 3 * SAVE_S) == 2
+
+
+def test_the_file_is_written_once_when_the_front_end_asks(world: World) -> None:
+    world.shared[Field.SAVE_PROFILE] = 1
+    assert world.step(1, 0.0) == 1
+    assert world.shared[Field.SAVED_PROFILE] == 1
+    assert world.step(2, 0.0) == 1

@@ -1,0 +1,116 @@
+"""What chat would have had without batch work: the account of delay, and what it lets a step grow by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.policy.model.alone import ChatAlone
+from harvester.policy.step.batch import batch_of
+from harvester.policy.step.plan import plan_step
+from harvester.policy.step.slo import PLANNED_SLOWDOWN, online_work
+from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, slo, view
+
+INF = float("inf")
+AUTO = replace(LIMITS, max_slowdown=1.25)
+
+
+def test_a_first_token_is_delayed_by_what_the_steps_it_waited_through_held_of_batch_work() -> None:
+    account = ChatAlone()
+    account.arrive("a", 0.05, 10.0)
+    account.ran(0.1, 0.06, [], 0, 10.1)
+    account.ran(0.05, 0.05, ["a"], 0, 10.2)  # 0.05 s lie between the two: nobody's doing
+    assert account.times.ttft_s == pytest.approx(0.2)
+    assert account.times.ttft_alone_s == pytest.approx(0.16)
+
+
+def test_who_came_in_the_middle_of_a_step_is_delayed_by_its_part_of_it() -> None:
+    account = ChatAlone()
+    account.ran(0.4, 0.0, [], 0, 10.0)
+    account.arrive("a", 0.05, 9.9)
+    account.ran(0.1, 0.1, ["a"], 0, 10.1)
+    assert account.times.ttft_alone_s == pytest.approx(0.1)
+
+
+def test_who_comes_behind_others_takes_over_their_delay_as_far_as_it_waits_for_them() -> None:
+    for prefill_s, taken_over_s in ((0.5, 0.2), (0.1, 0.1)):
+        account = ChatAlone()
+        account.arrive("first", prefill_s, 10.0)
+        account.ran(0.4, 0.2, [], 0, 10.4)
+        account.arrive("second", 0.1, 10.4)
+        account.ran(0.5, 0.5, ["second"], 0, 10.9)
+        assert account.times.ttft_s - account.times.ttft_alone_s == pytest.approx(taken_over_s)
+
+
+def test_a_new_queue_begins_without_the_delay_of_the_one_before() -> None:
+    account = ChatAlone()
+    account.arrive("first", 1.0, 10.0)
+    account.ran(0.4, 0.2, ["first"], 0, 10.4)
+    account.arrive("second", 1.0, 11.0)
+    account.ran(0.1, 0.1, ["second"], 0, 11.1)
+    assert account.times.ttft_s - account.times.ttft_alone_s == pytest.approx(0.2)
+
+
+def test_gaps_are_counted_once_for_each_request_that_made_a_token() -> None:
+    account = ChatAlone()
+    account.ran(0.02, 0.01, [], 3, 10.0)
+    assert (account.times.gaps, account.times.gap_s, account.times.gap_alone_s) == (3, pytest.approx(0.06), pytest.approx(0.03))
+
+
+def test_one_that_was_aborted_is_awaited_no_more() -> None:
+    account = ChatAlone()
+    account.arrive("a", 0.05, 10.0)
+    account.ran(0.1, 0.0, [], 0, 10.1)
+    assert account.debt_s(1.25, 10.1) == pytest.approx(0.1)
+    account.finish("a")
+    assert account.debt_s(1.25, 10.1) == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=20))
+def test_without_jobs_nobody_would_have_waited_longer(steps: list[tuple[float, float]]) -> None:
+    account, now_s = ChatAlone(), 0.0
+    account.arrive("a", 0.1, 0.0)
+    for seconds, share in steps:
+        now_s += seconds
+        account.ran(seconds, share * seconds, [], 1, now_s)
+    account.ran(0.1, 0.1, ["a"], 0, now_s + 0.1)
+    times = account.times
+    assert 0.0 <= times.ttft_alone_s <= times.ttft_s * (1 + 1e-9)
+    assert 0.0 <= times.gap_alone_s <= times.gap_s * (1 + 1e-9)
+
+
+# -- steps beside chat that is promised no number ------------------------------------------------------------------------------------
+
+
+def grown(*online: object, **fields: object) -> tuple[float, float]:
+    """Seconds of the step with batch work, and of its online work alone."""
+    seen = view(*online, *[row()] * 60, row(2000), **fields)  # type: ignore[arg-type]
+    plan = plan_step(seen, AUTO, slo(MODEL))
+    return MODEL.predict(planned_load(seen, plan)), MODEL.predict(online_work(seen, batch_of(seen.running), AUTO, MODEL).load)
+
+
+@pytest.mark.parametrize("online", [[chat(INF)] * 8, [chat(INF), prompt(500, INF)]], ids=["gaps", "a prompt"])
+def test_a_step_beside_chat_without_an_slo_grows_by_a_share_of_itself(online: list[object]) -> None:
+    seconds, alone_s = grown(*online)
+    assert alone_s * 1.05 < seconds <= alone_s * (1 + 0.25 * PLANNED_SLOWDOWN) * 1.0001
+
+
+def test_what_chat_is_behind_is_taken_from_what_a_step_may_grow_by() -> None:
+    free_s, alone_s = grown(prompt(800, INF))
+    owing_s, _ = grown(prompt(800, INF), debt_s=0.1 * alone_s)
+    assert owing_s <= free_s - 0.05 * alone_s
+    assert grown(prompt(800, INF), debt_s=alone_s)[0] == pytest.approx(alone_s)
+
+
+def test_chat_with_numbers_is_not_held_to_the_factor() -> None:
+    seconds, alone_s = grown(*[chat(0.1)] * 8)
+    assert seconds > 2 * alone_s
+
+
+def test_a_prompt_that_waits_without_an_slo_binds_the_step_too() -> None:
+    waits = {"online_waiting": 1, "waiting_tokens": 400, "waiting_due_s": INF, "waiting_unpromised": True}
+    seconds, alone_s = grown(*[chat(10.0)] * 8, **waits)
+    assert seconds <= alone_s * (1 + 0.25 * PLANNED_SLOWDOWN) * 1.0001
