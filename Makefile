@@ -51,8 +51,8 @@ check: setup ## lint, format, types, and the walls between layers
 bench: setup ## the short form of the job benchmark; others: .venv/bin/python -m bench --help
 	@$(PY) -m bench jobs --quick
 
-mutants: setup ## change policy and jobs line by line and see which changes no test notices (MUTANTS='jobs.states*': only those; hours for all)
-	.venv/bin/mutmut run --max-children 2 $(if $(MUTANTS),'$(MUTANTS)')
+mutants: setup ## change policy and jobs line by line and see which changes no test notices (MUTANTS='jobs.states*': only those)
+	nice -n 15 .venv/bin/mutmut run --max-children 2 $(if $(MUTANTS),'$(MUTANTS)')
 	.venv/bin/mutmut results
 
 lock: ## resolve requirements/*.in anew into the lock files (torch's CPU wheel comes from PIP_FIND_LINKS)

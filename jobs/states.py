@@ -46,5 +46,5 @@ class SliceState(StrEnum):
 def check_transition(job_id: str, now: JobState, then: JobState) -> None:
     """Raise `StateError` where the table forbids ``now`` → ``then``."""
     if then not in TRANSITIONS[now]:
-        allowed = ", ".join(sorted(TRANSITIONS[now])) or "nothing"
+        allowed = ", ".join(sorted(TRANSITIONS[now]))
         raise StateError(f"job {job_id} is {now} and cannot become {then}; from {now} it can become: {allowed}")

@@ -29,7 +29,7 @@ def check_unique(source: Source, column: str) -> None:
     """
     stream = _Stream(source, column)
     schema = pa.schema([pa.field("id", source.schema.field(column).type), pa.field("row_id", pa.int64())])
-    with tempfile.TemporaryDirectory(prefix="harvester-") as folder, duckdb.connect(":memory:") as connection:
+    with tempfile.TemporaryDirectory(prefix="harvester-") as folder, duckdb.connect() as connection:
         connection.execute(f"set temp_directory = '{folder}'")
         connection.execute("set memory_limit = '1GB'")
         connection.register("ids", pa.RecordBatchReader.from_batches(schema, stream.batches(schema)))

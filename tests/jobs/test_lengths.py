@@ -117,3 +117,8 @@ def test_many_rows_become_few_counts() -> None:
     counts = counted((chance.randint(50, 2000), chance.randint(1, 512)) for _ in range(20_000))
     assert len(counts) < 400
     assert sum(rows for _, _, rows in counts) == 20_000
+
+
+def test_a_bucket_holds_a_tenth_more_than_the_one_before() -> None:
+    assert [bucket_tokens(bucket) for bucket in (0, 1, 10, 11, 12, 13, 20)] == [0, 1, 10, 11, 12, 13, 25]
+    assert [bucket_of(tokens) for tokens in (0, 1, 10, 11, 12, 13, 25, 26)] == [0, 1, 10, 11, 12, 13, 20, 21]

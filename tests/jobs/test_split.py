@@ -191,3 +191,11 @@ def test_a_combining_prompt_without_a_place_for_the_answers_is_refused() -> None
 )
 def test_a_built_in_task_says_how_to_combine(task: str, options: dict[str, Any]) -> None:
     assert "{text}" in (resolve_task(task, options=options).combine or "")
+
+
+async def test_answers_that_were_cut_to_be_combined_mark_the_row_though_later_levels_fit() -> None:
+    def answer(prompt: Prompt) -> str:
+        return "ok" if prompt.messages[-1]["content"].startswith("Put together.") else "Long. " * 13
+
+    row = await answered(job(), ScriptedEngine(context_tokens=60, answer=answer), SENTENCES)
+    assert (row.status, row.values, row.truncated) == ("ok", {"output": "ok"}, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ def test_a_built_in_task_resolves_to_a_prompt_over_the_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_built_in_file_starts_with_a_comment_for_who_copies_it(name: str) -> None:
-    path = Path(load_task.__code__.co_filename).parent / "builtin" / f"{name}.yaml"
-    head = path.read_text(encoding="utf-8").split("\nname:")[0].splitlines()
+    head = (files("jobs.tasks") / "builtin" / f"{name}.yaml").read_text(encoding="utf-8").split("\nname:")[0].splitlines()
     assert len(head) >= 4
     assert all(line.startswith("#") for line in head)
     assert f"--task {name}" in "\n".join(head)

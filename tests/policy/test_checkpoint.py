@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.kv.checkpoint import CopyView, Coverage, Holder, Thresholds, limit_blocks, ramp, to_save, waited_blocks
+from harvester.policy.kv.checkpoint import FIRST_BLOCKS, CopyView, Coverage, Holder, Thresholds, limit_blocks, ramp, to_save, waited_blocks
 
 TOTAL = 100
 
@@ -152,3 +152,30 @@ def test_a_step_waits_for_copies_a_fiftieth_of_the_first_tokens_time(block_s: fl
 def test_thresholds_the_wrong_way_round_are_refused() -> None:
     with pytest.raises(ValueError, match=r"full=0\.6"):
         Thresholds(start=0.5, full=0.6)
+
+
+@pytest.mark.parametrize(("start", "full"), [(0.5, 0.5), (1.1, 0.1), (0.5, -0.1)], ids=["equal", "more than all", "less than none"])
+def test_thresholds_are_shares_of_the_kv_with_room_between_them(start: float, full: float) -> None:
+    assert Thresholds(1.0, 0.0).start == 1.0
+    with pytest.raises(ValueError, match=f"full={full} must be at least 0 and below start={start}, and that at most 1"):
+        Thresholds(start, full)
+
+
+def test_the_share_that_is_covered_rises_in_a_line_from_nothing_to_all() -> None:
+    assert [ramp(free, 0.5, 0.1) for free in (0.9, 0.5, 0.3, 0.1, 0.0)] == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("block_s", [None, 0.0], ids=["not measured", "nothing"])
+def test_an_engine_that_has_not_measured_a_copy_begins_with_a_few_where_there_is_time(block_s: float | None) -> None:
+    found = {(slack_s, online): limit_blocks(0.1, slack_s, block_s, online) for slack_s in (0.1, 0.0) for online in (True, False)}
+    assert found == {(0.1, True): FIRST_BLOCKS, (0.0, True): 0, (0.1, False): FIRST_BLOCKS, (0.0, False): FIRST_BLOCKS}
+
+
+def test_what_is_copied_is_what_fills_up_and_no_more_while_there_is_time() -> None:
+    """A request of 100 blocks, 60 of them saved, grows by 2 a step: the average is at 2 and the backlog at 40."""
+    coverage = Coverage(Thresholds(start=1.0, full=0.9))
+    for blocks in range(2, 102, 2):
+        coverage.plan(CopyView([Holder("a", blocks, min(blocks, 60))], 500, 1000, 1000, 1000))
+    assert coverage.plan(CopyView([Holder("a", 102, 60)], 500, 1000, 1000, 1000)) == {"a": 3}
+    assert coverage.plan(CopyView([Holder("a", 104, 60)], 44, 1000, 1000, 1000)) == {"a": 4}
+    assert coverage.plan(CopyView([Holder("a", 106, 106)], 44, 1000, 1000, 1000)) == {}

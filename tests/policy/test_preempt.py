@@ -108,6 +108,13 @@ def test_a_step_of_unknown_length_has_a_safepoint_at_every_layer() -> None:
     assert layers_between(32, 0.0, 1e-5, 0.01) == 1
 
 
+def test_a_step_of_unknown_length_that_cannot_be_ended_is_not_waited_for_and_one_that_can_is_thought_endless() -> None:
+    steps = [Flight(0, True, 10.0, 0.1), Flight(1, False, None, 0.0), Flight(2, True, None, 0.5)]
+    assert first_to_end(steps, 10.0, Arrival(prompt_s=0.1, ttft_slo_s=0.3)) == 2
+    assert first_to_end(steps, 10.0, Arrival(prompt_s=0.1, ttft_slo_s=0.9)) is None
+    assert first_to_end([Flight(0, True, 10.0, 0.0)], 10.0, Arrival(0.0, 1e9)) == 0
+
+
 # -- a step that chat decodes in ------------------------------------------------------------------------------------------------------
 
 MIXED = Flight(number=7, endable=True, began_s=10.0, estimate_s=0.04, beside_chat=True, tpot_s=0.05)

@@ -1,0 +1,157 @@
+"""Orders of online requests, and who gives a slot to one that goes first: by example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.policy.order.mlfq import Mlfq
+from harvester.policy.order.online import MIN_QUANTUM_S, STEPS, OnlineRequest, SkipJoin, by_priority, left_out
+
+RANKS = {name: place for place, name in enumerate("abcdef")}
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "slots", "free", "out"),
+    [
+        ("ab", {}, 2, 0, ""),
+        ("bc", {"a": 1}, 3, 0, ""),
+        ("bc", {"a": 1}, 2, 1, "c"),
+        ("bc", {"a": 2}, 2, 1, ""),
+        ("cd", {"a": 3, "b": 2}, 2, 5, "cd"),
+        ("cd", {"a": 3, "b": 3}, 2, 5, "d"),
+        ("cd", {"a": 6, "b": 1}, 2, 5, ""),
+        ("ab", {"c": 1}, 2, 9, ""),
+        ("abc", {}, 2, 9, "c"),
+        ("abx", {}, 9, 9, "x"),
+        ("ax", {"b": 1}, 2, 9, "x"),
+        ("a", {"x": 1}, 1, 9, ""),
+        ("a", {"b": 1}, 0, 9, "a"),
+    ],
+    ids=[
+        "all have a slot",
+        "a slot is free",
+        "the last gives its slot",
+        "no KV for the first: nobody sits out for it",
+        "two go first",
+        "the second finds no KV left",
+        "none is admitted past the first",
+        "those that wait go last",
+        "more run than there are slots",
+        "one that has no turn",
+        "one without a turn gives its slot",
+        "one without a turn takes none",
+        "no slots",
+    ],
+)
+def test_a_slot_goes_to_the_first_in_order_that_finds_kv(running: str, waiting: dict[str, int], slots: int, free: int, out: str) -> None:
+    assert left_out(list(running), waiting, RANKS, slots, free) == set(out)
+
+
+@given(
+    st.sets(st.sampled_from("abcdef")), st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 4)), st.integers(0, 6), st.integers(0, 9)
+)
+def test_nobody_sits_out_for_less_than_a_full_batch(held: set[str], come: dict[str, int], slots: int, free: int) -> None:
+    running, waiting = sorted(held), {name: blocks for name, blocks in come.items() if name not in held}
+    out = left_out(running, waiting, RANKS, slots, free)
+    assert out <= held
+    assert len(held - out) <= slots
+    # Who sits out goes behind all that stay, and as many as gave their slots are admitted.
+    assert all(RANKS[name] > RANKS[stays] for name in out for stays in held - out)
+    assert len(held) <= slots or len(out) >= len(held) - slots
+    assert not out or len(held - out) + sum(blocks <= free for blocks in waiting.values()) >= slots
+
+
+def test_a_lower_priority_number_goes_before_all_others_and_equals_keep_their_order() -> None:
+    assert by_priority(["a", "b", "c"], {"a": 0, "b": -1, "c": 0}) == {"b": 0, "a": 1, "c": 2}
+    assert by_priority(["b", "a"], {"a": 3, "b": 3}) == {"b": 0, "a": 1}
+
+
+def skip_join(skip: bool = True) -> tuple[SkipJoin, Mlfq]:
+    mlfq = Mlfq(4, 0.01, 100.0)
+    return SkipJoin(mlfq, skip), mlfq
+
+
+def test_a_long_prompt_joins_the_queue_that_covers_it_and_the_first_without_skipping() -> None:
+    for skip, level in ((True, 2), (False, 0)):
+        order, mlfq = skip_join(skip)
+        order.arrive(OnlineRequest("a", prefill_s=0.04), 0.0)
+        assert mlfq.level("a") == level
+
+
+def test_the_first_quantum_is_the_shortest_of_the_last_steps_and_never_nothing() -> None:
+    order, mlfq = skip_join()
+    order.ran([], 0.002, 0.0)
+    order.ran([], 0.03, 0.0)
+    assert mlfq.quantum_s == 0.002
+    for _ in range(STEPS - 1):
+        order.ran([], 0.03, 0.0)
+    assert mlfq.quantum_s == 0.03, "the short step is long ago"
+    order.ran([], 0.0, 0.0)
+    assert mlfq.quantum_s == MIN_QUANTUM_S
+
+
+def test_what_ran_sinks_and_what_has_ended_meanwhile_is_passed_over() -> None:
+    order, mlfq = skip_join()
+    order.arrive(OnlineRequest("a"), 0.0)
+    order.arrive(OnlineRequest("b"), 0.0)
+    order.ran(["ended", "a"], 0.01, 0.01)
+    assert (order.order(0.01), mlfq.level("a"), mlfq.level("b")) == (["b", "a"], 1, 0)
+    order.finish("b")
+    assert order.order(0.01) == ["a"]
+
+
+def test_the_turn_of_a_request_in_a_lower_queue_comes_after_those_above() -> None:
+    order, _ = skip_join()
+    for number in range(3):
+        order.arrive(OnlineRequest(f"first-{number}"), 0.0)
+    order.arrive(OnlineRequest("long", prefill_s=0.02), 0.0)
+    assert order.next_turn_s(0.0, 1)["long"] == pytest.approx(0.03)
+    assert order.next_turn_s(0.0, 3)["long"] == pytest.approx(0.01)
+    assert order.next_turn_s(99.999, 1)["first-0"] == 0.0
+
+
+@pytest.mark.parametrize("field", ["levels", "quantum_s", "starvation_s"])
+def test_a_queue_of_nothing_is_refused(field: str) -> None:
+    given_: dict[str, Any] = {"levels": 1, "quantum_s": 0.1, "starvation_s": 0.1}
+    assert len(Mlfq(**given_)) == 0
+    with pytest.raises(ValueError, match=f"{field}=0.* must be positive"):
+        Mlfq(**{**given_, field: 0})
+
+
+def test_a_request_waits_longer_in_a_lower_queue_before_it_is_promoted() -> None:
+    queues = Mlfq(3, 0.01, 1.0)
+    queues.arrive("low", 0.04, 0.0)
+    queues.arrive("high", 0.0, 3.5)
+    assert (queues.level("low"), queues.quantum(2)) == (2, 0.04)
+    assert queues.order(3.9) == ["high", "low"]
+    assert [queues.enst(now_s, 1)["low"] for now_s in (3.9, 3.99)] == pytest.approx([0.03, 0.01])
+    assert queues.order(4.0) == ["high", "low"]
+    assert queues.level("low") == 0, "4 s in queue 2 are too long"
+    queues.ran("low", 0.5, 4.5)
+    assert queues.level("low") == 2, "one step, and back"
+
+
+def test_one_that_runs_goes_on_before_its_equals() -> None:
+    queues = Mlfq(3, 1.0, 100.0)
+    for name in "abc":
+        queues.arrive(name, 0.0, 0.0)
+    queues.ran("c", 0.1, 0.1)
+    assert queues.order(0.1) == ["c", "a", "b"]
+    queues.ran("b", 0.1, 0.2)
+    assert queues.order(0.2) == ["b", "a", "c"]
+
+
+def test_a_used_up_quantum_leads_to_the_next_queue_that_covers_the_next_step() -> None:
+    queues = Mlfq(4, 0.01, 100.0)
+    for name, next_s, level in (("a", 0.0, 1), ("b", 0.04, 2), ("c", 9.0, 3)):
+        queues.arrive(name, 0.0, 0.0)
+        queues.ran(name, 0.009, 0.1, next_s)
+        assert queues.level(name) == 0
+        queues.ran(name, 0.001001, 0.2, next_s)
+        assert queues.level(name) == level
+    queues.ran("c", 9.0, 0.3)
+    assert queues.level("c") == 3, "there is none below"
