@@ -64,7 +64,8 @@ class ScheduleConfig(Section):
     online_order: str = Field(
         default="mlfq",
         description="Among online requests. mlfq: skip-join MLFQ; naive_mlfq: without the join; fcfs: first come, first served; "
-        "sjf: shortest expected answer; edf: earliest first token due; fixed: shortest prompt.",
+        "sjf: shortest predicted time left; edf: earliest answer due, by SLO class and predicted length; econo: EconoServe's (range of "
+        "the deadline, KV, predicted length); fixed: shortest prompt.",
     )
     offline_order: str = Field(
         default="fair", description="Among offline rows. fair: jobs by tokens served; fcfs: first come, first served."

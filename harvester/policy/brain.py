@@ -15,8 +15,10 @@ from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.alone import ChatAlone, ChatTimes
 from harvester.policy.model.arrivals import ArrivalRate
 from harvester.policy.model.load import StepLoad
+from harvester.policy.model.prediction import LengthPredictor, Prediction
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
-from harvester.policy.order.online import OnlineRequest, by_priority, left_out
+from harvester.policy.order.online import OnlineRequest
+from harvester.policy.order.turns import by_priority, give_up, left_out
 from harvester.policy.parts import Parts
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.plan import plan_step
@@ -28,6 +30,15 @@ from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiti
 
 NO_LOAD = StepLoad()
 FRESH_STEPS = 8  # steps with admissions that the share of computed prompt tokens is averaged over
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of an online request that has not ended, what its answer's length is learnt with."""
+
+    kind: str
+    prompt_tokens: int
+    predicted: Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,8 @@ class Brain:
     def __init__(self, parts: Parts, config: PolicyConfig) -> None:
         self._parts, self._config = parts, config
         self._rate = ArrivalRate()
+        self._predictor = LengthPredictor()
+        self._asked: dict[str, _Asked] = {}
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
@@ -74,6 +87,11 @@ class Brain:
         return self._parts.offline
 
     @property
+    def predictor(self) -> LengthPredictor:
+        """Of the lengths of online answers."""
+        return self._predictor
+
+    @property
     def chat_times(self) -> ChatTimes:
         """What chat had, and what it would have had without offline work."""
         return self._alone.times
@@ -88,20 +106,20 @@ class Brain:
         if isinstance(request, OfflineRow):
             self._parts.offline.add(request)
         elif request.name not in self._priority:
-            predict = self._parts.model.predict
-            prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
-            decode_s = predict(StepLoad.decode(request.prompt_tokens))
-            known = replace(request, prefill_s=prefill_s, expected_s=prefill_s + request.expected_tokens * decode_s)
             self._priority[request.name] = request.priority
+            known = self._predicted(request)
             self._parts.online.arrive(known, now_s)
-            self._alone.arrive(request.name, prefill_s, request.arrived_s)
+            self._alone.arrive(request.name, known.prefill_s, request.arrived_s)
             self._rate.arrival(now_s)
             self._parts.reserve.arrival(now_s, request.blocks)
 
     def finish(self, name: str, answer_tokens: int | None = None) -> None:
-        """It ended by itself with so many tokens, or was aborted (None). Nothing happens where it is not known."""
+        """It ended by itself with so many tokens, or was aborted (None), which says nothing of lengths. Unknown names change nothing."""
         if self._priority.pop(name, None) is not None:
             self._parts.online.finish(name)
+            asked = self._asked.pop(name)
+            if answer_tokens is not None:
+                self._predictor.ended(asked.kind, asked.prompt_tokens, answer_tokens, asked.predicted)
             self._parts.gaps.finish(name)
             self._alone.finish(name)
             return
@@ -144,6 +162,8 @@ class Brain:
         parts, now_s = self._parts, view.now_s
         ranks = by_priority(parts.online.order(now_s), self._priority)
         swapped = parts.kv.swap_out(view, ranks, lambda: parts.online.next_turn_s(now_s, view.max_seqs))
+        if not swapped and parts.online.last_gives_kv:
+            swapped = give_up(view, ranks)
         stalled = _newest_offline(view) if view.stalled else ()
         rest, places = _without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
         if self._priority:
@@ -185,6 +205,17 @@ class Brain:
         if batch is None or space[0] <= 0:
             return ()
         return self._parts.admission.admitted(self._parts.offline.rows(), space, view, batch, self._config)
+
+    def _predicted(self, request: OnlineRequest) -> OnlineRequest:
+        """With what the orders go by: the length of its answer, unless it brought one, and the time of prompt and answer."""
+        predicted = self._predictor.predict(request.kind, request.prompt_tokens)
+        self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, predicted)
+        known = (tokens for tokens in (request.expected_tokens, predicted.median) if tokens is not None)
+        expected = max(1, min(next(known, request.max_tokens), request.max_tokens))
+        predict = self._parts.model.predict
+        prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
+        token_s = predict(StepLoad.decode(request.prompt_tokens))
+        return replace(request, expected_tokens=expected, prefill_s=prefill_s, token_s=token_s)
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s

@@ -11,6 +11,7 @@ from harvester.policy.model.arrivals import BurstReserve
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.reserve import FixedReserve, Reserve
 from harvester.policy.order import offline, online
+from harvester.policy.order.econo import Econo
 from harvester.policy.order.mlfq import Mlfq
 from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.order.online import OnlineOrder
@@ -62,6 +63,7 @@ ONLINE_ORDERS: dict[str, Callable[[PartsConfig], OnlineOrder]] = {
     "fcfs": lambda config: online.Fcfs(),
     "sjf": lambda config: online.ShortestFirst(),
     "edf": lambda config: online.EarliestDeadline(),
+    "econo": lambda config: Econo(),
     "fixed": lambda config: online.ShortestPrompt(),
 }
 OFFLINE_ORDERS: dict[str, Callable[[PartsConfig], OfflineOrder]] = {

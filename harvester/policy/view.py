@@ -103,7 +103,7 @@ class Plan:
     pause: tuple[int, ...]  # left out of this step, KV kept
     sit_out: tuple[int, ...]  # online, not their turn: KV kept, their slots are free for others in this step
     preempt: tuple[int, ...]  # offline, KV freed
-    swap_out: tuple[int, ...]  # online, KV freed: their turn comes last
+    swap_out: tuple[int, ...]  # online, KV freed: their turn comes last, or those before them lack it
     admit: tuple[str, ...]  # waiting offline requests, in this order, as far as the step's tokens go
     ranks: Mapping[str, int]  # of the online requests, running and waiting: who goes first; one that is not here is not served
     budget_tokens: int | None  # of the whole step; None: the engine's own bound

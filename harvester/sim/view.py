@@ -21,8 +21,11 @@ def online_request(track: Track, engine: Engine) -> OnlineRequest:
         name=request.id,
         priority=request.priority,
         prompt_tokens=request.prompt_tokens,
-        expected_tokens=request.allowed_tokens,
+        kind=request.kind,
+        max_tokens=request.allowed_tokens,
+        expected_tokens=request.expected_tokens,
         due_s=request.arrival_s + request.ttft_s,
+        tpot_s=request.tpot_s,
         blocks=engine.blocks(request.prompt_tokens),
         arrived_s=request.arrival_s,
     )

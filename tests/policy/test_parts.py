@@ -51,8 +51,9 @@ class OnlineOrders(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 500), prefill_s=st.floats(0.0, 2.0), answer_s=st.floats(0.0, 5.0), slo_s=st.floats(0.1, 9.0))
     def arrives(self, tokens: int, prefill_s: float, answer_s: float, slo_s: float) -> None:
         name = f"r{len(self.held) + len(self.gone)}"
-        due_s = self.now_s + slo_s
-        self.order.arrive(OnlineRequest(name, 0, tokens, tokens, prefill_s, prefill_s + answer_s, due_s), self.now_s)
+        told, due_s = tokens if tokens % 2 else None, self.now_s + slo_s
+        new = OnlineRequest(name, 0, tokens, "", tokens, told, prefill_s, answer_s / tokens, due_s, slo_s / tokens)
+        self.order.arrive(new, self.now_s)
         self.held.add(name)
 
     @rule(most=st.integers(1, 5), seconds=st.floats(0.001, 1.0))

@@ -20,6 +20,9 @@ from harvester.policy.step.view import Guarantee
 from harvester.policy.view import EngineView, Running, Waiting
 from jobs.hint import SchedulingHint
 
+TASK_ARG = "task"  # of a request's `vllm_xargs`: what a client calls requests that share a template
+MAX_TASK_CHARS = 64
+
 
 def is_offline(request: Request) -> bool:
     return work_class(request.priority) is WorkClass.OFFLINE
@@ -68,14 +71,29 @@ def row_of(request: Request, block_tokens: int) -> OfflineRow:
     )
 
 
+def kind_of(request: Request) -> str:
+    """Requests of one kind have answers of similar length: of one task (`TASK_ARG`) or SLO class, on one LoRA adapter or none."""
+    extra = extra_of(request)
+    task = next((str(extra[name]) for name in (TASK_ARG, "slo_class") if extra.get(name) is not None), "")
+    return f"{task[:MAX_TASK_CHARS]}\n{request.lora_request.lora_name if request.lora_request else ''}"
+
+
+def answer_tokens(request: Request) -> int | None:
+    """Of an answer that came to its end or its limit; None: it was aborted or failed."""
+    whole = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+    return int(request.num_output_tokens) if whole else None
+
+
 def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> OnlineRequest:
     """An online request that has come. ``shift_s``: from wall to monotonic clock."""
     return OnlineRequest(
         name=request.request_id,
         priority=request.priority,
         prompt_tokens=request.num_prompt_tokens,
-        expected_tokens=request.max_tokens,
+        kind=kind_of(request),
+        max_tokens=request.max_tokens,
         due_s=request.arrival_time + shift_s + slo.ttft_s,
+        tpot_s=slo.tpot_s,
         blocks=waiting_blocks(request, block_tokens),
         arrived_s=request.arrival_time + shift_s,
     )
@@ -165,12 +183,6 @@ def recomputed(scheduler: Scheduler, names: Iterable[str], computed: Mapping[str
         for name, request in found
         if request is not None and request.num_preemptions and is_offline(request) and name in computed
     }
-
-
-def answer_tokens(request: Request) -> int | None:
-    """Of a request that has ended; None of one that was aborted."""
-    ended = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
-    return int(request.num_output_tokens) if ended else None
 
 
 def rough_load(output: SchedulerOutput) -> StepLoad:
