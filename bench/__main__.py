@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, metavar="N", help="about how long one timed run of an engine takes")
     parser.add_argument("--model", metavar="PATH", help="model folder; without it, the embedded model")
     parser.add_argument("--quick", action="store_true", help="the short form, for a first look")
+    parser.add_argument("--simulated", action="store_true", help="in virtual time, without an engine: for a scenario that has such a form")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (0)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a knob of a co-serving scenario, see bench/README.md"
@@ -79,7 +80,7 @@ def main(words: list[str] | None = None) -> int:
     start = Start.now()
     try:
         options = Options(given.model, given.seconds, given.quick, given.seed, _set(given.set), given.rate, tuple(given.share))
-        measured = SCENARIOS[given.scenario].load()(options)
+        measured = SCENARIOS[given.scenario].load(given.simulated)(options)
     except HarvesterError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code

@@ -64,12 +64,17 @@ class ScheduleConfig(Section):
     online_order: str = Field(
         default="mlfq",
         description="Among online requests. mlfq: skip-join MLFQ; naive_mlfq: without the join; fcfs: first come, first served; "
-        "sjf: shortest expected answer; edf: earliest first token due; fixed: shortest prompt.",
+        "sjf: shortest predicted time left; edf: earliest answer due, by SLO class and predicted length; econo: EconoServe's (range of "
+        "the deadline, KV, predicted length); fixed: shortest prompt.",
     )
     offline_order: str = Field(
         default="fair", description="Among offline rows. fair: jobs by tokens served; fcfs: first come, first served."
     )
-    admission: str = Field(default="worst", description="KV that an offline row is counted with. worst: prompt and longest allowed answer.")
+    admission: str = Field(
+        default="expected",
+        description="KV that offline rows are counted with. expected: what they will hold together by the job's median answer; "
+        "worst: prompt and longest allowed answer of each.",
+    )
     budget: str = Field(
         default="slo", description="Offline tokens per step. slo: by the latency model; fixed: `share.offline_step_tokens`."
     )

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 JOB_ARG = "job"
-ARGS = (JOB_ARG, "slice", "weight", "share", "above_slo")  # of a request's extra arguments: said by jobs alone, never by a chat client
+ARGS = (
+    JOB_ARG,
+    "slice",
+    "weight",
+    "share",
+    "above_slo",
+    "answer_tokens",
+)  # of a request's extra arguments: said by jobs alone, never by a chat client
 MIN_WEIGHT = 1e-6
 MAX_SHARE = 0.9
 
@@ -22,6 +29,7 @@ class SchedulingHint:
     boost: float = 1.0  # times its weight, for its deadline
     share: float = 0.0  # of slots and KV, guaranteed for its deadline
     above_slo: bool = False  # the share holds even where chat's SLO then does not
+    answer_tokens: int | None = None  # that half of the task's rows so far did not exceed; None: too few are known
 
     @property
     def total_weight(self) -> float:
@@ -32,22 +40,24 @@ class SchedulingHint:
         return self.boost > 1.0 or self.share > 0.0
 
     def in_window(self, window: int) -> SchedulingHint:
-        return SchedulingHint(self.job, window, self.weight, self.boost, self.share, self.above_slo)
+        return replace(self, window=window)
 
     def to_args(self) -> dict[str, str | int | float | bool]:
         """As vLLM's `SamplingParams.extra_args`, or the `vllm_xargs` of an OpenAI request."""
-        return dict(zip(ARGS, (self.job, self.window, self.total_weight, self.share, self.above_slo), strict=True))
+        values = (self.job, self.window, self.total_weight, self.share, self.above_slo, self.answer_tokens)
+        return {name: value for name, value in zip(ARGS, values, strict=True) if value is not None}
 
     @classmethod
     def from_args(cls, args: Mapping[str, object]) -> SchedulingHint:
         """What `to_args` gave. Numbers are brought within their bounds, anything else counts as not given."""
-        job, window, weight, share, above_slo = (args.get(name) for name in ARGS)
+        job, window, weight, share, above_slo, answer = (args.get(name) for name in ARGS)
         return cls(
             job="" if job is None else str(job),
             window=window if isinstance(window, int) else 0,
             weight=_bounded(weight, MIN_WEIGHT, math.inf, 1.0),
             share=_bounded(share, 0.0, MAX_SHARE, 0.0),
             above_slo=above_slo is True,
+            answer_tokens=answer if isinstance(answer, int) and answer > 0 else None,
         )
 
 

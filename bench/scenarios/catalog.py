@@ -8,21 +8,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.harness.options import Options
+from harvester.errors import UsageError
 
 Run = Callable[[Options], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``module``, below `bench`, has a function ``run(options)`` that gives the scenario's own part of the result."""
+    """``module``, below `bench`, has a function ``run(options)`` that gives the scenario's own part of the result.
+
+    ``simulated``: the module of its form in virtual time, where it has one.
+    """
 
     module: str
     summary: str
     paced: bool = False  # chat comes at --rate or --share
+    simulated: str | None = None
 
-    def load(self) -> Run:
-        """Imported only when it is run: scenarios may need an engine, the list of them does not."""
-        run: Run = importlib.import_module(f"bench.{self.module}").run
+    def load(self, simulated: bool = False) -> Run:
+        """Imported only when it is run: scenarios may need an engine, the list of them does not.
+
+        Raises `UsageError` for a simulated form that there is not.
+        """
+        module = self.simulated if simulated else self.module
+        if module is None:
+            named = ", ".join(name for name, scenario in SCENARIOS.items() if scenario.simulated)
+            raise UsageError(f"--simulated: this scenario has no form in virtual time; these have: {named}")
+        run: Run = importlib.import_module(f"bench.{module}").run
         return run
 
 
@@ -62,5 +74,14 @@ SCENARIOS = {
         "scenarios.checkpoints.swap_link", "chat alone with little KV, copied ahead of time or when needed, over an emulated link"
     ),
     "gpu": Scenario("gpu.command", "what only a GPU can show, part by part; with options of its own: python -m bench gpu --help"),
+    "admission": Scenario(
+        "scenarios.admission.admission",
+        "offline rows with little KV, by the rule that admits them: worst case, expected length, greedy; simulated GPUs and this machine",
+    ),
     "mlfq": Scenario("scenarios.order.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
+    "orders": Scenario(
+        "scenarios.order.orders",
+        "all orders among online requests at rising load, and who starves; --simulated: the same for OPT-13B on an A100",
+        simulated="scenarios.order.orders_sim",
+    ),
 }

@@ -15,13 +15,16 @@ from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.alone import ChatAlone, ChatTimes
 from harvester.policy.model.arrivals import ArrivalRate
 from harvester.policy.model.load import StepLoad
+from harvester.policy.model.prediction import LengthPredictor, Prediction
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
-from harvester.policy.order.online import OnlineRequest, by_priority, left_out
+from harvester.policy.order.online import OnlineRequest
+from harvester.policy.order.turns import by_priority, give_up, left_out
 from harvester.policy.parts import Parts
-from harvester.policy.step.admission import admitted
+from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
+from harvester.policy.step.shortage import given_up, short_of_kv
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
 
@@ -30,11 +33,21 @@ FRESH_STEPS = 8  # steps with admissions that the share of computed prompt token
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of an online request that has not ended, what its answer's length is learnt with."""
+
+    kind: str
+    prompt_tokens: int
+    predicted: Prediction
+
+
+@dataclass(frozen=True, slots=True)
 class StepRan:
     """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
 
     ``online_load``: of those. ``first_tokens``: whose first token it made. Empty ``load``: it ended early, and computed nothing.
     ``admitted_tokens``: of the offline rows that it admitted; ``cached_tokens``: of those, what was not computed but found in a cache.
+    ``recomputed``: by offline row that had lost its KV, and is back in this step, what it computes again.
     """
 
     load: StepLoad
@@ -44,6 +57,7 @@ class StepRan:
     cached_tokens: int = 0
     online_load: StepLoad = NO_LOAD
     first_tokens: Sequence[str] = ()
+    recomputed: Mapping[str, int] = field(default_factory=dict)
 
 
 class Brain:
@@ -55,8 +69,11 @@ class Brain:
     def __init__(self, parts: Parts, config: PolicyConfig) -> None:
         self._parts, self._config = parts, config
         self._rate = ArrivalRate()
+        self._predictor = LengthPredictor()
+        self._asked: dict[str, _Asked] = {}
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
+        self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
         self._alone = ChatAlone()
         self._fresh = 1.0  # of the tokens of offline rows that are admitted, the share that is computed
 
@@ -68,6 +85,11 @@ class Brain:
     def offline(self) -> OfflineOrder:
         """The offline rows that have not ended. An adapter takes those it admits."""
         return self._parts.offline
+
+    @property
+    def predictor(self) -> LengthPredictor:
+        """Of the lengths of online answers."""
+        return self._predictor
 
     @property
     def chat_times(self) -> ChatTimes:
@@ -84,23 +106,27 @@ class Brain:
         if isinstance(request, OfflineRow):
             self._parts.offline.add(request)
         elif request.name not in self._priority:
-            predict = self._parts.model.predict
-            prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
-            decode_s = predict(StepLoad.decode(request.prompt_tokens))
-            known = replace(request, prefill_s=prefill_s, expected_s=prefill_s + request.expected_tokens * decode_s)
             self._priority[request.name] = request.priority
+            known = self._predicted(request)
             self._parts.online.arrive(known, now_s)
-            self._alone.arrive(request.name, prefill_s, request.arrived_s)
+            self._alone.arrive(request.name, known.prefill_s, request.arrived_s)
             self._rate.arrival(now_s)
             self._parts.reserve.arrival(now_s, request.blocks)
 
-    def finish(self, name: str) -> None:
-        """It ended or was aborted. Nothing happens where it is not known."""
+    def finish(self, name: str, answer_tokens: int | None = None) -> None:
+        """It ended by itself with so many tokens, or was aborted (None), which says nothing of lengths. Unknown names change nothing."""
         if self._priority.pop(name, None) is not None:
             self._parts.online.finish(name)
+            asked = self._asked.pop(name)
+            if answer_tokens is not None:
+                self._predictor.ended(asked.kind, asked.prompt_tokens, answer_tokens, asked.predicted)
             self._parts.gaps.finish(name)
             self._alone.finish(name)
-        else:
+            return
+        row = self._parts.offline.known.get(name)
+        if row is not None:
+            self._gave_way.discard(name)
+            self._parts.admission.ended(row, answer_tokens)
             self._parts.offline.end(name)
 
     def observe(self, ran: StepRan, seconds: float, now_s: float) -> None:
@@ -110,6 +136,8 @@ class Brain:
         self._parts.gaps.ran(ran.online, now_s)
         for job, tokens in ran.served.items():
             self._parts.offline.charge(job, tokens)
+        again = sum([tokens for name, tokens in ran.recomputed.items() if name not in self._gave_way]) if ran.recomputed else 0
+        self._parts.admission.ran(sum(ran.served.values()), again)
         if ran.admitted_tokens:
             self._fresh += (1.0 - ran.cached_tokens / ran.admitted_tokens - self._fresh) / FRESH_STEPS
 
@@ -134,12 +162,16 @@ class Brain:
         parts, now_s = self._parts, view.now_s
         ranks = by_priority(parts.online.order(now_s), self._priority)
         swapped = parts.kv.swap_out(view, ranks, lambda: parts.online.next_turn_s(now_s, view.max_seqs))
+        if not swapped and parts.online.last_gives_kv:
+            swapped = give_up(view, ranks)
         stalled = _newest_offline(view) if view.stalled else ()
         rest, places = _without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
         if self._priority:
             self._online_at_s = now_s
         seen = self._step_view(rest, ranks)
-        step = plan_step(seen, self._config, parts.budget, rest.batch, parts.admission)
+        batch = rest.batch if rest.batch is not None or rest.waiting else batch_of(rest.running, (), ranks)
+        self._gave_way.update([view.running[place].name for place in stalled])
+        step = self._step(rest, seen, batch)
         out = self._without_turn(rest, step, ranks)
         return Plan(
             run=_at(places, [i for i in step.run if i not in out] if out else step.run),
@@ -147,7 +179,7 @@ class Brain:
             sit_out=_at(places, [i for i in step.run if i in out] if out else ()),
             preempt=(*stalled, *_at(places, step.preempt)),
             swap_out=swapped,
-            admit=admitted(parts.offline.rows(), step.offline_slots, step.offline_blocks, parts.admission),
+            admit=self._admitted(seen, batch, step),
             ranks=ranks,
             budget_tokens=step.budget_tokens,
             offline_tokens=step.offline_tokens,
@@ -157,6 +189,33 @@ class Brain:
             reserve=seen.reserve or (0, 0),
             copies=parts.kv.copies(rest, ranks, step.limit_s, step.offline_tokens is None),
         )
+
+    def _step(self, view: EngineView, seen: StepView, batch: Batch | None) -> StepPlan:
+        """As `plan_step` has it, but that the newest rows give way where KV runs out. What chat takes is no mistake of the admission."""
+        step = plan_step(seen, self._config, self._parts.budget, batch, self._parts.admission)
+        lost = short_of_kv(view, step)
+        if step.preempt or lost:
+            self._gave_way.update([view.running[place].name for place in step.preempt])
+            self._gave_way.difference_update([view.running[place].name for place in lost])
+        return given_up(step, lost) if lost else step
+
+    def _admitted(self, view: StepView, batch: Batch | None, step: StepPlan) -> tuple[str, ...]:
+        """``batch`` None: chat waits."""
+        space = step.offline_slots, step.offline_blocks
+        if batch is None or space[0] <= 0:
+            return ()
+        return self._parts.admission.admitted(self._parts.offline.rows(), space, view, batch, self._config)
+
+    def _predicted(self, request: OnlineRequest) -> OnlineRequest:
+        """With what the orders go by: the length of its answer, unless it brought one, and the time of prompt and answer."""
+        predicted = self._predictor.predict(request.kind, request.prompt_tokens)
+        self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, predicted)
+        known = (tokens for tokens in (request.expected_tokens, predicted.median) if tokens is not None)
+        expected = max(1, min(next(known, request.max_tokens), request.max_tokens))
+        predict = self._parts.model.predict
+        prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
+        token_s = predict(StepLoad.decode(request.prompt_tokens))
+        return replace(request, expected_tokens=expected, prefill_s=prefill_s, token_s=token_s)
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s
@@ -183,6 +242,9 @@ class Brain:
             guarantee=parts.offline.guarantee(),
             ranks=ranks,
             max_waited=parts.kv.max_waited,
+            block_tokens=view.block_tokens,
+            offline_rows=parts.offline.known,
+            loading_rows=view.loading_rows,
             waiting_unpromised=any(one.due_s == math.inf for one in view.waiting),
             debt_s=self._debt_s(now_s),
             gap_s=parts.gaps.allowed_s(view.running, now_s) if self._priority else None,

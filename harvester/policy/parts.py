@@ -11,10 +11,12 @@ from harvester.policy.model.arrivals import BurstReserve
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.reserve import FixedReserve, Reserve
 from harvester.policy.order import offline, online
+from harvester.policy.order.econo import Econo
 from harvester.policy.order.mlfq import Mlfq
 from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.order.online import OnlineOrder
 from harvester.policy.step.admission import Admission, WorstCase
+from harvester.policy.step.expected import Expected
 from harvester.policy.step.gaps import EachGap, GapRule, MeanGap
 from harvester.policy.step.share import Budget, FixedShare, SloBudget
 
@@ -27,7 +29,7 @@ class PartsConfig:
 
     online_order: str = "mlfq"
     offline_order: str = "fair"
-    admission: str = "worst"
+    admission: str = "expected"
     budget: str = "slo"
     reserve: str = "bursts"
     tpot: str = "each"
@@ -61,13 +63,14 @@ ONLINE_ORDERS: dict[str, Callable[[PartsConfig], OnlineOrder]] = {
     "fcfs": lambda config: online.Fcfs(),
     "sjf": lambda config: online.ShortestFirst(),
     "edf": lambda config: online.EarliestDeadline(),
+    "econo": lambda config: Econo(),
     "fixed": lambda config: online.ShortestPrompt(),
 }
 OFFLINE_ORDERS: dict[str, Callable[[PartsConfig], OfflineOrder]] = {
     "fair": lambda config: offline.Fair(),
     "fcfs": lambda config: offline.Fcfs(),
 }
-ADMISSIONS: dict[str, Callable[[PartsConfig], Admission]] = {"worst": lambda config: WorstCase()}
+ADMISSIONS: dict[str, Callable[[PartsConfig], Admission]] = {"worst": lambda config: WorstCase(), "expected": lambda config: Expected()}
 BUDGETS: dict[str, Callable[[PartsConfig, LatencyModel], Budget]] = {
     "slo": lambda config, model: SloBudget(model),
     "fixed": lambda config, model: FixedShare(),

@@ -74,6 +74,7 @@ class EngineView:
     loading: int = 0  # requests whose KV is on its way back from the host; each keeps a slot
     loading_online: bool = False  # one of them is online
     loading_growth: int = 0  # KV blocks that the offline ones of them will still need
+    loading_rows: Mapping[str, int] = field(default_factory=dict)  # the offline ones of them, with their tokens known so far
     returning: int = 0  # tokens of online requests whose KV is back and that join this step
     returning_context: int = 0  # tokens computed of them
     stalled: bool = False  # the last step could run nothing though online requests wait
@@ -102,7 +103,7 @@ class Plan:
     pause: tuple[int, ...]  # left out of this step, KV kept
     sit_out: tuple[int, ...]  # online, not their turn: KV kept, their slots are free for others in this step
     preempt: tuple[int, ...]  # offline, KV freed
-    swap_out: tuple[int, ...]  # online, KV freed: their turn comes last
+    swap_out: tuple[int, ...]  # online, KV freed: their turn comes last, or those before them lack it
     admit: tuple[str, ...]  # waiting offline requests, in this order, as far as the step's tokens go
     ranks: Mapping[str, int]  # of the online requests, running and waiting: who goes first; one that is not here is not served
     budget_tokens: int | None  # of the whole step; None: the engine's own bound

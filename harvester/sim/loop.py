@@ -136,7 +136,7 @@ class Simulation:
 
     def _leave(self, track: Track) -> Outcome:
         self._replica.end(track)
-        self._brain.finish(track.name)
+        self._brain.finish(track.name, track.emitted)
         return track.outcome()
 
     def _ends_s(self, load: StepLoad, seconds: float, plan: Plan) -> float | None:
@@ -187,4 +187,5 @@ def ran_of(load: StepLoad, step: Scheduled) -> StepRan:
         sum(track.computed for track in admitted),
         load_of(online) if served else load,
         [track.name for track, tokens in online.items() if not track.emitted and tokens >= track.left],
+        {track.name: max(0, track.tokens - 1 - track.computed) for track in admitted if track.preemptions},
     )

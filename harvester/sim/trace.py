@@ -21,7 +21,8 @@ class Request:
 
     ``max_tokens``: what it may answer; None: what it will. ``priority``: the lower one goes first, among requests of its class.
     ``weight``, ``guarantee`` and ``slice_id``: of an offline request. ``ttft_s`` and ``tpot_s``: promised to an online one.
-    ``cached_tokens``: of its prompt, which a prefix cache has whenever it is admitted.
+    ``cached_tokens``: of its prompt, which a prefix cache has whenever it is admitted. ``kind`` and ``expected_tokens``: see
+    `harvester.policy.order.online.OnlineRequest`.
     """
 
     id: str
@@ -37,6 +38,8 @@ class Request:
     ttft_s: float = math.inf
     tpot_s: float = math.inf
     cached_tokens: int = 0
+    kind: str = ""
+    expected_tokens: int | None = None
 
     @property
     def offline(self) -> bool:

@@ -21,8 +21,11 @@ def online_request(track: Track, engine: Engine) -> OnlineRequest:
         name=request.id,
         priority=request.priority,
         prompt_tokens=request.prompt_tokens,
-        expected_tokens=request.allowed_tokens,
+        kind=request.kind,
+        max_tokens=request.allowed_tokens,
+        expected_tokens=request.expected_tokens,
         due_s=request.arrival_s + request.ttft_s,
+        tpot_s=request.tpot_s,
         blocks=engine.blocks(request.prompt_tokens),
         arrived_s=request.arrival_s,
     )
@@ -42,6 +45,9 @@ def row_of(track: Track, engine: Engine) -> OfflineRow:
         arrival_s=track.arrival_s,
         final_blocks=engine.blocks(request.prompt_tokens + request.allowed_tokens),
         tokens=track.tokens,
+        blocks=engine.blocks(track.tokens),
+        prompt_tokens=request.prompt_tokens,
+        max_tokens=request.allowed_tokens,
     )
 
 
@@ -87,6 +93,7 @@ def view(replica: Replica, now_s: float, stalled: bool) -> EngineView:
         loading=len(loading),
         loading_online=any(not track.offline for track in loading),
         loading_growth=sum(row_of(track, engine).final_blocks - engine.blocks(track.tokens) for track in loading if track.offline),
+        loading_rows={track.name: track.tokens for track in loading if track.offline},
         returning=sum(max(1, track.left) for track in back),
         returning_context=sum(track.computed for track in back),
         stalled=stalled,

@@ -118,6 +118,11 @@ class Lengths:
         wanted = band_of(prompt_tokens)
         return self.bands[min(known, key=lambda band: (abs(band - wanted), -band))].quantile(share)
 
+    def median(self) -> int | None:
+        """Answer tokens that half of the rows do not exceed, over all bands; None of fewer than `MIN_ROWS`."""
+        whole = Band(sum((band.buckets for band in self.bands.values()), Counter()))
+        return whole.quantile(0.5) if whole.rows >= MIN_ROWS else None
+
     def spread(self) -> tuple[float, float] | None:
         """Mean and standard deviation of the answer tokens of a row, over all bands; None of fewer than `MIN_ROWS`."""
         counts: Counter[int] = sum((band.buckets for band in self.bands.values()), Counter())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from jobs.config import DeadlineConfig
 from jobs.forecast.deadline import DeadlineView, decide, explain
@@ -88,7 +89,11 @@ class JobForecast:
             if record.spec.deadline_at_s is not None and is_due:
                 record.decided_at_s = now_s
                 self._decide(record, record.spec.deadline_at_s, now_s, others=len(active) > 1)
-        return {record.spec.id: record.hint for record in active}
+        return {record.spec.id: replace(record.hint, answer_tokens=self._answer_tokens(record)) for record in active}
+
+    def _answer_tokens(self, record: JobRecord) -> int | None:
+        """Of a batch nothing is said: its bodies need not be of one kind."""
+        return self._lengths.of(record.spec).median() if record.spec.endpoint is None else None
 
     def _decide(self, record: JobRecord, deadline_at_s: float, now_s: float, *, others: bool) -> None:
         waits_on = not record.rate.settled and bool(record.rate.spans) and deadline_at_s - now_s > NEAR_S

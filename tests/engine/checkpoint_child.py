@@ -26,7 +26,7 @@ AT_ONCE = 24
 KV_BLOCKS = 33
 MAX_S = 500.0
 ENGINE = {"max_model_len": 512, "max_num_seqs": 10, "max_num_batched_tokens": 256}
-NO_RESERVE = {"share": {"reserved_slots": 1, "reserved_kv": 0.0}, "schedule": {"reserve": "fixed"}}
+NO_RESERVE = {"share": {"reserved_slots": 1, "reserved_kv": 0.0}, "schedule": {"reserve": "fixed", "admission": "worst"}}
 
 
 def prompts(count: int) -> list[list[int]]:

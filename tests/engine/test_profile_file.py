@@ -15,6 +15,7 @@ from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import Field, SharedState
 from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.prediction import LengthPredictor
 
 ENGINE = SimpleNamespace(
     parallel_config=SimpleNamespace(pipeline_parallel_size=1, tensor_parallel_size=1),
@@ -42,7 +43,7 @@ class World:
     def step(self, number: int, now_s: float) -> int:
         """How often the file was written when this step was learnt from."""
         self.now_s = now_s
-        self.report.learnt(self.profile, Step(number, None, 1, False, 0.0, 0.0))  # type: ignore[arg-type]
+        self.report.learnt(self.profile, Step(number, None, 1, False, 0.0, 0.0), LengthPredictor())  # type: ignore[arg-type]
         return self.profile.saves
 
 

@@ -36,7 +36,7 @@ def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Driv
         "offline_step_tokens": limits.offline_step_tokens,
         "reserve_s": limits.reserve_s,
     }
-    schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs"}
+    schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs", "admission": "worst"}
     return Drive(model, kind, blocks, SLOTS, BLOCK, {"share": share, "schedule": schedule})
 
 

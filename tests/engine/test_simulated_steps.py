@@ -33,17 +33,20 @@ Steps = list[dict[str, int]]
 
 @dataclass(frozen=True)
 class Load:
-    """``chat`` and ``rows``: how many of each. ``schedule``: of the config."""
+    """``chat`` and ``rows``: how many of each. ``allowed``: times the tokens that a row will make, those that it may make."""
 
     blocks: int
     chat: int
     rows: int
     online_order: str = "fcfs"
     budget: str = "fixed"
+    admission: str = "worst"
+    allowed: int = 1
 
     @property
     def sections(self) -> dict[str, Any]:
         schedule = {"budget": self.budget, "reserve": "fixed", "safepoints": "off", "online_order": self.online_order}
+        schedule["admission"] = self.admission
         share = {"reserved_slots": 2, "reserved_kv": 0.1, "offline_step_tokens": 64}
         return {"share": share, "schedule": schedule, "slo": {"ttft_slo_ms": 1000 * TTFT_S, "tpot_slo_ms": 1000 * TPOT_S}}
 
@@ -54,7 +57,13 @@ LOADS = {
     "little KV, shortest prompt first": Load(40, 20, 10, "fixed"),
     "chat alone, more than slots": Load(60, 30, 0, "fixed"),
     "chat alone, more than slots, by feedback": Load(60, 30, 0, "mlfq"),
+    "chat alone, KV for few, shortest answer left first": Load(40, 30, 0, "sjf"),
+    "chat alone, KV for few, earliest answer due first": Load(40, 30, 0, "edf"),
+    "chat alone, KV for few, EconoServe's order": Load(40, 30, 0, "econo"),
     "rows alone": Load(40, 0, 30),
+    "rows alone, by what they are expected to hold": Load(24, 0, 80, admission="expected", allowed=6),
+    "rows of which the longest are all that is allowed": Load(24, 0, 60, admission="expected"),
+    "little KV, by what rows are expected to hold": Load(40, 12, 60, "mlfq", "slo", "expected", 6),
     "a budget by the model": Load(400, 16, 40, "edf", "slo"),
     "a budget by the model, little KV, by feedback": Load(30, 24, 20, "mlfq", "slo"),
 }
@@ -67,7 +76,8 @@ def cost(load: StepLoad) -> float:
 def trace_of(load: Load, seed: int) -> list[Request]:
     draw = random.Random(seed)
     chat = [Request(f"c{i}", draw.uniform(0.0, 1.5), draw.randint(1, 150), draw.randint(1, 60)) for i in range(load.chat)]
-    rows = [Request(f"r{i}", 0.0, draw.randint(1, 150), draw.randint(1, 60), "job") for i in range(load.rows)]
+    drawn = [(draw.randint(1, 150), draw.randint(1, 60)) for _ in range(load.rows)]
+    rows = [Request(f"r{i}", 0.0, prompt, answer, "job", load.allowed * answer) for i, (prompt, answer) in enumerate(drawn)]
     return sorted([*rows, *chat], key=lambda request: request.arrival_s)
 
 
@@ -118,7 +128,8 @@ def driven(load: Load, trace: list[Request], model: Path, monkeypatch: pytest.Mo
 
 def _enter(drive: Any, request: Request) -> None:
     at_s = request.arrival_s + 1e-9 * len(drive.requests)
-    made = drive.made(request.id, request.prompt_tokens, request.output_tokens, offline=request.offline, arrived_s=at_s)
+    lengths = request.prompt_tokens, request.allowed_tokens
+    made = drive.made(request.id, *lengths, offline=request.offline, arrived_s=at_s, answer_tokens=request.output_tokens)
     made.skip_reading_prefix_cache = True
     drive.enter(made)
 

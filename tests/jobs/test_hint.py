@@ -18,6 +18,7 @@ hints = st.builds(
     boost=st.floats(1.0, 1e3),
     share=st.floats(0.0, MAX_SHARE),
     above_slo=st.booleans(),
+    answer_tokens=st.none() | st.integers(1, 10_000),
 )
 
 
@@ -25,13 +26,19 @@ hints = st.builds(
 def test_the_scheduler_reads_what_the_ledger_decided(hint: SchedulingHint) -> None:
     told = SchedulingHint.from_args(hint.to_args() | {"slo_class": "fast"})
     assert told == replace(hint, weight=hint.total_weight, boost=1.0)
-    assert tuple(hint.to_args()) == ARGS
+    assert tuple(hint.to_args()) == (ARGS if hint.answer_tokens else ARGS[:-1])
 
 
 @pytest.mark.parametrize(
     "args",
-    [{}, {"weight": "7", "share": float("nan")}, {"slice": "no number", "above_slo": "yes"}, {"weight": float("inf")}],
-    ids=["nothing", "no numbers", "other types", "no bound"],
+    [
+        {},
+        {"weight": "7", "share": float("nan")},
+        {"slice": "no number", "above_slo": "yes"},
+        {"weight": float("inf")},
+        {"answer_tokens": 0},
+    ],
+    ids=["nothing", "no numbers", "other types", "no bound", "no tokens"],
 )
 def test_what_is_no_hint_counts_as_not_given(args: dict[str, object]) -> None:
     assert SchedulingHint.from_args(args) == EVEN

@@ -64,7 +64,9 @@ def test_nothing_is_said_of_few_rows_and_the_nearest_band_speaks_for_one_that_kn
     lengths.learn(counted([(100, 50)] * (MIN_ROWS - 1)))
     assert lengths.quantile(100, 0.9) is None
     assert lengths.spread() is None
+    assert lengths.median() is None
     lengths.learn(counted([(100, 50)] + [(5000, 400)] * MIN_ROWS))
+    assert lengths.median() == bucket_tokens(bucket_of(50))  # of all bands together
     assert lengths.quantile(100, 0.5) == bucket_tokens(bucket_of(50))
     assert lengths.quantile(9, 0.5) == lengths.quantile(100, 0.5)
     assert lengths.quantile(100_000, 0.5) == lengths.quantile(5000, 0.5) == bucket_tokens(bucket_of(400))

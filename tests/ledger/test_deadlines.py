@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.config import DeadlineConfig
+from jobs.forecast.lengths import MIN_ROWS, bucket_of, bucket_tokens
 from jobs.hint import SchedulingHint
 from jobs.ledger.history import recent_spans
 from jobs.ledger.ledger import Ledger
@@ -245,3 +246,11 @@ def test_time_without_work_is_not_counted_as_harvest(ledger: Ledger) -> None:
     work(ledger, NOW_S + 500)
     work(ledger, NOW_S + 510)
     assert sum(line["busy_s"] for line in ledger.table("harvest").to_pylist()) == pytest.approx(20.0, abs=2.0)
+
+
+def test_a_hint_says_how_long_the_answers_of_the_task_were_once_twenty_are_known(ledger: Ledger) -> None:
+    enter(ledger, "first")
+    work(ledger, NOW_S, lengths=((7, bucket_of(100), MIN_ROWS - 1),))
+    assert ledger.hints(NOW_S)["first"].answer_tokens is None
+    work(ledger, NOW_S, lengths=((9, bucket_of(100), 1),))
+    assert ledger.hints(NOW_S)["first"].answer_tokens == bucket_tokens(bucket_of(100))

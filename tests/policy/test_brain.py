@@ -14,9 +14,11 @@ from harvester.policy.brain import Brain, StepRan
 from harvester.policy.kv.checkpoint import CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints, NoCheckpoints
 from harvester.policy.model.latency import LatencyModel, StepLoad
+from harvester.policy.model.prediction import MIN_ANSWERS
+from harvester.policy.order.econo import RANGE_TOKENS
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
-from harvester.policy.parts import BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, PartsConfig, parts_of
+from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, PartsConfig, parts_of
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
 from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation
@@ -51,6 +53,35 @@ def test_online_requests_are_ranked_by_priority_and_then_by_the_order() -> None:
     for name, priority in (("first", 0), ("second", 0), ("paid", -10)):
         brain.arrive(OnlineRequest(name, priority), 0.0)
     assert brain.plan(seen(chat("first"))).ranks == {"paid": 0, "first": 1, "second": 2}
+
+
+def answered(brain: Brain, kind: str, tokens: int | None) -> None:
+    """As many answers of one kind as a prediction needs."""
+    for number in range(MIN_ANSWERS):
+        brain.arrive(OnlineRequest(f"{kind}{number}", kind=kind, max_tokens=900), 0.0)
+        brain.finish(f"{kind}{number}", tokens)
+
+
+def test_an_answer_is_expected_to_be_as_long_as_those_that_ended_unless_its_length_is_known() -> None:
+    brain = a_brain(replace(PLAIN, online_order="econo"))
+    answered(brain, "brief", RANGE_TOKENS)
+    answered(brain, "wordy", 4 * RANGE_TOKENS)
+    answered(brain, "gone", None)
+    for name, kind, known in (("a", "brief", None), ("b", "wordy", None), ("c", "brief", 2 * RANGE_TOKENS)):
+        brain.arrive(OnlineRequest(name, kind=kind, max_tokens=900, expected_tokens=known, due_s=99.0), 0.0)
+    assert brain.plan(seen()).ranks == {"b": 0, "c": 1, "a": 2}
+    assert brain.predictor.accuracy().judged == MIN_ANSWERS  # of the wordy: what all answers said
+
+
+def test_an_order_that_says_so_takes_the_kv_of_its_last_where_running_requests_lack_blocks() -> None:
+    taken = {}
+    for order in ("edf", "fcfs"):
+        brain = a_brain(replace(PLAIN, online_order=order))
+        for name, due_s in (("late", 9.0), ("soon", 1.0)):
+            brain.arrive(OnlineRequest(name, due_s=due_s), 0.0)
+        grows = [chat(name)._replace(blocks_step=1) for name in ("late", "soon")]
+        taken[order] = brain.plan(seen(*grows, free_blocks=1)).swap_out
+    assert taken == {"edf": (0,), "fcfs": ()}
 
 
 def test_an_online_request_that_is_told_of_again_keeps_its_place() -> None:
@@ -182,7 +213,13 @@ def crowd(seed: int, slo_s: float) -> list[Request]:
 @settings(max_examples=8, deadline=None)
 @given(
     st.integers(0, 2**32),
-    st.builds(PartsConfig, st.sampled_from([*ONLINE_ORDERS]), st.sampled_from([*OFFLINE_ORDERS]), budget=st.sampled_from([*BUDGETS])),
+    st.builds(
+        PartsConfig,
+        st.sampled_from([*ONLINE_ORDERS]),
+        st.sampled_from([*OFFLINE_ORDERS]),
+        st.sampled_from([*ADMISSIONS]),
+        st.sampled_from([*BUDGETS]),
+    ),
     st.integers(9, 24),
     st.integers(2, 6),
     st.sampled_from([0.05, 1.0]),

@@ -88,11 +88,22 @@ def watched(
 
 
 def test_a_step_is_seen_with_all_that_waits_comes_back_and_is_kept() -> None:
-    brain, share, _, _ = watched(config=PartsConfig(budget="fixed", first_slots=2, first_blocks=9))
-    brain.arrive(OfflineRow("next", "job", final_blocks=11), 0.0)
+    brain, share, _, _ = watched(config=PartsConfig(admission="worst", budget="fixed", first_slots=2, first_blocks=9))
+    following = OfflineRow("next", "job", final_blocks=11)
+    brain.arrive(following, 0.0)
     running = (row("r"),)
     waits = (Waiting("a", 160, 10, 9.0), Waiting("b", 16, 1, 4.0))
-    view = seen(*running, waiting=waits, loading=3, loading_growth=4, returning=5, returning_context=6, max_tokens=512, now_s=8.0)
+    view = seen(
+        *running,
+        waiting=waits,
+        loading=3,
+        loading_growth=4,
+        loading_rows={"back": 40},
+        returning=5,
+        returning_context=6,
+        max_tokens=512,
+        now_s=8.0,
+    )
     brain.plan(view)
     assert share.view == StepView(
         running=running,
@@ -116,6 +127,9 @@ def test_a_step_is_seen_with_all_that_waits_comes_back_and_is_kept() -> None:
         guarantee=None,
         ranks={},
         max_waited=3,
+        block_tokens=16,
+        offline_rows={"next": following},
+        loading_rows={"back": 40},
     )
     brain, share, _, _ = watched()
     plan = brain.plan(seen())
@@ -151,10 +165,10 @@ def test_a_step_of_offline_work_is_as_long_as_arrivals_let_it() -> None:
 def test_an_order_is_told_what_a_request_will_take_by_the_model_and_the_reserve_what_it_needs() -> None:
     model = a_model()
     brain, share, order, _ = watched(model, config=PartsConfig(online_order="fcfs", budget="fixed"))
-    request = OnlineRequest("a", -5, prompt_tokens=300, expected_tokens=20, due_s=9.0, blocks=19)
+    request = OnlineRequest("a", -5, prompt_tokens=300, max_tokens=900, expected_tokens=20, due_s=9.0, blocks=19)
     brain.arrive(request, 1.0)
     prefill_s, decode_s = model.predict(StepLoad.prefill(300)), model.predict(StepLoad.decode(300))
-    known = replace(request, prefill_s=prefill_s, expected_s=prefill_s + 20 * decode_s)
+    known = replace(request, prefill_s=prefill_s, token_s=decode_s)
     assert order.came == [(known, 1.0)]
     assert 0.0 < known.prefill_s < known.expected_s
     assert brain.plan(seen(now_s=1.0)).reserve == share.view.reserve == (1, 19)

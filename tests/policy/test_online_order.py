@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.policy.order.mlfq import Mlfq
-from harvester.policy.order.online import MIN_QUANTUM_S, STEPS, OnlineRequest, SkipJoin, by_priority, left_out
+from harvester.policy.order.online import MIN_QUANTUM_S, STEPS, OnlineRequest, SkipJoin
+from harvester.policy.order.turns import by_priority, left_out
 
 RANKS = {name: place for place, name in enumerate("abcdef")}
 

@@ -18,7 +18,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, RESERVES, TABLES, PartsConfig, parts_of
-from harvester.policy.step.admission import admitted, reserved
+from harvester.policy.step.admission import Admission, reserved
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import Guarantee, StepView
 from harvester.policy.view import EngineView, Running, Waiting
@@ -51,8 +51,9 @@ class OnlineOrders(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 500), prefill_s=st.floats(0.0, 2.0), answer_s=st.floats(0.0, 5.0), slo_s=st.floats(0.1, 9.0))
     def arrives(self, tokens: int, prefill_s: float, answer_s: float, slo_s: float) -> None:
         name = f"r{len(self.held) + len(self.gone)}"
-        due_s = self.now_s + slo_s
-        self.order.arrive(OnlineRequest(name, 0, tokens, tokens, prefill_s, prefill_s + answer_s, due_s), self.now_s)
+        told, due_s = tokens if tokens % 2 else None, self.now_s + slo_s
+        new = OnlineRequest(name, 0, tokens, "", tokens, told, prefill_s, answer_s / tokens, due_s, slo_s / tokens)
+        self.order.arrive(new, self.now_s)
         self.held.add(name)
 
     @rule(most=st.integers(1, 5), seconds=st.floats(0.001, 1.0))
@@ -178,17 +179,49 @@ def test_an_offline_order_holds_exactly_the_rows_that_wait(name: str) -> None:
 
 # -- admission ------------------------------------------------------------------------------------------------------------------------
 
-ROWS = st.builds(lambda name, blocks: OfflineRow(f"r{name}", final_blocks=blocks), st.integers(0, 10**6), st.integers(1, 90))
 
-SMALL_ROWS = st.builds(lambda name, blocks: OfflineRow(f"r{name}", final_blocks=blocks), st.integers(0, 10**6), st.integers(1, 3))
+def waiting_row(name: int, prompt: int, emitted: int, more: int) -> OfflineRow:
+    """``more``: tokens that it may make beyond those that it has made."""
+    blocks, final = (-(-tokens // 16) for tokens in (prompt + emitted, prompt + emitted + more))
+    return OfflineRow(
+        f"r{name}",
+        "job",
+        emitted > 0,
+        final_blocks=final,
+        blocks=blocks,
+        tokens=prompt + emitted,
+        prompt_tokens=prompt,
+        max_tokens=emitted + more,
+    )
+
+
+ROWS = st.builds(waiting_row, st.integers(0, 10**6), st.integers(1, 700), st.integers(0, 300), st.integers(1, 400))
+SMALL_ROWS = st.builds(waiting_row, st.integers(0, 10**6), st.integers(1, 20), st.integers(0, 8), st.integers(1, 20))
+
+
+def admits(admission: Admission, rows: list[OfflineRow], seen: StepView) -> tuple[str, ...]:
+    """As the brain asks it."""
+    seen = replace(seen, offline_next_blocks=admission.blocks(rows[0]) if rows else 0)
+    batch = batch_of(seen.running)
+    return admission.admitted(rows, admission.space(seen, batch, LIMITS), seen, batch, LIMITS)
+
+
+def an_admission(name: str, ended: list[int]) -> Admission:
+    """One that rows of the job ended of, with so many tokens each."""
+    admission = ADMISSIONS[name](CONFIG)
+    for tokens in ended:
+        admission.ended(waiting_row(0, 50, 0, 400), tokens)
+    return admission
+
+
+ENDED = st.lists(st.integers(1, 400), max_size=30)
 
 
 @pytest.mark.parametrize("name", ADMISSIONS)
-@given(one=ROWS, kept=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 9999)))
-def test_an_idle_engine_always_admits_a_row(name: str, one: OfflineRow, kept: tuple[int, int] | None) -> None:
-    admission = ADMISSIONS[name](CONFIG)
-    seen = view(max_seqs=4, free_blocks=100, total_blocks=100, offline_next_blocks=admission.blocks(one), reserve=kept)
-    assert admitted([one], *admission.space(seen, batch_of(()), LIMITS), admission) == (one.name,)
+@given(one=ROWS, ended=ENDED, kept=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 9999)))
+def test_an_idle_engine_always_admits_a_row(name: str, one: OfflineRow, ended: list[int], kept: tuple[int, int] | None) -> None:
+    admission = an_admission(name, ended)
+    assert admits(admission, [one], view(max_seqs=4, free_blocks=100, total_blocks=100, reserve=kept)) == (one.name,)
 
 
 @pytest.mark.parametrize("name", ADMISSIONS)
@@ -202,13 +235,26 @@ def test_admission_gives_no_more_than_is_free_beside_the_reserve(name: str, runn
 
 
 @pytest.mark.parametrize("name", ADMISSIONS)
-@given(rows=st.lists(SMALL_ROWS, max_size=6), slots=st.integers(-2, 5), blocks=st.integers(-2, 12))
-def test_the_rows_that_are_admitted_are_the_first_and_fit(name: str, rows: list[OfflineRow], slots: int, blocks: int) -> None:
-    admission = ADMISSIONS[name](CONFIG)
-    found = admitted(rows, slots, blocks, admission)
+@given(rows=st.lists(SMALL_ROWS, max_size=6), ended=ENDED, slots=st.integers(-2, 5), blocks=st.integers(-2, 12))
+def test_the_rows_that_are_admitted_are_the_first_and_fit(
+    name: str, rows: list[OfflineRow], ended: list[int], slots: int, blocks: int
+) -> None:
+    admission, seen = an_admission(name, ended), view(row(), free_blocks=500, total_blocks=1000)
+    found = admission.admitted(rows, (slots, blocks), seen, batch_of(seen.running), LIMITS)
     assert found == tuple(one.name for one in rows[: len(found)])
     assert len(found) <= max(0, slots)
     assert not found or sum(admission.blocks(one) for one in rows[: len(found)]) <= blocks
+    assert admission.admitted(rows, (slots, blocks), seen, batch_of(seen.running), LIMITS) == found
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+@given(rows=st.lists(ROWS, min_size=1, max_size=6), share=st.sampled_from([0.1, 0.5, 0.9]), free=st.integers(0, 100))
+def test_a_guarantee_never_admits_fewer_rows_and_no_more_than_is_free(name: str, rows: list[OfflineRow], share: float, free: int) -> None:
+    seen = view(chat(), max_seqs=8, free_blocks=free, total_blocks=102, reserve=(4, 40))
+    admission = ADMISSIONS[name](CONFIG)
+    less, more = (admits(admission, rows, replace(seen, guarantee=given_)) for given_ in (None, Guarantee(share)))
+    assert more[: len(less)] == less
+    assert sum(one.blocks for one in rows[: len(more)]) <= free
 
 
 # -- budget ---------------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from harvester.engine.shared.settings import KEY
 
 MODEL_TOKENS = 2048  # longest request
 STEP_TOKENS = 2048
+WORD, STOP = 7, 8  # tokens that answers are made of
 
 
 class Drive:
@@ -71,14 +72,26 @@ class Drive:
         )
         self.requests: dict[str, Request] = {}
         self.finished: dict[str, int] = {}  # tokens made
+        self._answers: dict[str, int] = {}  # tokens of those that end before they must
         self._serial = 0
 
     def add(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> None:
         """A prompt with no prefix in common with another. ``arrived_s``: of the wall clock; None: in the order of the calls, long ago."""
         self.enter(self.made(name, prompt_tokens, max_tokens, offline=offline, arrived_s=arrived_s))
 
-    def made(self, name: str, prompt_tokens: int, max_tokens: int, *, offline: bool, arrived_s: float | None = None) -> Request:
-        """As `add`, which the scheduler does not know yet."""
+    def made(
+        self,
+        name: str,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        offline: bool,
+        arrived_s: float | None = None,
+        answer_tokens: int | None = None,
+    ) -> Request:
+        """As `add`, which the scheduler does not know yet. ``answer_tokens``: after which it stops; None: it makes ``max_tokens``."""
+        if answer_tokens is not None:
+            self._answers[name] = answer_tokens
         prompt = [1000 * (self._serial + 1) + i for i in range(prompt_tokens)]
         return self.asked(name, prompt, max_tokens, offline=offline, arrived_s=arrived_s)
 
@@ -90,7 +103,7 @@ class Drive:
         return Request(
             name,
             prompt,
-            SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=None if job is None else {"job": job}),
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=[STOP], extra_args=None if job is None else {"job": job}),
             None,
             arrival_time=float(self._serial) if arrived_s is None else arrived_s,
             priority=PRIORITY_OFFLINE if offline else PRIORITY_ONLINE,
@@ -114,8 +127,11 @@ class Drive:
     def output(self, output: Any) -> ModelRunnerOutput:
         """What a model might have answered to the step."""
         names = list(output.num_scheduled_tokens)
-        tokens = [[7] if not self.requests[name].is_prefill_chunk else [] for name in names]
+        tokens = [[self._next(name)] if not self.requests[name].is_prefill_chunk else [] for name in names]
         return ModelRunnerOutput(req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=tokens)
+
+    def _next(self, name: str) -> int:
+        return STOP if self.requests[name].num_output_tokens + 1 == self._answers.get(name) else WORD
 
     def take(self, output: Any, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(output, result).values():

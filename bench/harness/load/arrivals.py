@@ -5,9 +5,10 @@ Everything drawn comes from the generator handed in, so that a seed decides it a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,11 +21,12 @@ Lengths = Sequence[tuple[int, int]]  # (prompt, answer) tokens
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """``at_s`` after the start; exactly so many tokens in prompt and answer."""
+    """``at_s`` after the start; exactly so many tokens in prompt and answer. ``body``: values laid over the request's."""
 
     at_s: float
     prompt_tokens: int
     output_tokens: int
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -23,7 +25,9 @@ WARM_UP = 3  # requests before the load, one after the other
 
 
 class Player:
-    """``plan``: url, model, seed, vocabulary [least id, one past the last], limit_s, requests [[at_s, prompt and output tokens], ...]."""
+    """``plan``: url, model, seed, vocabulary [least id, one past the last], limit_s, requests [[at_s, prompt and output tokens, values of
+    the body], ...].
+    """
 
     def __init__(self, plan: dict[str, Any], http: aiohttp.ClientSession) -> None:
         self._url = f"{plan['url']}/v1/completions"
@@ -34,12 +38,15 @@ class Player:
         self.start_s = 0.0
         self.done: list[dict[str, Any]] = []
 
-    def body(self, prompt_tokens: int, output_tokens: int) -> bytes:
-        """Random token ids, so that no prompt is found in a prefix cache; usage in every chunk, as one may hold several tokens."""
+    def body(self, prompt_tokens: int, output_tokens: int, own: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        """Random token ids, so that no prompt is found in a prefix cache; usage in every chunk, as one may hold several tokens.
+
+        ``own``: values laid over these.
+        """
         prompt = self._generator.integers(self._least, self._end, size=prompt_tokens).tolist()
         values = {"model": self._model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
         values |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-        return json.dumps(values).encode()
+        return json.dumps(values | dict(own)).encode()
 
     async def send(self, index: int, at_s: float, body: bytes) -> None:
         note: dict[str, Any] = {"index": index, "chunks": [], "error": None, "ended": False}
@@ -91,7 +98,7 @@ async def play(plan: dict[str, Any], output: Path) -> None:
         player = Player(plan, http)
         for _ in range(WARM_UP):
             await player.send(0, 0.0, player.body(64, 4))
-        bodies = [player.body(prompt, answer) for _, prompt, answer in plan["requests"]]
+        bodies = [player.body(prompt, answer, own) for _, prompt, answer, own in plan["requests"]]
         for note in player.done:
             if note["error"]:
                 raise SystemExit(f"warm-up failed: {note['error']}")

@@ -189,7 +189,7 @@ def _plan(system: System, setup: SystemSetup, load: Sequence[Arrival], limit_s: 
         "seed": seed,
         "vocabulary": setup.vocabulary,
         "limit_s": limit_s,
-        "requests": [(a.at_s, a.prompt_tokens, a.output_tokens) for a in load],
+        "requests": [(a.at_s, a.prompt_tokens, a.output_tokens, dict(a.body)) for a in load],
     }
     plan.write_text(json.dumps(values), encoding="utf-8")
     return plan, output

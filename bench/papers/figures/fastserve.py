@@ -158,7 +158,7 @@ def kv_policies(rate: float, scale: Scale) -> dict[str, Any]:
 
 
 def causes(scale: Scale) -> dict[str, Any]:
-    """What the figures hang on, OPT-13B and ShareGPT: the starvation time, the batch, and the share of the link's peak that copies reach."""
+    """What the figures hang on, OPT-13B and ShareGPT: the starvation time, the batch, the share of the link's peak that copies reach."""
     setting, rate = setting_of("opt-13b"), KV_RATES[-1]
     batch = replace(setting, max_seqs=LARGE_BATCH)
     links = {share: replace(setting, machine=replace(setting.machine, link_share=share)) for share in LINK_SHARES}

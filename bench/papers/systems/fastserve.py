@@ -1,7 +1,8 @@
 """FastServe and what it is compared with, as orders and KV policies of the brain (`bench.scenarios.order.mlfq_sim` has them).
 
 FasterTransformer runs a batch to its end. FastServe-FCFS is the same engine first come, first served; vLLM is the one of its time, in the
-compiled loop. The ablations: one starvation time for all queues, as in the paper, naive MLFQ, fixed priority by prompt length; KV that is swapped when it is needed, or computed again.
+compiled loop. The ablations: one starvation time for all queues, as in the paper; naive MLFQ; fixed priority by prompt length; KV that is
+swapped when it is needed, or computed again.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ class ShortestRemaining:
     ``service_s``: of each request, alone. What a step takes counts as one part in ``share``, since so many are served at once.
     """
 
+    last_gives_kv = False
+
     def __init__(self, service_s: Mapping[str, float], share: int) -> None:
         self._left_s = dict(service_s)
         self._share = share

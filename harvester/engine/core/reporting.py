@@ -11,6 +11,7 @@ from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import RING, Count, Field, SharedState
 from harvester.engine.worker.safepoint import segments
 from harvester.policy.model.alone import ChatTimes
+from harvester.policy.model.prediction import Accuracy, LengthPredictor
 from harvester.policy.step.preempt import layers_between
 from harvester.policy.view import Plan
 
@@ -117,8 +118,8 @@ class Reporting:
             shared.add(Count.DETECT_S, max(0.0, shared[Field.ENDED_AT_S] - from_s))
             shared.add(Count.DETECTED, 1)
 
-    def learnt(self, profile: Profile, step: Step) -> None:
-        """Show the latency model now and then, and write its profile when asked, or when it is old."""
+    def learnt(self, profile: Profile, step: Step, predictor: LengthPredictor) -> None:
+        """Show the latency model and how well lengths are predicted now and then, and write the profile when asked, or when it is old."""
         shared = self._shared
         if shared is None or step.number is None:
             return
@@ -137,6 +138,15 @@ class Reporting:
         shared[Field.MARGIN], shared[Field.READY] = model.margin, float(model.ready)
         for count, value in zip((Count.ERROR_P50, Count.ERROR_P99), model.error(), strict=True):
             shared.set(count, value)
+        self._predicted(shared, predictor.accuracy())
+
+    @staticmethod
+    def _predicted(shared: SharedState, found: Accuracy) -> None:
+        shared.set(Count.PREDICTED_ANSWERS, found.judged)
+        shared.set(Count.WITHIN_MEDIAN, found.within_median)
+        shared.set(Count.WITHIN_HIGH, found.within_high)
+        if found.error is not None:
+            shared.set(Count.LENGTH_ERROR, found.error)
 
     def _save(self, profile: Profile, number: int) -> None:
         profile.save()

@@ -46,13 +46,15 @@ class Step:
     cached_tokens: int = 0  # of those, what was computed before
     online_load: StepLoad = field(default_factory=StepLoad)
     first_tokens: list[str] = field(default_factory=list)  # online requests whose first token it makes
+    recomputed: dict[str, int] = field(default_factory=dict)  # of offline rows that had lost their KV, as `StepRan` has it
 
     @property
     def ran(self) -> StepRan:
         """What the brain is told of it, once it is answered."""
         if self.rolled_back:
             return StepRan(StepLoad())
-        return StepRan(self.load, self.online, self.served, self.admitted_tokens, self.cached_tokens, self.online_load, self.first_tokens)
+        rows = self.admitted_tokens, self.cached_tokens
+        return StepRan(self.load, self.online, self.served, *rows, self.online_load, self.first_tokens, self.recomputed)
 
     @property
     def rolled_back(self) -> bool:

@@ -145,6 +145,28 @@ class CheckpointMetrics:
         return tokens
 
 
+class LengthMetrics:
+    """How well the lengths of online answers are predicted."""
+
+    QUANTILES = (("0.5", Count.WITHIN_MEDIAN), ("0.9", Count.WITHIN_HIGH))
+
+    @classmethod
+    def collect(cls, shared: SharedState) -> Iterator[Metric]:
+        answers = shared.count(Count.PREDICTED_ANSWERS)
+        yield CounterMetricFamily(
+            "harvester_predicted_answers", "Online answers that ended after their length was predicted.", value=answers
+        )
+        covered = CounterMetricFamily(
+            "harvester_predicted_answers_covered", "Of those, answers no longer than the predicted quantile.", labels=["quantile"]
+        )
+        for quantile, place in cls.QUANTILES:
+            covered.add_metric([quantile], shared.count(place))
+        yield covered
+        if answers:
+            text = "Median of abs(predicted - made) / made of the latest such answers, by the predicted median."
+            yield GaugeMetricFamily("harvester_predicted_length_error", text, value=shared.count(Count.LENGTH_ERROR))
+
+
 class BoardMetrics(Collector):
     """The engine core's counters, read when somebody asks."""
 
@@ -198,6 +220,7 @@ class BoardMetrics(Collector):
         yield self._by_class()
         yield CheckpointMetrics.recomputed(self._shared)
         yield self._error()
+        yield from LengthMetrics.collect(self._shared)
         detected = SummaryMetricFamily("harvester_abort_detection_seconds", "Signal to the end of the step.")
         detected.add_metric([], int(self._shared.count(Count.DETECTED)), self._shared.count(Count.DETECT_S))
         yield detected

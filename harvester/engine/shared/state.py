@@ -108,6 +108,10 @@ class Count(IntEnum):
     GAPS = 45  # between two tokens of online requests
     GAP_S = 46  # summed over those
     GAP_ALONE_S = 47  # the same, as they would have been without offline work
+    PREDICTED_ANSWERS = 48  # online answers that ended after their length was predicted
+    WITHIN_MEDIAN = 49  # of those, no longer than the predicted median
+    WITHIN_HIGH = 50  # no longer than what was predicted that nine of ten would not exceed
+    LENGTH_ERROR = 51  # gauge: median of abs(predicted - made) / made of the latest, where there are any
 
 
 SIZE = (Field.IN_FLIGHT + DEPTH * len(Place)) * 8

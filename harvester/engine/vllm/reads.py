@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from harvester.core import WorkClass, work_class
 from harvester.engine.shared.settings import Slo
@@ -19,6 +19,9 @@ from harvester.policy.step.batch import Batch
 from harvester.policy.step.view import Guarantee
 from harvester.policy.view import EngineView, Running, Waiting
 from jobs.hint import SchedulingHint
+
+TASK_ARG = "task"  # of a request's `vllm_xargs`: what a client calls requests that share a template
+MAX_TASK_CHARS = 64
 
 
 def is_offline(request: Request) -> bool:
@@ -61,7 +64,24 @@ def row_of(request: Request, block_tokens: int) -> OfflineRow:
         arrival_s=request.arrival_time,
         final_blocks=final_blocks(request, block_tokens),
         tokens=request.num_tokens,
+        blocks=waiting_blocks(request, block_tokens),
+        prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        expected_tokens=hint.answer_tokens,
     )
+
+
+def kind_of(request: Request) -> str:
+    """Requests of one kind have answers of similar length: of one task (`TASK_ARG`) or SLO class, on one LoRA adapter or none."""
+    extra = extra_of(request)
+    task = next((str(extra[name]) for name in (TASK_ARG, "slo_class") if extra.get(name) is not None), "")
+    return f"{task[:MAX_TASK_CHARS]}\n{request.lora_request.lora_name if request.lora_request else ''}"
+
+
+def answer_tokens(request: Request) -> int | None:
+    """Of an answer that came to its end or its limit; None: it was aborted or failed."""
+    whole = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+    return int(request.num_output_tokens) if whole else None
 
 
 def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> OnlineRequest:
@@ -70,8 +90,10 @@ def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float
         name=request.request_id,
         priority=request.priority,
         prompt_tokens=request.num_prompt_tokens,
-        expected_tokens=request.max_tokens,
+        kind=kind_of(request),
+        max_tokens=request.max_tokens,
         due_s=request.arrival_time + shift_s + slo.ttft_s,
+        tpot_s=slo.tpot_s,
         blocks=waiting_blocks(request, block_tokens),
         arrived_s=request.arrival_time + shift_s,
     )
@@ -123,6 +145,7 @@ def view(
         loading=len(loading),
         loading_online=any(not is_offline(r) for r in loading),
         loading_growth=sum(final_blocks(r, block_tokens) - waiting_blocks(r, block_tokens) for r in loading if is_offline(r)),
+        loading_rows={r.request_id: r.num_tokens for r in loading if is_offline(r)},
         returning=sum(max(1, r.num_tokens - r.num_computed_tokens) for r in back),
         returning_context=sum(r.num_computed_tokens for r in back),
         stalled=stalled,
@@ -150,6 +173,16 @@ def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tu
 def admitted(output: SchedulerOutput) -> frozenset[str]:
     """Requests that came from the waiting queue in this step."""
     return frozenset((*(new.req_id for new in output.scheduled_new_reqs), *output.scheduled_cached_reqs.resumed_req_ids))
+
+
+def recomputed(scheduler: Scheduler, names: Iterable[str], computed: Mapping[str, int]) -> dict[str, int]:
+    """Of those that were admitted in a step and had lost their KV before, the tokens that they compute again in it and after it."""
+    found = ((name, scheduler.requests.get(name)) for name in names)
+    return {
+        name: max(0, request.num_tokens - 1 - computed[name])
+        for name, request in found
+        if request is not None and request.num_preemptions and is_offline(request) and name in computed
+    }
 
 
 def rough_load(output: SchedulerOutput) -> StepLoad:

@@ -27,6 +27,7 @@ from harvester.engine.vllm.platform import additional, graph_sizes, on_cpu, slee
 from harvester.engine.vllm.queue import WaitingQueue
 from harvester.policy.brain import Brain
 from harvester.policy.model.load import StepLoad
+from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import parts_of
 from harvester.policy.view import EngineView, Plan, Running
 
@@ -80,13 +81,13 @@ class HarvestScheduling(Stock):
         if reads.is_offline(request):
             self._brain.arrive(reads.row_of(request, block_tokens), now_s)
         else:
-            self._brain.arrive(reads.online_request(request, block_tokens, self._slo(request), now_s - time.time()), now_s)
+            self._brain.arrive(self._online_request(request, now_s - time.time()), now_s)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, of a request that ended or was aborted."""
         name = request.request_id
         self._ahead.left(name)
-        self._brain.finish(name)
+        self._brain.finish(name, reads.answer_tokens(request))
         if self._checkpoints is not None:
             self._checkpoints.forget(name)
         return super()._free_request(request, *args, **kwargs)
@@ -201,6 +202,7 @@ class HarvestScheduling(Stock):
         if self._checkpoints is not None:
             self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
         step.load = reads.load_of(step.output, step.computed)
+        step.recomputed = reads.recomputed(self, step.admitted, step.computed)
         if self._report.can_end_steps:
             step.registered = reads.registered_blocks(self, first_computed(self._steps, step.computed))
         for name, tokens in step.output.num_scheduled_tokens.items():
@@ -232,7 +234,7 @@ class HarvestScheduling(Stock):
         """From the steps that were answered; done while the next one runs."""
         for step, seconds, now_s in self._answered:
             self._brain.observe(step.ran, seconds, now_s)
-            self._report.learnt(self._profile, step)
+            self._report.learnt(self._profile, step, self._brain.predictor)
         self._answered.clear()
 
     def _cover(self, now_s: float) -> None:
@@ -244,6 +246,9 @@ class HarvestScheduling(Stock):
     def _is_settled(self) -> bool:
         """Whether the next step is the same whenever it is planned: nobody waits for a first token, nor for another's slot."""
         return not self.waiting.has_online and not self.kv_holding_waiting and self._brain.online <= self.max_num_active_reqs
+
+    def _online_request(self, request: Request, shift_s: float) -> OnlineRequest:
+        return reads.online_request(request, self.block_size, self._slo(request), shift_s)
 
     def _slo(self, request: Request) -> Slo:
         return NO_SLO if reads.is_offline(request) else self._settings.slo_of(reads.extra_of(request))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -21,7 +21,9 @@ class OfflineRow(NamedTuple):
     """One offline request that waits.
 
     ``begun``: it lost its KV. ``weight``: of its job among jobs. ``slice_id``: rows of a slice stay together. ``prefix``: the first tokens
-    of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``tokens``: known so far, prompt and answer.
+    of its prompt. ``final_blocks``: KV blocks when it has made its last allowed token. ``tokens``: known so far, prompt and answer, for
+    which it needs ``blocks``. ``max_tokens``: most of its answer. ``expected_tokens``: what half of such answers did not exceed elsewhere;
+    None where nobody knows.
     """
 
     name: str
@@ -35,6 +37,15 @@ class OfflineRow(NamedTuple):
     arrival_s: float = 0.0
     final_blocks: int = 1
     tokens: int = 1
+    blocks: int = 1
+    prompt_tokens: int = 1
+    max_tokens: int = 1
+    expected_tokens: int | None = None
+
+    @property
+    def emitted(self) -> int:
+        """Tokens of its answer that it has made."""
+        return self.tokens - self.prompt_tokens
 
 
 class OfflineOrder(Protocol):
@@ -55,6 +66,10 @@ class OfflineOrder(Protocol):
     def job(self, name: str) -> str | None:
         """The job of an offline row that has not ended; None for any other request."""
 
+    @property
+    def known(self) -> Mapping[str, OfflineRow]:
+        """The rows that have not ended, by name, each as it was when it waited last."""
+
     def rows(self) -> Iterator[OfflineRow]:
         """Those that wait, the one to admit first in front."""
 
@@ -69,7 +84,7 @@ class _Rows:
     """The rows that have not ended, by job, and what jobs are guaranteed."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, str] = {}
+        self._known: dict[str, OfflineRow] = {}
         self._counts: Counter[str] = Counter()
         self._guarantees: dict[str, Guarantee] = {}  # as the newest row of the job says
         self._waiting: dict[str, OfflineRow] = {}
@@ -78,16 +93,21 @@ class _Rows:
         return len(self._waiting)
 
     def job(self, name: str) -> str | None:
-        return self._jobs.get(name)
+        row = self._known.get(name)
+        return None if row is None else row.job
+
+    @property
+    def known(self) -> Mapping[str, OfflineRow]:
+        return self._known
 
     def guarantee(self) -> Guarantee | None:
         return max(self._guarantees.values(), key=lambda given: given.share, default=None) if self._guarantees else None
 
     def _enter(self, row: OfflineRow) -> None:
         assert row.name not in self._waiting, f"{row.name} waits already"
-        if row.name not in self._jobs:
-            self._jobs[row.name] = row.job
+        if row.name not in self._known:
             self._counts[row.job] += 1
+        self._known[row.name] = row
         if row.guarantee is not None:
             self._guarantees[row.job] = row.guarantee
         else:
@@ -96,9 +116,10 @@ class _Rows:
 
     def _leave(self, name: str) -> str | None:
         """Forget a row that has ended. Returns its job if that has no other row."""
-        job = self._jobs.pop(name, None)
-        if job is None:
+        row = self._known.pop(name, None)
+        if row is None:
             return None
+        job = row.job
         self._counts[job] -= 1
         if self._counts[job]:
             return None
@@ -108,8 +129,8 @@ class _Rows:
 
     def check(self) -> None:
         """Raise AssertionError where a row waits that has ended, or a job is counted wrong."""
-        assert set(self._waiting) <= set(self._jobs)
-        assert self._counts == Counter(self._jobs.values())
+        assert set(self._waiting) <= set(self._known)
+        assert self._counts == Counter(row.job for row in self._known.values())
         assert set(self._guarantees) <= set(self._counts)
 
 

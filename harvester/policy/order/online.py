@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,26 +13,46 @@ from harvester.policy.order.mlfq import Mlfq
 FIRST_QUANTUM_S = 0.01  # until a step was measured
 MIN_QUANTUM_S = 0.0005
 STEPS = 256  # in which the shortest step is looked for
+OVERDUE_TOKENS = 16  # that are thought to be left of an answer longer than predicted
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineRequest:
     """A chat request that has come. A lower ``priority`` goes first, whatever the order among equals.
 
-    ``expected_tokens``: of its answer. ``due_s``: when its first token is due. ``blocks``: KV blocks that its prompt needs.
-    ``arrived_s``: when it reached the server. `Brain` fills in ``prefill_s``, the predicted time of its prompt, and ``expected_s``, that of
-    prompt and answer together.
+    ``kind``: requests of one kind have answers of similar length. ``max_tokens``: of its answer. ``due_s``: when its first token is due;
+    ``tpot_s``: promised from one token to the next. ``blocks``: KV blocks that its prompt needs. ``arrived_s``: when it reached the server.
+    `Brain` fills in ``expected_tokens``, the predicted length of its answer, where the adapter knows none, and the predicted times
+    ``prefill_s`` of its prompt and ``token_s`` of one token of its answer.
     """
 
     name: str
     priority: int = 0
     prompt_tokens: int = 1
-    expected_tokens: int = 1
+    kind: str = ""
+    max_tokens: int = 1
+    expected_tokens: int | None = None
     prefill_s: float = 0.0
-    expected_s: float = 0.0
+    token_s: float = 0.0
     due_s: float = 0.0
+    tpot_s: float = math.inf
     blocks: int = 1
     arrived_s: float = 0.0
+
+    @property
+    def answer_tokens(self) -> int:
+        """Predicted; without a prediction, what it may be."""
+        return self.max_tokens if self.expected_tokens is None else self.expected_tokens
+
+    @property
+    def expected_s(self) -> float:
+        """Prompt and answer, predicted."""
+        return self.prefill_s + self.answer_tokens * self.token_s
+
+    @property
+    def end_due_s(self) -> float:
+        """When its whole answer is due: each further token within ``tpot_s``. That of the first token where no gap is promised."""
+        return self.due_s + (self.answer_tokens * self.tpot_s if self.tpot_s < math.inf else 0.0)
 
 
 class OnlineOrder(Protocol):
@@ -39,6 +60,10 @@ class OnlineOrder(Protocol):
 
     ``now_s`` is one monotonic clock. Calls for a name that is not held raise KeyError.
     """
+
+    @property
+    def last_gives_kv(self) -> bool:
+        """Whose KV is taken where all that run need more than there is: of the last in the order, or (False) of the newest, as in vLLM."""
 
     def arrive(self, request: OnlineRequest, now_s: float) -> None: ...
 
@@ -55,7 +80,9 @@ class OnlineOrder(Protocol):
 
 
 class Fcfs:
-    """First come, first served: stock vLLM. Its subclasses sort by a key that a request has from its arrival on."""
+    """First come, first served: stock vLLM. Nobody starves. Its subclasses sort by a key of each request, the least first."""
+
+    last_gives_kv = False  # the newest is the last
 
     def __init__(self) -> None:
         self._held: dict[str, float] = {}  # with the key that they are sorted by; in order of arrival
@@ -79,32 +106,70 @@ class Fcfs:
         return {}
 
 
-class ShortestFirst(Fcfs):
-    """The shortest expected answer first."""
+@dataclass(slots=True)
+class _Job:
+    """``answer_tokens`` as predicted; ``made``: of those, one a step."""
 
-    def _key(self, request: OnlineRequest) -> float:
-        return request.expected_s
+    prefill_s: float
+    token_s: float
+    answer_tokens: int
+    made: int = 0
+
+    @property
+    def left_s(self) -> float:
+        """An answer that outlives its prediction is thought to be near its end: its KV is the dearest to compute again."""
+        left = self.answer_tokens - self.made if self.made < self.answer_tokens else OVERDUE_TOKENS
+        return (0.0 if self.made else self.prefill_s) + left * self.token_s
+
+
+class ShortestFirst(Fcfs):
+    """The shortest predicted time that is left first. A long answer starves while shorter ones fill the engine."""
+
+    last_gives_kv = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jobs: dict[str, _Job] = {}
+
+    def arrive(self, request: OnlineRequest, now_s: float) -> None:
+        self._jobs[request.name] = job = _Job(request.prefill_s, request.token_s, request.answer_tokens)
+        self._held[request.name] = job.left_s
+
+    def ran(self, names: Iterable[str], seconds: float, now_s: float) -> None:
+        for name in names:
+            job = self._jobs.get(name)
+            if job is not None:
+                job.made += 1
+                self._held[name] = job.left_s
+
+    def finish(self, name: str) -> None:
+        super().finish(name)
+        del self._jobs[name]
 
 
 class ShortestPrompt(Fcfs):
-    """Fixed priority by prompt length, preemptive (FastServe 4.1, first strawman)."""
+    """Fixed priority by prompt length, preemptive (FastServe 4.1, first strawman). Long prompts starve."""
 
     def _key(self, request: OnlineRequest) -> float:
         return float(request.prompt_tokens)
 
 
 class EarliestDeadline(Fcfs):
-    """The first token that is due first."""
+    """The answer that is due first, by the SLO of its class. Nobody starves: whoever comes later than a deadline is due after it."""
+
+    last_gives_kv = True
 
     def _key(self, request: OnlineRequest) -> float:
-        return request.due_s
+        return request.end_due_s
 
 
 class SkipJoin:
     """Skip-join MLFQ (FastServe 4.1). Its first quantum is the shortest of the last steps.
 
-    ``skip``: requests join the queue that covers their prompt; without it all join the first one (naive MLFQ).
+    ``skip``: requests join the queue that covers their prompt; without it all join the first one (naive MLFQ). Nobody starves: see `Mlfq`.
     """
+
+    last_gives_kv = False  # the last has made most, all of which would be computed again
 
     def __init__(self, mlfq: Mlfq, skip: bool = True) -> None:
         self._mlfq, self._skip = mlfq, skip
@@ -128,32 +193,3 @@ class SkipJoin:
 
     def next_turn_s(self, now_s: float, batch: int) -> Mapping[str, float]:
         return self._mlfq.enst(now_s, batch)
-
-
-def by_priority(order: Sequence[str], priority: Mapping[str, int]) -> dict[str, int]:
-    """Place of each in ``order``, 0 first, where a lower ``priority`` goes before all others."""
-    if len(set(priority.values())) > 1:
-        order = sorted(order, key=priority.__getitem__)
-    return {name: place for place, name in enumerate(order)}
-
-
-def left_out(running: Sequence[str], waiting: Mapping[str, int], ranks: Mapping[str, int], slots: int, free_blocks: int) -> frozenset[str]:
-    """Those of ``running`` that give their slot in this step to one that goes before them; their KV stays.
-
-    ``waiting``: KV blocks that each waiting one needs. One that finds no KV takes no slot, and none behind it is admitted before it.
-    One that is not in ``ranks`` has no turn.
-    """
-    if len(running) <= slots and (len(running) + len(waiting) <= slots or not waiting) and all(name in ranks for name in running):
-        return frozenset()
-    chosen: set[str] = set()
-    open_door = True
-    for name in sorted((name for name in (*running, *waiting) if name in ranks), key=ranks.__getitem__):
-        if len(chosen) == slots:
-            break
-        if name in waiting:
-            open_door = open_door and waiting[name] <= free_blocks
-            if not open_door:
-                continue
-            free_blocks -= waiting[name]
-        chosen.add(name)
-    return frozenset(running) - chosen

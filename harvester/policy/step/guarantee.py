@@ -19,11 +19,14 @@ def stretched_s(limit_s: float, view: StepView, online_s: float) -> float:
     return max(limit_s, online_s / (1.0 - given.share)) if given is not None and given.above_slo else limit_s
 
 
-def opened(space: tuple[int, int], view: StepView, batch: Batch) -> tuple[int, int]:
-    """``space``, the slots and KV blocks that new offline requests may take, or what the share still lacks where that is more."""
+def opened(space: tuple[int, int], view: StepView, batch: Batch, free_blocks: int, held_blocks: int) -> tuple[int, int]:
+    """``space``, the slots and KV blocks that new offline requests may take, or what the share still lacks where that is more.
+
+    ``free_blocks`` and ``held_blocks``: that are free, and that offline requests hold, as their admission counts them.
+    """
     if view.guarantee is None:
         return space
     share, offline = view.guarantee.share, len(batch.decodes) + len(batch.prefills)
     slots = min(view.max_seqs - len(view.running), math.ceil(share * view.max_seqs) - offline)
-    blocks = min(view.free_blocks - batch.growth_blocks - view.loading_growth, math.ceil(share * view.total_blocks) - batch.final_blocks)
+    blocks = min(free_blocks, math.ceil(share * view.total_blocks) - held_blocks)
     return max(space[0], slots), max(space[1], blocks)

@@ -36,6 +36,6 @@ def plan_step(
     step_s = limit_s(view, batch)
     plan = budget.beside_chat(view, batch, config, step_s, space)
     offline = len(plan.run) > len(batch.online) or (plan.offline_slots > 0 and len(view.offline_next) > 0)
-    first_token = batch.prompts or view.online_waiting or view.returning or not all([one.decoding for one in batch.decoding])
+    first_token = batch.prompts or view.online_waiting or view.returning or not all(one.decoding for one in batch.decoding)
     may_end = offline and not first_token
     return replace(plan, preempt=tuple(sorted(preempt)), limit_s=step_s, may_end=may_end, tpot_s=tpot_s)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from harvester.policy.view import Running
+
+if TYPE_CHECKING:
+    from harvester.policy.order.offline import OfflineRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class StepView:
     running: Sequence[Running]
     online_waiting: int
     online_waiting_blocks: int  # KV blocks that the waiting online prompts need
-    offline_next_blocks: int  # KV blocks that are counted for the first waiting offline request; 0 where none waits
+    offline_next_blocks: int  # KV blocks, as admission counts them, of the first waiting offline request; 0 where none waits
     free_blocks: int
     total_blocks: int
     max_seqs: int
@@ -45,6 +49,9 @@ class StepView:
     debt_s: float = 0.0  # by how much chat that is promised no number is behind what it may be delayed
     gap_s: float | None = None  # until the next token of chat is due; None: the least TPOT that is promised
     max_waited: int = 0  # KV blocks that the step may wait for while victims save them
+    block_tokens: int = 16
+    offline_rows: Mapping[str, OfflineRow] = field(default_factory=dict)  # those that have not ended, waiting or not
+    loading_rows: Mapping[str, int] = field(default_factory=dict)  # tokens of the offline requests whose KV is read back
 
 
 @dataclass(frozen=True, slots=True)

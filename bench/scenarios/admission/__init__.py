@@ -1,0 +1,1 @@
+"""Which offline rows are admitted."""

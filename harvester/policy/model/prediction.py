@@ -1,0 +1,97 @@
+"""How long an answer will be, by those that have ended: quantiles for each kind of request and band of prompt lengths.
+
+An order by predicted length needs the length of each answer before its first token. Requests of one kind (one task of one client on one
+model) share a template, so the answers that ended say how long the others will be; bands of prompt tokens that double part them further.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+
+RECENT = 256  # answers of a band; older ones are forgotten, so that a change is followed
+MIN_ANSWERS = 20  # fewer say nothing about a band
+MAX_KINDS = 64  # clients name them: the others are predicted by all answers together
+
+
+class _Recent:
+    """The latest answers, ordered by time and by length."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def add(self, value: float) -> None:
+        self._latest.append(value)
+        insort(self._ordered, value)
+        if len(self._latest) > RECENT:
+            del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
+
+    def quantile(self, share: float) -> float:
+        """The smallest value that at least ``share`` (0 .. 1) of them do not exceed. Raises IndexError where there are none."""
+        return self._ordered[max(0, -int(-share * len(self._ordered) // 1) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one answer, in tokens; None: too few have ended."""
+
+    median: int | None = None
+    high: int | None = None  # that nine of ten answers do not exceed
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Of the answers that ended after something was predicted of them. ``error``: median of abs(predicted - made) / made, of the latest."""
+
+    judged: int = 0
+    within_median: int = 0
+    within_high: int = 0
+    error: float | None = None
+
+
+class LengthPredictor:
+    """It learns from each answer that ended and predicts the next ones. O(log answers) a call, plus the move of a short list."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, int | None] | None, _Recent] = {None: _Recent()}
+        self._kinds: set[str] = set()
+        self._errors = _Recent()
+        self._judged = self._within_median = self._within_high = 0
+
+    def predict(self, kind: str, prompt_tokens: int) -> Prediction:
+        """By answers of the same kind and band of prompts; else of the kind; else of all."""
+        for key in _keys(kind, prompt_tokens):
+            answers = self._answers.get(key)
+            if answers is not None and len(answers) >= MIN_ANSWERS:
+                return Prediction(round(answers.quantile(0.5)), round(answers.quantile(0.9)))
+        return Prediction()
+
+    def ended(self, kind: str, prompt_tokens: int, tokens: int, predicted: Prediction) -> None:
+        """An answer of ``tokens`` ended by itself or at its limit; ``predicted``: what `predict` had said of it."""
+        self._judge(tokens, predicted)
+        if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
+            self._kinds.add(kind)
+        for key in _keys(kind, prompt_tokens) if kind in self._kinds else (None,):
+            self._answers.setdefault(key, _Recent()).add(tokens)
+
+    def accuracy(self) -> Accuracy:
+        error = self._errors.quantile(0.5) if len(self._errors) else None
+        return Accuracy(self._judged, self._within_median, self._within_high, error)
+
+    def _judge(self, tokens: int, predicted: Prediction) -> None:
+        if predicted.median is None or predicted.high is None:
+            return
+        self._judged += 1
+        self._within_median += tokens <= predicted.median
+        self._within_high += tokens <= predicted.high
+        self._errors.add(abs(predicted.median - tokens) / max(1, tokens))
+
+
+def _keys(kind: str, prompt_tokens: int) -> tuple[tuple[str, int | None] | None, ...]:
+    """From the narrowest group of answers to all of them."""
+    return (kind, max(0, prompt_tokens).bit_length()), (kind, None), None

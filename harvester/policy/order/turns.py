@@ -1,0 +1,63 @@
+"""What an order among online requests means for slots and KV: who has none in this step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harvester.policy.view import EngineView, Running
+
+
+def by_priority(order: Sequence[str], priority: Mapping[str, int]) -> dict[str, int]:
+    """Place of each in ``order``, 0 first, where a lower ``priority`` goes before all others."""
+    if len(set(priority.values())) > 1:
+        order = sorted(order, key=priority.__getitem__)
+    return {name: place for place, name in enumerate(order)}
+
+
+def left_out(running: Sequence[str], waiting: Mapping[str, int], ranks: Mapping[str, int], slots: int, free_blocks: int) -> frozenset[str]:
+    """Those of ``running`` that give their slot in this step to one that goes before them; their KV stays.
+
+    ``waiting``: KV blocks that each waiting one needs. One that finds no KV takes no slot, and none behind it is admitted before it.
+    One that is not in ``ranks`` has no turn.
+    """
+    if len(running) <= slots and (len(running) + len(waiting) <= slots or not waiting) and all(name in ranks for name in running):
+        return frozenset()
+    chosen: set[str] = set()
+    open_door = True
+    for name in sorted((name for name in (*running, *waiting) if name in ranks), key=ranks.__getitem__):
+        if len(chosen) == slots:
+            break
+        if name in waiting:
+            open_door = open_door and waiting[name] <= free_blocks
+            if not open_door:
+                continue
+            free_blocks -= waiting[name]
+        chosen.add(name)
+    return frozenset(running) - chosen
+
+
+def give_up(view: EngineView, ranks: Mapping[str, int]) -> tuple[int, ...]:
+    """Places of the online requests whose KV is taken so that those before them go on: the last in ``ranks`` first.
+
+    None while offline work holds any KV, which goes first, and never the first in ``ranks``: it ends, whatever the others need.
+    """
+    running = view.running
+    if sum([one.blocks_step for one in running]) <= view.free_blocks or any(one.offline for one in running):
+        return ()
+    order = sorted(range(len(running)), key=lambda place: ranks.get(running[place].name, len(ranks)))
+    grows = _growing([running[place] for place in order], view)
+    short, lost = sum(grows) - view.free_blocks, list[int]()
+    while short > 0 and len(order) > 1:
+        short -= running[order[-1]].blocks_now + grows.pop()
+        lost.append(order.pop())
+    return tuple(lost)
+
+
+def _growing(ordered: Sequence[Running], view: EngineView) -> list[int]:
+    """KV blocks that each asks for in this step, as far as slots and tokens go."""
+    grows, tokens = list[int](), view.max_tokens
+    for place, one in enumerate(ordered):
+        has_turn = place < view.max_seqs and (tokens is None or tokens > 0)
+        grows.append(one.blocks_step if has_turn else 0)
+        tokens = None if tokens is None else tokens - one.step_tokens
+    return grows

@@ -1,0 +1,204 @@
+"""Admission by the KV that rows are expected to hold together, instead of the most that each may hold at its end.
+
+The projection is a `Curve` over what each row has left by the median answer of its job. A row that has outgrown its median is thought to
+go on for 0.3 of what it has made. Where KV runs out all the same, the newest row gives its own up (`shortage`), and the `KvMargin` grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from harvester.policy.model.lengths import AnswerLengths
+from harvester.policy.order.offline import OfflineRow
+from harvester.policy.step.admission import Space, kept
+from harvester.policy.step.batch import Batch
+from harvester.policy.step.curve import Curve, Row, largest_prefix
+from harvester.policy.step.guarantee import opened
+from harvester.policy.step.margin import KvMargin
+from harvester.policy.step.view import StepView
+from harvester.policy.view import PolicyConfig, Running
+
+LEAST_LEFT = 16.0  # tokens that a row is thought to go on for at least
+LEFT_SHARE = 0.3  # of what it has made
+LOOK_AGAIN = 16  # tokens that those who run have made, after which a row that did not fit is tried again though nobody has ended
+
+
+class _Length(NamedTuple):
+    """Of one row, in tokens. All floats: a list of numbers of one kind is sorted in half the time."""
+
+    prompt: float
+    expected: float  # of its answer
+    most: float
+
+
+class _Refused(NamedTuple):
+    """A row did not fit beside these."""
+
+    name: str
+    rows: int
+    newest: str
+    context: int  # of the newest
+    cap: float
+
+
+class Expected:
+    """Rows are admitted while the peak of their curve stays within the KV that chat, its reserve and the margin leave."""
+
+    def __init__(self) -> None:
+        self.lengths, self.margin = AnswerLengths(), KvMargin()
+        self._by_name: dict[str, _Length] = {}  # of rows, by the medians of ``_version``
+        self._version = 0
+        self._kv_tokens = 0
+        self._refused: _Refused | None = None
+
+    def blocks(self, row: OfflineRow) -> int:
+        return row.blocks
+
+    def space(self, view: StepView, batch: Batch, config: PolicyConfig) -> Space:
+        """The blocks are those that are free now, beside what running prompts will take."""
+        kept_slots, kept_blocks = kept(view, config)
+        slots = view.max_seqs - kept_slots - len(view.running)
+        pending = _pending(view, batch)
+        free, held = view.free_blocks - pending, batch.final_blocks - batch.growth_blocks + pending
+        least = (0, 0) if view.running else (1, view.offline_next_blocks)
+        return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, batch, free, held)
+
+    def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
+        """O(running), twice where one row is admitted and the next one is not; less while the same row is refused."""
+        self._kv_tokens = view.total_blocks * view.block_tokens
+        queue = _Queue(rows, space)
+        if not queue.reach(1):
+            return ()
+        idle = not view.running and not view.loading_rows
+        cap = self._cap_tokens(view, batch, config)
+        if not idle and self._is_still_refused(queue.found[0].name, view, batch, cap):
+            return ()
+        if self._version != self.lengths.version:
+            self._by_name, self._version = {}, self.lengths.version
+        curve = Curve(self._running(view, batch), view.block_tokens)
+
+        def fits(count: int) -> bool:
+            if not queue.reach(count):
+                return False
+            more = [(-_left(self._length(row), row.tokens), row.tokens) for row in queue.found[:count]]
+            return (idle and count == 1) or curve.peak_tokens(more) <= cap
+
+        admitted = queue.found[: largest_prefix(space[0], fits)]
+        if not admitted:
+            self._refused = _refusal(queue.found[0].name, view, batch, cap)
+        return tuple([row.name for row in admitted])
+
+    def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
+        self._by_name.pop(row.name, None)
+        if answer_tokens is not None:
+            self.lengths.learn(row.job, row.prompt_tokens, answer_tokens)
+
+    def ran(self, computed: int, recomputed: int) -> None:
+        self.margin.ran(computed, recomputed, self._kv_tokens)
+
+    def _is_still_refused(self, name: str, view: StepView, batch: Batch, cap: float) -> bool:
+        """The rows that run have not changed but for getting longer, which changes the curve little, and there is no more KV for them."""
+        before, now = self._refused, _refusal(name, view, batch, cap)
+        if before is None or now[:3] != before[:3]:
+            return False
+        return now.cap <= before.cap and 0 <= now.context - before.context < LOOK_AGAIN
+
+    def _cap_tokens(self, view: StepView, batch: Batch, config: PolicyConfig) -> float:
+        """What the peak of the curve may be: all KV without chat's, the margin, and what is kept or the guarantee opens of that."""
+        blocks = (1.0 - self.margin.share) * view.total_blocks - _others(view, batch)
+        cap = blocks - kept(view, config)[1]
+        if view.guarantee is not None:
+            cap = max(cap, min(blocks, view.guarantee.share * view.total_blocks))
+        return cap * view.block_tokens
+
+    def _running(self, view: StepView, batch: Batch) -> list[Row]:
+        """Each with the tokens that it knows, and less of those that it shares with others."""
+        running, lengths, shared = view.running, self._by_name, _shared_tokens(view, batch)
+        found: list[Row] = []
+        for one in [running[place] for place in (*batch.decodes, *batch.prefills)]:
+            tokens = one.context + one.step_tokens
+            found.append((-_left(lengths.get(one.name) or self._length_of(one, view), tokens), tokens - shared))
+        for name, tokens in view.loading_rows.items():
+            row = view.offline_rows.get(name)
+            found.append((-_left(self._length(row), tokens) if row is not None else 0.0, tokens - shared))
+        return found
+
+    def _length_of(self, one: Running, view: StepView) -> _Length:
+        row = view.offline_rows.get(one.name)
+        most = float(one.blocks_final * view.block_tokens)
+        return _Length(0.0, most, most) if row is None else self._length(row)
+
+    def _length(self, row: OfflineRow) -> _Length:
+        known = self._by_name.get(row.name)
+        if known is None:
+            told = self.lengths.median(row.job, row.prompt_tokens) or row.expected_tokens or row.max_tokens
+            known = _Length(float(row.prompt_tokens), float(told), float(row.max_tokens))
+            self._by_name[row.name] = known
+        return known
+
+
+class _Queue:
+    """The first rows that wait, taken from their order as far as they are looked at, within the slots and blocks that there are."""
+
+    def __init__(self, rows: Iterable[OfflineRow], space: Space) -> None:
+        self.found: list[OfflineRow] = []
+        self._rows, (self._slots, self._blocks) = iter(rows), space
+
+    def reach(self, count: int) -> bool:
+        """Whether so many wait, and have slots and the KV of what they know so far."""
+        while len(self.found) < count and self._slots > 0:
+            row = next(self._rows, None)
+            if row is None or row.blocks > self._blocks:
+                self._slots = 0
+                break
+            self.found.append(row)
+            self._slots, self._blocks = self._slots - 1, self._blocks - row.blocks
+        return len(self.found) >= count
+
+
+def _left(length: _Length, tokens: int) -> float:
+    """Tokens that a row which knows so many is expected to make yet: at least some, the more the further it has outgrown the median."""
+    prompt, expected, most = length
+    emitted = tokens - prompt
+    left, least = expected - emitted, LEFT_SHARE * emitted
+    if least < LEAST_LEFT:
+        least = LEAST_LEFT
+    if left < least:
+        left = least
+    return left if left < most - emitted else most - emitted
+
+
+def _refusal(name: str, view: StepView, batch: Batch, cap: float) -> _Refused:
+    newest = max(batch.decodes[-1:] + batch.prefills[-1:], default=None)
+    rows = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
+    if newest is None:
+        return _Refused(name, rows, "", 0, cap)
+    return _Refused(name, rows, view.running[newest].name, view.running[newest].context, cap)
+
+
+def _pending(view: StepView, batch: Batch) -> int:
+    """KV blocks that the running prompts will still take, chat's too."""
+    prompts = [*batch.prompts, *[view.running[place] for place in batch.prefills]]
+    return sum([-(-(one.context + one.step_tokens) // view.block_tokens) - one.blocks_now for one in prompts])
+
+
+def _held(view: StepView, batch: Batch) -> tuple[int, int]:
+    """KV blocks that offline requests count for themselves, and those in use that no online request that runs counts for itself."""
+    offline = batch.final_blocks - batch.growth_blocks + sum(-(-tokens // view.block_tokens) for tokens in view.loading_rows.values())
+    online = sum([view.running[place].blocks_now for place in batch.online])
+    return offline, view.total_blocks - view.free_blocks - online
+
+
+def _others(view: StepView, batch: Batch) -> int:
+    """KV blocks that are not for offline work: what chat that runs knows so far, and what is in use for who does not run."""
+    chat = sum([-(-(view.running[place].context + view.running[place].step_tokens) // view.block_tokens) for place in batch.online])
+    offline, held = _held(view, batch)
+    return chat + max(0, held - offline)
+
+
+def _shared_tokens(view: StepView, batch: Batch) -> float:
+    """Tokens that an offline request shares with others, on average: blocks of a common prefix are there once."""
+    offline, held = _held(view, batch)
+    rows = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
+    return max(0, offline - held) * view.block_tokens / rows if rows else 0.0

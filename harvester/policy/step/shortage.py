@@ -1,0 +1,56 @@
+"""Who loses KV when the requests that run need more blocks than are free: an answer has become longer than was expected.
+
+vLLM would find out in the middle of the step, take the newest request by its arrival, and admit nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import replace
+
+from harvester.policy.step.view import StepPlan
+from harvester.policy.view import EngineView
+
+
+def short_of_kv(view: EngineView, step: StepPlan) -> tuple[int, ...]:
+    """Offline requests, by their places, that give up their KV so that the others can run: the newest first, as many as are needed.
+
+    Nobody waits for ever. The oldest request that runs gives way to no other row, so that it makes a token in each step that it is in, and
+    ends; then the next one is the oldest. A row that gave way keeps the tokens it has made, and is admitted before those that never ran.
+    """
+    running, free_blocks = view.running, view.free_blocks + sum([view.running[place].blocks_now for place in step.preempt])
+    if free_blocks >= len(step.run) and max([running[place].step_tokens for place in step.run], default=0) <= 1:
+        return ()  # a decode needs one block at most
+    needs = _needs(view, step)
+    short = sum(needs.values()) - free_blocks
+    if short <= 0:
+        return ()
+    gone = set(step.preempt)
+    rows = [place for place in range(len(running)) if running[place].offline and place not in gone]
+    others = len(rows) < len(running) - len(gone)
+    lost: list[int] = []
+    while short > 0 and len(rows) > (not others):
+        newest = rows.pop()
+        lost.append(newest)
+        short -= running[newest].blocks_now + needs.get(newest, 0)
+    return tuple(lost)
+
+
+def given_up(step: StepPlan, lost: Container[int]) -> StepPlan:
+    """The plan without those at ``lost``, who lose their KV. Nobody is admitted in such a step."""
+    run, pause = ([place for place in part if place not in lost] for part in (step.run, step.pause))
+    gone = [place for place in (*step.run, *step.pause) if place in lost]
+    return replace(step, run=tuple(run), pause=tuple(pause), preempt=(*step.preempt, *gone), offline_slots=0, offline_blocks=0)
+
+
+def _needs(view: EngineView, step: StepPlan) -> dict[int, int]:
+    """KV blocks that each request in the step must get; a prompt as far as the step has tokens for it, in the order of the step."""
+    left = min([bound for bound in (view.max_tokens, step.budget_tokens) if bound is not None], default=math.inf)
+    needs: dict[int, int] = {}
+    for place in step.run:
+        one = view.running[place]
+        tokens = int(min(one.step_tokens, left))
+        left -= tokens
+        needs[place] = -(-(one.context + tokens) // view.block_tokens) - one.blocks_now if tokens else 0
+    return needs
