@@ -24,8 +24,9 @@ COLUMNS = "| figure | the paper says | we get | why they differ |\n|---|---|---|
 
 
 def filled(result: Any, text: str) -> str:
-    """The text with its figures. Raises KeyError for a place that the result lacks."""
-    return FIGURE.sub(lambda found: shown(value_at(result, found[1]), found[2]), text.strip().replace("\n", " "))
+    """The text with its figures, each paragraph on one line. Raises KeyError for a place that the result lacks."""
+    flat = "\n\n".join(" ".join(part.split()) for part in text.strip().split("\n\n"))
+    return FIGURE.sub(lambda found: shown(value_at(result, found[1]), found[2]), flat)
 
 
 def compared(result: Any, rows: list[dict[str, str]]) -> str:
