@@ -7,57 +7,30 @@ plan that says everything an adapter does. Nothing is acted on here, and no cloc
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from itertools import islice
 
 from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.alone import ChatAlone, ChatTimes
 from harvester.policy.model.arrivals import ArrivalRate
 from harvester.policy.model.load import StepLoad
-from harvester.policy.model.prediction import LengthPredictor, Prediction
+from harvester.policy.model.prediction import LengthPredictor
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
 from harvester.policy.order.online import OnlineRequest
+from harvester.policy.order.predicted import PredictedRequests
 from harvester.policy.order.turns import by_priority, give_up, left_out
 from harvester.policy.parts import Parts
+from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import Batch, batch_of
+from harvester.policy.step.freed import at, newest_offline, without
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
 from harvester.policy.step.shortage import given_up, short_of_kv
 from harvester.policy.step.view import StepPlan, StepView
-from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
+from harvester.policy.view import EngineView, Plan, PolicyConfig
 
-NO_LOAD = StepLoad()
 FRESH_STEPS = 8  # steps with admissions that the share of computed prompt tokens is averaged over
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Of an online request that has not ended, what its answer's length is learnt with."""
-
-    kind: str
-    prompt_tokens: int
-    predicted: Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class StepRan:
-    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
-
-    ``online_load``: of those. ``first_tokens``: whose first token it made. Empty ``load``: it ended early, and computed nothing.
-    ``admitted_tokens``: of the offline rows that it admitted; ``cached_tokens``: of those, what was not computed but found in a cache.
-    ``recomputed``: by offline row that had lost its KV, and is back in this step, what it computes again.
-    """
-
-    load: StepLoad
-    online: Collection[str] = ()
-    served: Mapping[str, int] = field(default_factory=dict)
-    admitted_tokens: int = 0
-    cached_tokens: int = 0
-    online_load: StepLoad = NO_LOAD
-    first_tokens: Sequence[str] = ()
-    recomputed: Mapping[str, int] = field(default_factory=dict)
 
 
 class Brain:
@@ -69,8 +42,7 @@ class Brain:
     def __init__(self, parts: Parts, config: PolicyConfig) -> None:
         self._parts, self._config = parts, config
         self._rate = ArrivalRate()
-        self._predictor = LengthPredictor()
-        self._asked: dict[str, _Asked] = {}
+        self._predicted = PredictedRequests()
         self._priority: dict[str, int] = {}  # of the online requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
@@ -89,7 +61,7 @@ class Brain:
     @property
     def predictor(self) -> LengthPredictor:
         """Of the lengths of online answers."""
-        return self._predictor
+        return self._predicted.predictor
 
     @property
     def chat_times(self) -> ChatTimes:
@@ -107,7 +79,7 @@ class Brain:
             self._parts.offline.add(request)
         elif request.name not in self._priority:
             self._priority[request.name] = request.priority
-            known = self._predicted(request)
+            known = self._predicted.of(request, self._parts.model)
             self._parts.online.arrive(known, now_s)
             self._alone.arrive(request.name, known.prefill_s, request.arrived_s)
             self._rate.arrival(now_s)
@@ -117,9 +89,7 @@ class Brain:
         """It ended by itself with so many tokens, or was aborted (None), which says nothing of lengths. Unknown names change nothing."""
         if self._priority.pop(name, None) is not None:
             self._parts.online.finish(name)
-            asked = self._asked.pop(name)
-            if answer_tokens is not None:
-                self._predictor.ended(asked.kind, asked.prompt_tokens, answer_tokens, asked.predicted)
+            self._predicted.finish(name, answer_tokens)
             self._parts.gaps.finish(name)
             self._alone.finish(name)
             return
@@ -146,12 +116,8 @@ class Brain:
 
         What chat would have had of it alone is the same share of it as by the model: the machine was as fast for that.
         """
-        whole_s, gaps = self._parts.model.predict(ran.load), max(0, len(ran.online) - len(ran.first_tokens))
-        if not ran.served:
-            share = 1.0 if ran.online else 0.0
-        else:
-            share = min(1.0, self._parts.model.predict(ran.online_load) / whole_s) if ran.online and whole_s > 0.0 else 0.0
-        self._alone.ran(seconds, share * seconds, list(ran.first_tokens), gaps, now_s)
+        gaps = max(0, len(ran.online) - len(ran.first_tokens))
+        self._alone.ran(seconds, ran.online_share(self._parts.model) * seconds, ran.first_tokens, gaps, now_s)
 
     def cover(self, state: CopyState) -> None:
         """Choose what the next step copies to the host; called once a step, while it runs."""
@@ -164,8 +130,8 @@ class Brain:
         swapped = parts.kv.swap_out(view, ranks, lambda: parts.online.next_turn_s(now_s, view.max_seqs))
         if not swapped and parts.online.last_gives_kv:
             swapped = give_up(view, ranks)
-        stalled = _newest_offline(view) if view.stalled else ()
-        rest, places = _without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
+        stalled = newest_offline(view) if view.stalled else ()
+        rest, places = without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
         if self._priority:
             self._online_at_s = now_s
         seen = self._step_view(rest, ranks)
@@ -174,10 +140,10 @@ class Brain:
         step = self._step(rest, seen, batch)
         out = self._without_turn(rest, step, ranks)
         return Plan(
-            run=_at(places, [i for i in step.run if i not in out] if out else step.run),
-            pause=_at(places, step.pause),
-            sit_out=_at(places, [i for i in step.run if i in out] if out else ()),
-            preempt=(*stalled, *_at(places, step.preempt)),
+            run=at(places, [i for i in step.run if i not in out] if out else step.run),
+            pause=at(places, step.pause),
+            sit_out=at(places, [i for i in step.run if i in out] if out else ()),
+            preempt=(*stalled, *at(places, step.preempt)),
             swap_out=swapped,
             admit=self._admitted(seen, batch, step),
             ranks=ranks,
@@ -205,17 +171,6 @@ class Brain:
         if batch is None or space[0] <= 0:
             return ()
         return self._parts.admission.admitted(self._parts.offline.rows(), space, view, batch, self._config)
-
-    def _predicted(self, request: OnlineRequest) -> OnlineRequest:
-        """With what the orders go by: the length of its answer, unless it brought one, and the time of prompt and answer."""
-        predicted = self._predictor.predict(request.kind, request.prompt_tokens)
-        self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, predicted)
-        known = (tokens for tokens in (request.expected_tokens, predicted.median) if tokens is not None)
-        expected = max(1, min(next(known, request.max_tokens), request.max_tokens))
-        predict = self._parts.model.predict
-        prefill_s = predict(StepLoad.prefill(request.prompt_tokens))
-        token_s = predict(StepLoad.decode(request.prompt_tokens))
-        return replace(request, expected_tokens=expected, prefill_s=prefill_s, token_s=token_s)
 
     def _step_view(self, view: EngineView, ranks: Mapping[str, int]) -> StepView:
         parts, now_s = self._parts, view.now_s
@@ -262,35 +217,3 @@ class Brain:
         waiting = {one.name: one.blocks for one in view.waiting}
         out = left_out(list(online), waiting, ranks, view.max_seqs, view.free_blocks)
         return frozenset(online[name] for name in out)
-
-
-def _at(places: Sequence[int] | None, found: Sequence[int]) -> tuple[int, ...]:
-    """Where those ``found`` in a shorter view are in the whole one; ``places`` None: it is the whole one."""
-    return tuple(found) if places is None else tuple([places[i] for i in found])
-
-
-def _newest_offline(view: EngineView) -> tuple[int, ...]:
-    """Nothing could run though chat waits: whatever the engine lacks, the newest offline request gives up its KV for it."""
-    newest = next((place for place in range(len(view.running) - 1, -1, -1) if view.running[place].offline), None)
-    return () if newest is None else (newest,)
-
-
-def _without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[int]]:
-    """The view when the requests at ``lost`` have given up their KV, and where each of its running requests was."""
-    gone = set(lost)
-    places = [place for place in range(len(view.running)) if place not in gone]
-    freed = [view.running[place] for place in lost]
-    again = [_again(one, view.block_tokens) for one in freed if not one.offline]
-    rest = replace(
-        view,
-        running=[view.running[place] for place in places],
-        waiting=[*view.waiting, *again],
-        free_blocks=view.free_blocks + sum(one.blocks_now for one in freed),
-        batch=None,
-    )
-    return rest, places
-
-
-def _again(one: Running, block_tokens: int) -> Waiting:
-    tokens = one.context + one.step_tokens
-    return Waiting(one.name, tokens, -(-tokens // block_tokens), one.due_s)

@@ -10,8 +10,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
-from harvester.policy.brain import Brain, StepRan
+from harvester.policy.brain import Brain
 from harvester.policy.model.load import StepLoad
+from harvester.policy.ran import StepRan
 from harvester.policy.step.preempt import Arrival, Flight, first_to_end
 from harvester.policy.view import Plan
 from harvester.sim.engine import Engine

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.policy.brain import Brain, StepRan
+from harvester.policy.brain import Brain
 from harvester.policy.kv.checkpoint import CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints, NoCheckpoints
 from harvester.policy.model.latency import LatencyModel, StepLoad
@@ -19,6 +19,7 @@ from harvester.policy.order.econo import RANGE_TOKENS
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, PartsConfig, parts_of
+from harvester.policy.ran import StepRan
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
 from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation

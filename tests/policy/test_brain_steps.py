@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from harvester.policy.brain import Brain, StepRan
+from harvester.policy.brain import Brain
 from harvester.policy.kv.policy import CopyState, NoCheckpoints
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import Fcfs, OnlineRequest
 from harvester.policy.parts import Parts, PartsConfig, parts_of
+from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.share import FixedShare, Space
 from harvester.policy.step.view import StepPlan, StepView

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from harvester.policy.brain import StepRan
 from harvester.policy.model.load import StepLoad
+from harvester.policy.ran import StepRan
 
 SAME_ROW_S = 0.003
 

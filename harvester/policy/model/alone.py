@@ -7,6 +7,7 @@ shorter queue. With that account the chat that nobody promised a number to is ke
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -56,7 +57,7 @@ class ChatAlone:
         """It ended or was aborted."""
         self._awaited.pop(name, None)
 
-    def ran(self, seconds: float, alone_s: float, first_tokens: list[str], gaps: int, now_s: float) -> None:
+    def ran(self, seconds: float, alone_s: float, first_tokens: Iterable[str], gaps: int, now_s: float) -> None:
         """A step took ``seconds`` until ``now_s``, of which its online work would have taken ``alone_s``.
 
         ``first_tokens``: whose first token it made. ``gaps``: how many online requests made another one.

@@ -1,0 +1,43 @@
+"""Online requests with what is predicted of them, and what became of the predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.load import StepLoad
+from harvester.policy.model.prediction import LengthPredictor, Prediction
+from harvester.policy.order.online import OnlineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of a request that has not ended, what its answer's length is learnt with."""
+
+    kind: str
+    prompt_tokens: int
+    predicted: Prediction
+
+
+class PredictedRequests:
+    """Fills in what the online orders go by, and teaches the predictor when an answer ends."""
+
+    def __init__(self) -> None:
+        self.predictor = LengthPredictor()
+        self._asked: dict[str, _Asked] = {}
+
+    def of(self, request: OnlineRequest, model: LatencyModel) -> OnlineRequest:
+        """``request`` with the length of its answer, unless it brought one, and the times of its prompt and of a token."""
+        predicted = self.predictor.predict(request.kind, request.prompt_tokens)
+        self._asked[request.name] = _Asked(request.kind, request.prompt_tokens, predicted)
+        known = (tokens for tokens in (request.expected_tokens, predicted.median) if tokens is not None)
+        expected = max(1, min(next(known, request.max_tokens), request.max_tokens))
+        prefill_s = model.predict(StepLoad.prefill(request.prompt_tokens))
+        token_s = model.predict(StepLoad.decode(request.prompt_tokens))
+        return replace(request, expected_tokens=expected, prefill_s=prefill_s, token_s=token_s)
+
+    def finish(self, name: str, answer_tokens: int | None) -> None:
+        """It ended by itself with so many tokens; None: it was aborted, which says nothing of lengths."""
+        asked = self._asked.pop(name)
+        if answer_tokens is not None:
+            self.predictor.ended(asked.kind, asked.prompt_tokens, answer_tokens, asked.predicted)

@@ -1,0 +1,37 @@
+"""What the brain is told of a step that was run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.load import StepLoad
+
+NO_LOAD = StepLoad()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRan:
+    """What a step computed. ``online``: names of its online requests; ``served``: offline tokens by job.
+
+    ``online_load``: of those. ``first_tokens``: whose first token it made. Empty ``load``: it ended early, and computed nothing.
+    ``admitted_tokens``: of the offline rows that it admitted; ``cached_tokens``: of those, what was not computed but found in a cache.
+    ``recomputed``: by offline row that had lost its KV, and is back in this step, what it computes again.
+    """
+
+    load: StepLoad
+    online: Collection[str] = ()
+    served: Mapping[str, int] = field(default_factory=dict)
+    admitted_tokens: int = 0
+    cached_tokens: int = 0
+    online_load: StepLoad = NO_LOAD
+    first_tokens: Sequence[str] = ()
+    recomputed: Mapping[str, int] = field(default_factory=dict)
+
+    def online_share(self, model: LatencyModel) -> float:
+        """The share of its time that its online work would have taken alone."""
+        if not self.served:
+            return 1.0 if self.online else 0.0
+        whole_s = model.predict(self.load)
+        return min(1.0, model.predict(self.online_load) / whole_s) if self.online and whole_s > 0.0 else 0.0

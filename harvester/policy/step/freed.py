@@ -1,0 +1,40 @@
+"""The engine's state when some of its running requests have given up their KV."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from harvester.policy.view import EngineView, Running, Waiting
+
+
+def at(places: Sequence[int] | None, found: Sequence[int]) -> tuple[int, ...]:
+    """Where those ``found`` in a shorter view are in the whole one; ``places`` None: it is the whole one."""
+    return tuple(found) if places is None else tuple([places[i] for i in found])
+
+
+def newest_offline(view: EngineView) -> tuple[int, ...]:
+    """Nothing could run though chat waits: whatever the engine lacks, the newest offline request gives up its KV for it."""
+    newest = next((place for place in range(len(view.running) - 1, -1, -1) if view.running[place].offline), None)
+    return () if newest is None else (newest,)
+
+
+def without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[int]]:
+    """The view when the requests at ``lost`` have given up their KV, and where each of its running requests was."""
+    gone = set(lost)
+    places = [place for place in range(len(view.running)) if place not in gone]
+    freed = [view.running[place] for place in lost]
+    again = [_again(one, view.block_tokens) for one in freed if not one.offline]
+    rest = replace(
+        view,
+        running=[view.running[place] for place in places],
+        waiting=[*view.waiting, *again],
+        free_blocks=view.free_blocks + sum(one.blocks_now for one in freed),
+        batch=None,
+    )
+    return rest, places
+
+
+def _again(one: Running, block_tokens: int) -> Waiting:
+    tokens = one.context + one.step_tokens
+    return Waiting(one.name, tokens, -(-tokens // block_tokens), one.due_s)
