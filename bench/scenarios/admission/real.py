@@ -167,7 +167,7 @@ def _arguments(admission: str | None, model: str, counts: Path, kv_mib: int) -> 
     own = counted(counts, "bench.harness.engine.set_lengths.SetHarvest")
     sections = {"schedule": {"admission": admission or "worst"}, "checkpoint": {"enabled": False}}
     config = parse_config({"engine": own | engine, **sections}, "bench")
-    values: dict[str, Any] = engine_arguments(config, model, "bench", cpu=True, embedded=False, shared=None)
+    values: dict[str, Any] = engine_arguments(config, model, "bench", cpu=on_cpu(), embedded=False, shared=None)
     if admission is None:
         values |= counted(counts, "bench.harness.engine.set_lengths.SetStock")
         values |= {"worker_cls": "bench.harness.engine.patient.PatientWorker"}
