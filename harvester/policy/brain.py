@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from itertools import islice
 
+from harvester.policy.admission.shortage import given_up, short_of_kv
 from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.alone import ChatAlone, ChatTimes
 from harvester.policy.model.arrivals import ArrivalRate
@@ -26,7 +27,6 @@ from harvester.policy.step.freed import at, newest_offline, without
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import best_step_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
-from harvester.policy.step.shortage import given_up, short_of_kv
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig
 

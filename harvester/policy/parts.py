@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from harvester.policy.admission.expected import Expected
+from harvester.policy.admission.rule import Admission, WorstCase
 from harvester.policy.kv.policy import KvPolicy, NoCheckpoints
 from harvester.policy.model.arrivals import BurstReserve
 from harvester.policy.model.latency import LatencyModel
@@ -15,8 +17,6 @@ from harvester.policy.order.econo import Econo
 from harvester.policy.order.mlfq import Mlfq
 from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.order.online import OnlineOrder
-from harvester.policy.step.admission import Admission, WorstCase
-from harvester.policy.step.expected import Expected
 from harvester.policy.step.gaps import EachGap, GapRule, MeanGap
 from harvester.policy.step.share import Budget, FixedShare, SloBudget
 

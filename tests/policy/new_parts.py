@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from harvester.policy import parts
+from harvester.policy.admission.rule import WorstCase
 from harvester.policy.order import offline, online
 from harvester.policy.order.offline import OfflineRow
-from harvester.policy.step.admission import WorstCase
 
 
 class NewestFirst(online.Fcfs):

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harvester.policy.admission.curve import Curve, largest_prefix
+from harvester.policy.admission.expected import LOOK_AGAIN, Expected
+from harvester.policy.admission.margin import LEAST, MOST, KvMargin
+from harvester.policy.admission.shortage import short_of_kv
 from harvester.policy.model.lengths import MAX_JOBS, MAX_ROWS, MIN_ROWS, AnswerLengths
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import batch_of
-from harvester.policy.step.curve import Curve, largest_prefix
-from harvester.policy.step.expected import LOOK_AGAIN, Expected
-from harvester.policy.step.margin import LEAST, MOST, KvMargin
-from harvester.policy.step.shortage import short_of_kv
 from harvester.policy.step.view import Guarantee, StepPlan, StepView
 from harvester.policy.view import EngineView, PolicyConfig, Running
 from tests.policy.asked import view

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from harvester.policy.admission.rule import Admission, reserved
 from harvester.policy.kv.checkpoint import CPU_COST, Holder, Thresholds
 from harvester.policy.kv.policy import Checkpoints, CopyState, KvPolicy, NoCheckpoints
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, RESERVES, TABLES, PartsConfig, parts_of
-from harvester.policy.step.admission import Admission, reserved
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import Guarantee, StepView
 from harvester.policy.view import EngineView, Running, Waiting

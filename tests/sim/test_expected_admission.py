@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harvester.policy.admission.expected import Expected
+from harvester.policy.admission.margin import LEAST
 from harvester.policy.kv.checkpoint import CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints
 from harvester.policy.order.offline import OfflineRow
-from harvester.policy.step.expected import Expected
-from harvester.policy.step.margin import LEAST
 from harvester.policy.view import PolicyConfig
 from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation

@@ -12,7 +12,7 @@ BLOCK, LONGEST, PREDICTED, CURVE = range(4)
 """Counted with: the blocks of what is computed now; the longest answer there is; the predicted one; all predictions as a curve."""
 LEAST_LEFT, LEFT_SHARE = 16, 0.3  # of what was emitted, where an answer is longer than predicted
 LEAST_MARGIN, MOST_MARGIN = 0.02, 0.3  # of the KV, left free by the curve
-RECOMPUTED, RAISED, LOWERED = 0.01, 1.5, 0.9  # as `harvester.policy.step.margin`
+RECOMPUTED, RAISED, LOWERED = 0.01, 1.5, 0.9  # as `harvester.policy.admission.margin`
 LOOK_AGAIN = 16  # plans after which one that did not fit is tried again
 
 
@@ -36,7 +36,7 @@ def left_tokens(request: Request) -> int:
 
 @compiled
 def left_of_curve(request: Request, rules: Rules) -> float:
-    """The same within the longest answer there is, as `harvester.policy.step.expected` has it."""
+    """The same within the longest answer there is, as `harvester.policy.admission.expected` has it."""
     left = max(float(request.predicted - request.emitted), float(LEAST_LEFT), LEFT_SHARE * request.emitted)
     return min(left, float(rules.max_output - request.emitted))
 
@@ -88,7 +88,7 @@ def choose(requests: Requests, engine: Engine, rules: Rules, running: Ints, wait
 
 @compiled
 def _choose_by_curve(requests: Requests, engine: Engine, rules: Rules, running: Ints, waiting: Ints, chosen: Ints, slots: int) -> None:
-    """As `harvester.policy.step.expected.Expected.admitted`; alone, any request fits."""
+    """As `harvester.policy.admission.expected.Expected.admitted`; alone, any request fits."""
     free, held = engine.free_blocks, np.empty(engine.running + max(slots, 0) + 1, np.int64)
     for place in range(engine.running):
         request, held[place] = requests[running[place]], running[place]

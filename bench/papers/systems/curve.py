@@ -16,9 +16,9 @@ from bench.papers.machines import Setting
 from bench.papers.systems.srtf import shortest
 from bench.papers.systems.system import Parts, Rule, System
 from bench.papers.systems.vllm import first_come, greedy
+from harvester.policy.admission.expected import Expected
+from harvester.policy.admission.rule import Admission
 from harvester.policy.model.lengths import AnswerLengths
-from harvester.policy.step.admission import Admission
-from harvester.policy.step.expected import Expected
 
 STEP_TOKENS = 2048  # vLLM's
 

@@ -13,7 +13,7 @@ from bench.papers.loads import Dataset
 from bench.papers.machines import Setting
 from bench.papers.systems.system import Parts, Rule, System
 from bench.papers.systems.vllm import first_come
-from harvester.policy.step.admission import Admission, WorstCase
+from harvester.policy.admission.rule import Admission, WorstCase
 
 MODEL_TOKENS = 2048  # OPT's positions
 NO_BOUND = 1_000_000

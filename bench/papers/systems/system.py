@@ -9,8 +9,8 @@ from typing import Protocol
 from bench.papers.engine.run import Figures, figures_of, played
 from bench.papers.loads import Dataset, Load, drawn
 from bench.papers.machines import Setting, rules_of
+from harvester.policy.admission.rule import Admission
 from harvester.policy.order.offline import OfflineOrder
-from harvester.policy.step.admission import Admission
 
 Rule = Mapping[str, float]
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from bench.papers.engine.admission import BLOCK
 from bench.papers.engine.order import FCFS
 from bench.papers.systems.system import Parts, System
+from harvester.policy.admission.rule import Admission, WorstCase
 from harvester.policy.order.offline import Fcfs, OfflineOrder, OfflineRow
-from harvester.policy.step.admission import Admission, WorstCase
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harvester.policy.admission.rule import Space, WorstCase, kept
 from harvester.policy.order.offline import OfflineRow
-from harvester.policy.step.admission import Space, WorstCase, kept
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig

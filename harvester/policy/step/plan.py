@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harvester.policy.admission.rule import Admission, WorstCase
 from harvester.policy.kv.victims import victims
-from harvester.policy.step.admission import Admission, WorstCase
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.share import Budget, FixedShare
 from harvester.policy.step.slo import limit_s

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from harvester.policy.admission.curve import Curve, Row, largest_prefix
+from harvester.policy.admission.margin import KvMargin
+from harvester.policy.admission.rule import Space, kept
 from harvester.policy.model.lengths import AnswerLengths
 from harvester.policy.order.offline import OfflineRow
-from harvester.policy.step.admission import Space, kept
 from harvester.policy.step.batch import Batch
-from harvester.policy.step.curve import Curve, Row, largest_prefix
 from harvester.policy.step.guarantee import opened
-from harvester.policy.step.margin import KvMargin
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig, Running
 
