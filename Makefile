@@ -30,8 +30,8 @@ pure: setup ## the tests that take seconds: no files, no processes, no engine
 test: setup ## run every test, the fast ones first
 	$(SPREAD) $(PURE) --cov --cov-report=
 	$(SPREAD) $(LOCAL) --cov --cov-append --cov-report=
-	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=93
-	$(PY) -m coverage report --include='jobs/*' --fail-under=96
+	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=98
+	$(PY) -m coverage report --include='jobs/*' --fail-under=98
 	$(SPREAD) -m 'not long' tests/wheel tests/bench tests/embedded_model
 	$(ENGINES) -m 'not long' tests/engine
 	@$(PY) tools/browser.py
