@@ -56,7 +56,7 @@ def run_checked(sim: Simulation, trace: list[Request], steps: int) -> list[Outco
 CHATS = st.lists(st.tuples(st.integers(0, 400), st.integers(1, 120), st.integers(1, 40)), max_size=4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     blocks=st.integers(20, 60),
@@ -75,7 +75,7 @@ def test_every_row_ends_however_wrong_the_expectation_is(
     assert all(len(outcome.token_s) == outcome.request.output_tokens for outcome in ended)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6), told=st.integers(1, 5), blocks=st.integers(20, 40))
 def test_the_oldest_row_that_runs_never_gives_way_to_another(seed: int, told: int, blocks: int) -> None:
     """Why nothing turns in circles: it makes a token in each step that it is in, and so ends."""
