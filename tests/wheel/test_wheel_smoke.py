@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import os
 import subprocess
@@ -27,7 +28,9 @@ def done(result: subprocess.CompletedProcess[str]) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    done(run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT))
+    with (ROOT / "pyproject.toml").open() as alone:  # two workers may both want one, and setuptools builds in the tree
+        fcntl.flock(alone, fcntl.LOCK_EX)
+        done(run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT))
     (built,) = folder.glob("*.whl")
     return built
 
