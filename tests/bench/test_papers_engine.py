@@ -15,16 +15,15 @@ from harvester.policy.brain import Brain
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.parts import PartsConfig, parts_of
-from harvester.policy.view import Plan, PolicyConfig
-from harvester.sim import loop
+from harvester.policy.view import PolicyConfig
 from harvester.sim.engine import Engine
-from harvester.sim.replica import Replica, Scheduled
+from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request
+from tests.sim.recorder import Steps, recorded_steps
 
 SETTING, DATASET = PAPER["opt-13b"], DATASETS["sharegpt"]
 BLOCKS, COUNT, LONGEST, MAX_STEPS = 40, 60, 400, 5000
 SHARED = {name: system for name, system in SYSTEMS.items() if isinstance(system, System) and system.parts is not None}
-Steps = list[dict[str, int]]
 
 
 def load_of(seed: int, knows: bool) -> columns.Requests:
@@ -50,15 +49,7 @@ def compiled(system: System, requests: columns.Requests) -> Steps:
 
 def planned(system: System, requests: columns.Requests, monkeypatch: pytest.MonkeyPatch) -> Steps:
     """By the brain, which holds every request as an offline row."""
-    steps: Steps = []
-
-    class Recorded(Replica):
-        def schedule(self, plan: Plan) -> Scheduled:
-            step = super().schedule(plan)
-            steps.append({track.name: tokens for track, tokens in step.work.items()})
-            return step
-
-    monkeypatch.setattr(loop, "Replica", Recorded)
+    steps = recorded_steps(monkeypatch)
     rules = rules_of(SETTING, **system.rules(SETTING, DATASET))
 
     def cost(load: StepLoad) -> float:
@@ -74,7 +65,7 @@ def planned(system: System, requests: columns.Requests, monkeypatch: pytest.Monk
     predicted = {f"r{i}": int(one.predicted) for i, one in enumerate(requests)}
     parts.offline, parts.admission = system.parts.order(predicted), system.parts.admission(predicted)
     engine = Engine(cost, BLOCKS, int(rules["max_seqs"]), int(rules["step_tokens"]), BLOCK_TOKENS)
-    ended = loop.Simulation(engine, Brain(parts, PolicyConfig(0, 0.0, 1))).run(trace)
+    ended = Simulation(engine, Brain(parts, PolicyConfig(0, 0.0, 1))).run(trace)
     assert len(ended) == COUNT
     return [step for step in steps if step]
 

@@ -17,18 +17,16 @@ from harvester.engine.shared.settings import KEY, Settings
 from harvester.policy.brain import Brain
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.parts import parts_of
-from harvester.policy.view import Plan
-from harvester.sim import loop
 from harvester.sim.engine import Engine
-from harvester.sim.replica import Replica, Scheduled
+from harvester.sim.loop import EMPTY_STEP_S, Simulation
 from harvester.sim.trace import Request, promised
+from tests.sim.recorder import Steps, recorded_steps
 
 pytestmark = pytest.mark.engine
 
 BLOCK, SLOTS, STEP_TOKENS = 16, 6, 2048
 MAX_STEPS = 2000
 TTFT_S, TPOT_S = 0.4, 0.04
-Steps = list[dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,11 @@ def trace_of(load: Load, seed: int) -> list[Request]:
 
 
 def simulated(load: Load, trace: list[Request], monkeypatch: pytest.MonkeyPatch) -> Steps:
-    steps: Steps = []
-
-    class Recorded(Replica):
-        def schedule(self, plan: Plan) -> Scheduled:
-            step = super().schedule(plan)
-            steps.append({track.name: tokens for track, tokens in step.work.items()})
-            return step
-
-    monkeypatch.setattr(loop, "Replica", Recorded)
+    steps = recorded_steps(monkeypatch)
     settings = Settings.parse({KEY: load.sections})
     brain = Brain(parts_of(settings.parts(load.blocks), LatencyModel()), settings.policy)
     engine = Engine(cost, load.blocks, SLOTS, STEP_TOKENS, BLOCK)
-    ended = loop.Simulation(engine, brain).run(promised(trace, TTFT_S, TPOT_S))
+    ended = Simulation(engine, brain).run(promised(trace, TTFT_S, TPOT_S))
     assert len(ended) == len(trace)
     return [step for step in steps if step]
 
@@ -117,7 +107,7 @@ def driven(load: Load, trace: list[Request], model: Path, monkeypatch: pytest.Mo
         output = drive.schedule()
         drive.sent(output)
         steps.append(dict(output.num_scheduled_tokens))
-        now[0] += cost(list(drive.scheduler._steps)[-1].load) if steps[-1] else loop.EMPTY_STEP_S
+        now[0] += cost(list(drive.scheduler._steps)[-1].load) if steps[-1] else EMPTY_STEP_S
         if not drive.scheduler.requests and left:
             now[0] = max(now[0], left[0].arrival_s)
         drive.update(output)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.policy.admission.curve import Curve, largest_prefix
+from harvester.policy.admission.curve import Curve
 from harvester.policy.admission.expected import LOOK_AGAIN, Expected
 from harvester.policy.admission.margin import LEAST, MOST, KvMargin
 from harvester.policy.admission.shortage import short_of_kv
+from harvester.policy.bisection import largest, largest_from_below
 from harvester.policy.model.lengths import MAX_JOBS, MAX_ROWS, MIN_ROWS, AnswerLengths
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import batch_of
@@ -41,7 +42,8 @@ def test_the_peak_is_the_most_that_the_rows_hold_at_any_step(rows: list[tuple[in
 
 @given(most=st.integers(0, 70), fit=st.integers(0, 90))
 def test_the_largest_prefix_is_found(most: int, fit: int) -> None:
-    assert largest_prefix(most, lambda count: count <= fit) == min(most, fit)
+    assert largest_from_below(most, lambda count: count <= fit) == min(most, fit)
+    assert largest(most, lambda count: count <= fit) == min(most, fit)
 
 
 # -- the medians ----------------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """FastServe's figures 11 to 15: latency over output tokens against the rate, by the brain that the engine holds.
 
-11 and 12: mean and P95 at a bound of 0.3 s a token. 13: rates at which 95% of the requests keep SLOs of both phases. 14: prompts so many
-times as long. 15: KV that is copied ahead of need, copied when it is needed, or computed again.
+- 11 and 12: mean and P95 at a bound of 0.3 s a token.
+- 13: rates at which 95% of the requests keep SLOs of both phases.
+- 14: prompts so many times as long.
+- 15: KV that is copied ahead of need, copied when it is needed, or computed again.
 """
 
 from __future__ import annotations

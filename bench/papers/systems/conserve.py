@@ -1,6 +1,6 @@
 """ConServe and what it is compared with, as parts of the brain: chat beside batch work on one engine.
 
-`vllm_pp` is the paper's vLLM++: chat goes first and takes KV from batch work, which is batched as much as fits, whatever a step takes; KV
+`vllm_pp` is the paper's vLLM++. Chat goes first and takes KV from batch work. That is batched as much as fits, whatever a step takes. KV
 that is lost is swapped, and the step waits. harvester is ConServe's scheduler with its own reserve; its parts are turned on one by one.
 """
 

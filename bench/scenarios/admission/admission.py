@@ -1,8 +1,10 @@
 """Scenario ``admission``: how much offline work an engine with little KV does, by the rule that admits its rows.
 
-worst: a row is counted with its prompt and its longest allowed answer. expected: rows are counted with what they will hold together by the
-job's median answer. greedy: vLLM's own, a row is admitted while its prompt fits. First simulated GPUs; then this machine, one engine after
-the other in turns, where stock vLLM itself is the greedy one.
+- worst: a row is counted with its prompt and its longest allowed answer.
+- expected: rows are counted with what they will hold together by the job's median answer.
+- greedy: vLLM's own; a row is admitted while its prompt fits.
+
+First on simulated GPUs. Then on this machine, one engine after the other in turns: there stock vLLM itself is the greedy one.
 """
 
 from __future__ import annotations

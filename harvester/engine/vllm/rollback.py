@@ -1,7 +1,7 @@
-"""Steps that are taken back, and KV that does not come back from the host: the state of vLLM's scheduler is repaired.
+"""Steps that are taken back, and KV that does not come back from the host. The state of vLLM's scheduler is repaired.
 
-vLLM counts a step's tokens, and registers the KV blocks it will fill for prefix caching, when it plans the step. Where the step ends at a
-safepoint, and every step planned after it, none of that came true: the state of the scheduler must be as if they had never been planned.
+When vLLM plans a step, it counts its tokens and registers the KV blocks that it will fill for prefix caching. Where the step ends at a
+safepoint, none of that came true, nor of the steps planned after it. The scheduler's state must be as if they had never been planned.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Half a block is what the last block of a request has free on average. The larges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 Row = tuple[float, float]
@@ -32,18 +32,3 @@ class Curve:
         half = self._half
         held = accumulate([tokens for _, tokens in rows])
         return max([here + count * (half - row[0]) for count, (row, here) in enumerate(zip(rows, held, strict=True), 1)])
-
-
-def largest_prefix(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest count in 0 .. ``most`` that fits, where fewer always fit if more do; few tries where it is small."""
-    reach = 1
-    while reach <= most and fits(reach):
-        reach *= 2
-    fit, beyond = reach // 2, min(reach, most + 1)
-    while beyond - fit > 1:
-        middle = (fit + beyond) // 2
-        if fits(middle):
-            fit = middle
-        else:
-            beyond = middle
-    return fit

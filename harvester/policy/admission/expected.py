@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from harvester.policy.admission.curve import Curve, Row, largest_prefix
+from harvester.policy.admission.curve import Curve, Row
 from harvester.policy.admission.margin import KvMargin
 from harvester.policy.admission.rule import Space, kept
+from harvester.policy.bisection import largest_from_below
 from harvester.policy.model.lengths import AnswerLengths
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import Batch
@@ -84,7 +85,7 @@ class Expected:
             more = [(-_left(self._length(row), row.tokens), row.tokens) for row in queue.found[:count]]
             return (idle and count == 1) or curve.peak_tokens(more) <= cap
 
-        admitted = queue.found[: largest_prefix(space[0], fits)]
+        admitted = queue.found[: largest_from_below(space[0], fits)]
         if not admitted:
             self._refused = _refusal(queue.found[0].name, view, batch, cap)
         return tuple([row.name for row in admitted])

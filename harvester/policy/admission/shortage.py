@@ -1,4 +1,4 @@
-"""Who loses KV when the requests that run need more blocks than are free: an answer has become longer than was expected.
+"""Who loses KV when the requests that run need more blocks than are free. An answer has become longer than was expected.
 
 vLLM would find out in the middle of the step, take the newest request by its arrival, and admit nobody.
 """

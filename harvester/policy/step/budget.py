@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from harvester.policy.bisection import largest
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import DECODE_CONTEXT, StepLoad
 
@@ -78,11 +79,11 @@ def offline_budget(
     def with_decodes(count: int) -> StepLoad:
         return StepLoad(chunk, attention, seqs + count, context + contexts[count], sequences + count)
 
-    decodes = _largest(len(contexts) - 1, lambda count: margin * predict(with_decodes(count)) <= limit_s)
+    decodes = largest(len(contexts) - 1, lambda count: margin * predict(with_decodes(count)) <= limit_s)
     if decodes < len(offline_decodes):
         return Budget(decodes, 0)
     load = with_decodes(decodes)
-    return Budget(decodes, _largest(max_tokens - decodes, lambda tokens: margin * predict(prompts.beside(load, tokens)) <= limit_s))
+    return Budget(decodes, largest(max_tokens - decodes, lambda tokens: margin * predict(prompts.beside(load, tokens)) <= limit_s))
 
 
 def longest_decode(model: LatencyModel, online: StepLoad, limit_s: float) -> float:
@@ -92,19 +93,3 @@ def longest_decode(model: LatencyModel, online: StepLoad, limit_s: float) -> flo
     if a_token_s <= 0.0:
         return math.inf if left_s >= 0.0 else -1.0
     return left_s / a_token_s
-
-
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest count in 0..most that fits, where fewer always fit if more do; 0 where not even one does."""
-    if most <= 0:
-        return 0
-    if fits(most):
-        return most
-    fit, beyond = 0, most
-    while beyond - fit > 1:
-        middle = (fit + beyond) // 2
-        if fits(middle):
-            fit = middle
-        else:
-            beyond = middle
-    return fit
