@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pure test test-long check bench mutants lock clean
+.PHONY: help setup demo pure test test-long check bench mutants lock audit clean
 
 # The first Python that is new enough. A shim that answers for no installed version is passed over.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -12,7 +12,7 @@ PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py
 SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
 # One engine a core; a file's tests stay together, since they share its engines.
 ENGINES := $(PY) -m pytest -q -n 2 --dist loadfile
-LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api)
+LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api doors)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,18 +29,20 @@ pure: setup ## the tests that take seconds: no files, no processes, no engine
 
 test: setup ## run every test, the fast ones first
 	$(SPREAD) $(PURE) --cov --cov-report=
-	$(SPREAD) $(LOCAL) --cov --cov-append --cov-report=
+	$(SPREAD) -m 'not engine and not serve and not long' $(LOCAL) --cov --cov-append --cov-report=
 	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=98
 	$(PY) -m coverage report --include='jobs/*' --fail-under=98
 	$(SPREAD) -m 'not long' tests/wheel tests/bench tests/embedded_model
 	$(ENGINES) -m 'not long' tests/engine
+	$(PY) -m pytest -q -m engine tests/doors
 	@$(PY) tools/browser.py
 	$(PY) -m pytest -q tests/serve
+	$(PY) -m pytest -q -m serve tests/doors
 	$(PY) -m pytest -q -m 'not long' tests/acceptance
 
 test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, the whole GPU bench on a CPU
 	$(ENGINES) -m long tests/engine
-	$(PY) -m pytest -q -m long tests/bench tests/acceptance
+	$(PY) -m pytest -q -m long tests/doors tests/bench tests/acceptance
 
 check: setup ## lint, format, types, and the walls between layers
 	.venv/bin/ruff check
@@ -57,6 +59,9 @@ mutants: setup ## change policy and jobs line by line and see which changes no t
 
 lock: ## resolve requirements/*.in anew into the lock files (torch's CPU wheel comes from PIP_FIND_LINKS)
 	@tools/lock.sh "$(PYTHON)"
+
+audit: ## bills of materials of the lock files, and known vulnerabilities of what they pin
+	@tools/audit.sh "$(PYTHON)"
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .cache mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .schemathesis .import_linter_cache build dist

@@ -74,7 +74,11 @@ class Sink(Protocol):
     def metadata(self, name: str) -> Mapping[str, str] | None:
         """What was given to `write` with this part, or None where there is no such part."""
 
-    def read(self, name: str) -> pa.Table: ...
+    def read(self, name: str) -> pa.Table:
+        """All rows. Raises `connectors.errors.DamageError` where they are not as they were written; so does `metadata`."""
+
+    def put_aside(self, name: str) -> None:
+        """Take a damaged part out of the results, and keep what is left of it beside them."""
 
     def names(self) -> Iterator[str]: ...
 

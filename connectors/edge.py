@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 
+from connectors.credentials import masked
 from connectors.errors import HarvesterError, SourceError
-
-_CREDENTIALS = re.compile(r"://[^/@\s]+@")
-_PASSWORD = re.compile(r"(password|token|secret)=[^\s&;]+", re.IGNORECASE)
 
 
 def first_line(error: BaseException) -> str:
@@ -20,8 +17,8 @@ def first_line(error: BaseException) -> str:
 
 
 def shown(uri: str) -> str:
-    """The address as it may stand in a message: without the user and password that an address can hold."""
-    return _PASSWORD.sub(r"\1=***", _CREDENTIALS.sub("://***@", uri))
+    """The address as it may stand in a message: without the credentials that an address can hold."""
+    return masked(uri)
 
 
 @contextmanager

@@ -45,3 +45,9 @@ class StorageError(HarvesterError):
     """A part, the ledger or the state folder cannot be written or read."""
 
     code = "storage"
+
+
+class DamageError(StorageError):
+    """A part or the ledger is not as it was written."""
+
+    code = "damaged"

@@ -73,5 +73,8 @@ class MemorySink:
             raise StorageError(f"part {name} does not exist; it was not written yet")
         return self._parts[name][0]
 
+    def put_aside(self, name: str) -> None:
+        del self._parts[name]
+
     def names(self) -> Iterator[str]:
         yield from sorted(self._parts)

@@ -21,9 +21,10 @@ from connectors.parquet.source import ParquetSource, name_of
 from connectors.paths.files import find
 from connectors.paths.location import Location, locate
 from connectors.paths.names import DATABASES, FileKind, source_name
+from connectors.paths.rules import SourceRules
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
-_ATTACHED = re.compile(r"^(postgres|postgresql|mysql|ducklake|md|odbc|duckdb|sqlite):", re.IGNORECASE)
+_ATTACHED = re.compile(r"^(postgres|postgresql|mysql|md|odbc|duckdb|sqlite):", re.IGNORECASE)
 
 
 def is_attached(uri: str) -> bool:
@@ -38,20 +39,23 @@ def open_source(
     query: str | None = None,
     snapshot_dir: Path | None = None,
     fingerprint: str | None = None,
+    rules: SourceRules | None = None,
 ) -> Source:
     """Open what ``uri`` names. The caller closes it.
 
     Parquet is read where it lies. Everything else is copied to Parquet in ``snapshot_dir`` (None: a temporary folder until the source is
     closed). ``table`` or ``query`` belong to a database. ``fingerprint`` is that of a source opened before with the same
-    ``snapshot_dir``: its copy is used even if the origin changed or went away since; for Parquet it is ignored.
+    ``snapshot_dir``: its copy is used even if the origin changed or went away since; for Parquet it is ignored. ``rules`` bound what is
+    opened for someone else than this program's user.
 
-    Raises `SourceError` for what cannot be read: no such path, another kind than its suffix says, no rows, options that do not fit.
+    Raises `SourceError` for what cannot or may not be read: no such path, another kind than its suffix says, no rows, options that do
+    not fit.
     """
     if snapshot_dir is not None and fingerprint is not None and snapshot_path(snapshot_dir, fingerprint).exists():
         return CopiedSource(_Kept(Origin(uri, table, query), fingerprint), snapshot_dir, fingerprint)
     if is_attached(uri):
-        return CopiedSource(_attached(uri, table, query), snapshot_dir, fingerprint)
-    location = locate(uri)
+        return CopiedSource(_attached(uri, table, query, rules), snapshot_dir, fingerprint)
+    location = locate(uri, rules)
     if PurePosixPath(location.path).suffix.lower() in DATABASES and not _is_folder(location):
         return CopiedSource(_database(location, table, query), snapshot_dir, fingerprint)
     if table is not None or query is not None:
@@ -81,6 +85,8 @@ class _Kept:
 def _database(location: Location, table: str | None, query: str | None) -> Reading:
     if location.local is None:
         raise SourceError(f"a database file must be on a local disk: copy {location.label} here first")
+    if location.rules is not None:
+        location.rules.check_file(location.path)
     sqlite = is_sqlite(location.local)
     if table is None and query is None:
         with reading(location.uri):
@@ -96,10 +102,12 @@ def _duckdb_tables(path: Path) -> list[str]:
         return database.tables()
 
 
-def _attached(uri: str, table: str | None, query: str | None) -> Reading:
+def _attached(uri: str, table: str | None, query: str | None, rules: SourceRules | None) -> Reading:
     scheme, _, rest = uri.partition(":")
     if scheme.lower() in ("duckdb", "sqlite") and not rest.startswith("//"):
-        return _database(locate(rest), table, query)
+        return _database(locate(rest, rules), table, query)
+    if rules is not None:
+        rules.check_database(uri)
     if table is None and query is None:
         with Database.attach(uri) as database:
             raise SourceError(f"{shown(uri)} is a database: choose --table or --query; its tables: {listed(database.tables()) or 'none'}")

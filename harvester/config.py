@@ -10,10 +10,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from harvester.core import ServiceTier
+from harvester.access_config import AccessConfig, TierConfig
 from harvester.errors import ConfigError
 from harvester.policy.parts import TABLES, check_name
-from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, PriceConfig, Section
+from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, PriceConfig, SecretConfig, Section, SourcesConfig
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -145,15 +145,6 @@ class CheckpointConfig(Section):
         return self
 
 
-class TierConfig(Section):
-    """Tier of a chat request without `service_tier`, or with `auto`."""
-
-    default: ServiceTier = Field(
-        default=ServiceTier.DEFAULT, description="Tier of requests without an API key, or with one that `keys` does not name."
-    )
-    keys: dict[str, ServiceTier] = Field(default_factory=dict, description="Tier by API key (`Authorization: Bearer KEY`).")
-
-
 class ServeConfig(Section):
     """One deployment: a model, its replicas, and how they share chat and jobs."""
 
@@ -162,7 +153,9 @@ class ServeConfig(Section):
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=1, le=65535)
     allowed_hosts: tuple[str, ...] = Field(
-        default=(), description="Host names that a server on loopback accepts beside localhost, such as that of a proxy before it."
+        default=(),
+        description="Host names that the server answers to beside localhost and addresses, such as that of a proxy before it. "
+        "None given: a server on loopback answers to no other, one on the network to all.",
     )
     replicas: int = Field(default=1, ge=1, description="Number of replicas, each with its own engine.")
     num_cpus: float | None = Field(
@@ -172,6 +165,9 @@ class ServeConfig(Section):
         default=None, ge=0.0, description="Ray GPUs of one replica. None: the engine's tensor x pipeline parallel size."
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    drain_s: float = Field(
+        default=120.0, ge=0.0, description="Longest wait of a replica that is stopped or replaced for its open requests to end."
+    )
     address: str | None = Field(default=None, description="Address of a running Ray cluster. None: start one here.")
     ingress: Literal["auto", "haproxy", "proxy"] = Field(default="auto", description="auto: HAProxy if Ray ships it.")
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, passed through unchanged.")
@@ -182,7 +178,10 @@ class ServeConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     harvest: HarvestConfig = HarvestConfig()
     service_tiers: TierConfig = TierConfig()
+    access: AccessConfig = AccessConfig()
     batches: BatchConfig = BatchConfig()
+    sources: SourcesConfig = SourcesConfig()
+    secrets: dict[str, SecretConfig] = Field(default_factory=dict, description="Credentials of sources by name.")
     deadlines: DeadlineConfig = DeadlineConfig()
     price: PriceConfig | None = Field(default=None, description="Token prices. None: estimates show no price.")
 

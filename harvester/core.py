@@ -20,6 +20,15 @@ class ServiceTier(StrEnum):
     FLEX = "flex"  # offline, with an answer on the same connection
 
 
+class Role(StrEnum):
+    """What an API key may do."""
+
+    CHAT = "chat"  # ask the model
+    BATCH = "batch"  # jobs, files and batches of its own
+    METRICS = "metrics"  # read /metrics and /load
+    ADMIN = "admin"  # everything, of everybody
+
+
 TIER_PRIORITY = {
     ServiceTier.DEFAULT: PRIORITY_ONLINE,
     ServiceTier.PRIORITY: PRIORITY_ONLINE_FIRST,

@@ -8,12 +8,17 @@
     │   ├── TaskError                     a task, its template or its schema
     │   ├── QueryError                    a SQL query
     │   ├── ParameterError                a parameter of an HTTP request
-    │   ├── TooLargeError                 an upload above the server's limit
+    │   │   └── TooLargeError             one that is above a limit
     │   ├── CrossSiteError                a request that another site made a browser send
     │   ├── KeyRefusedError               an API key that is missing or unknown
+    │   ├── RoleError                     an API key without the role that is needed
+    │   ├── QuotaError                    an API key that asked more than it may for now
     │   └── NotFoundError                 a job, task or file named by the user
     ├── StateError               exit 1   a job is in a state that forbids the change
     ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
+    │   └── DamageError                   it is not as it was written
+    ├── TooManyQueriesError      exit 1   no process is free for a SQL query
+    ├── OverloadError            exit 1   a chat request whose first token would come too late
     ├── BusyError                exit 1   the server does as much of this as it will
     ├── EngineError              exit 1   the model or the engine could not do its work
     │   └── NoReplicaError                no replica is there to do it; one may be starting
@@ -26,26 +31,40 @@ A message says what is wrong, with which value, and what to do about it, on one 
 
 from __future__ import annotations
 
-from connectors.errors import ColumnError, HarvesterError, SourceError, StorageError, UsageError
-from jobs.errors import EngineError, NotFoundError, ParameterError, QueryError, StateError, TaskError
+from connectors.errors import ColumnError, DamageError, HarvesterError, SourceError, StorageError, UsageError
+from jobs.errors import (
+    EngineError,
+    NotFoundError,
+    ParameterError,
+    QueryError,
+    StateError,
+    TaskError,
+    TooLargeError,
+    TooManyQueriesError,
+)
 
 __all__ = [
     "BusyError",
     "ColumnError",
     "ConfigError",
     "CrossSiteError",
+    "DamageError",
     "EngineError",
     "HarvesterError",
     "KeyRefusedError",
     "NoReplicaError",
     "NotFoundError",
+    "OverloadError",
     "ParameterError",
     "QueryError",
+    "QuotaError",
+    "RoleError",
     "SourceError",
     "StateError",
     "StorageError",
     "TaskError",
     "TooLargeError",
+    "TooManyQueriesError",
     "UnreachableError",
     "UsageError",
     "from_json",
@@ -56,11 +75,6 @@ class ConfigError(UsageError):
     code = "bad_config"
 
 
-class TooLargeError(UsageError):
-    code = "too_large"
-    http_status = 413
-
-
 class CrossSiteError(UsageError):
     code = "cross_site"
     http_status = 403
@@ -69,6 +83,34 @@ class CrossSiteError(UsageError):
 class KeyRefusedError(UsageError):
     code = "invalid_api_key"
     http_status = 401
+
+
+class RoleError(UsageError):
+    code = "insufficient_role"
+    http_status = 403
+
+
+class QuotaError(UsageError):
+    """``retry_after_s``: when the same request would pass; ``counted``: requests or tokens."""
+
+    code = "rate_limit_exceeded"
+    http_status = 429
+
+    def __init__(self, message: str, retry_after_s: float = 1.0, counted: str = "requests") -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.counted = counted
+
+
+class OverloadError(HarvesterError):
+    """``retry_after_s``: when a request is let in again, predicted."""
+
+    code = "overloaded"
+    http_status = 429
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class BusyError(HarvesterError):

@@ -25,11 +25,11 @@ def free_port() -> int:
 
 def free_range(wished: int) -> range:
     """`RANGE_PORTS` ports for one server's replicas: two servers in one range would answer for each other, as replicas share ports.
-    ``wished`` picks where to begin; a range in use, whose first or last ports are taken, is passed over."""
+    ``wished`` picks where to begin; a range in use, whose first or last port is taken, is passed over."""
     count = len(REPLICAS) // RANGE_PORTS
     starts = [REPLICAS[(wished + step) % count * RANGE_PORTS] for step in range(count)]
     ranges = [range(first, first + RANGE_PORTS) for first in starts]
-    return next((found for found in ranges if all(map(_is_free, (*found[:LOOKED_AT], *found[-2:])))), ranges[0])
+    return next((found for found in ranges if all(map(_is_free, (*found[:LOOKED_AT], *found[-1:])))), ranges[0])
 
 
 def _is_free(port: int) -> bool:

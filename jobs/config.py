@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
@@ -55,6 +57,48 @@ class DeadlineConfig(Section):
         description="Maximum share of slots and KV guaranteed to a late job; it may use the reserve. The SLO still comes first.",
     )
     above_slo: bool = Field(default=False, description="Guarantee the share of step time too, even if that breaks the SLO.")
+
+
+class SourcesConfig(Section):
+    """What jobs of HTTP clients may read. The server's own user on its machine reads all that the user may (`harvester submit` does)."""
+
+    roots: tuple[str, ...] | None = Field(
+        default=None,
+        description="Folders whose files may be read; links are followed first. Never read: names that begin with a dot, the state folder, "
+        "/proc, /sys, /dev. None: the working directory of a server that listens on loopback, else no folder.",
+    )
+    hosts: tuple[str, ...] | None = Field(
+        default=None,
+        description="What may be reached: hosts for http and https (*.example.com, 10.1.2.3), beginnings of other addresses (s3://bucket), "
+        "databases as they are attached, or all of a kind (postgres:). None: http and https at public addresses.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> SourcesConfig:
+        for root in self.roots or ():
+            if not Path(root).is_absolute():
+                raise ValueError(f"roots: {root} is not an absolute path")
+        return self
+
+    def with_roots(self, here: Path | None) -> SourcesConfig:
+        """With ``here`` as the only root where none are listed, unless that is the whole disk."""
+        if self.roots is not None:
+            return self
+        return self.model_copy(update={"roots": () if here is None or here == Path(here.anchor) else (str(here),)})
+
+
+class SecretConfig(Section):
+    """A credential of sources, written as `${NAME}` in their addresses and looked up whenever one is opened."""
+
+    env: str | None = Field(default=None, min_length=1, description="Environment variable that holds it.")
+    file: str | None = Field(default=None, min_length=1, description="File that holds it; a line break at its end is left out.")
+    prefix: str = Field(min_length=1, description="Beginning of the addresses that it may stand in, such as postgres://db.internal/.")
+
+    @model_validator(mode="after")
+    def _check(self) -> SecretConfig:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("a secret needs either env or file")
+        return self
 
 
 class PriceConfig(Section):

@@ -20,6 +20,17 @@ class QueryError(UsageError):
     code = "bad_query"
 
 
+class TooManyQueriesError(HarvesterError):
+    """No process is free for a SQL query. ``retry_after_s``: whole seconds after which one may be."""
+
+    code = "too_many_queries"
+    http_status = 429
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class ParameterError(UsageError):
     """``param`` names the parameter of an HTTP request, as a path (``metadata.topic``); None where no single one is at fault."""
 
@@ -28,6 +39,13 @@ class ParameterError(UsageError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class TooLargeError(ParameterError):
+    """A request above one of its limits."""
+
+    code = "too_large"
+    http_status = 413
 
 
 class NotFoundError(UsageError):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from connectors.errors import StorageError
+from jobs.errors import StateError
 
 STATE_VERSION = 1
+SECRETS = "secrets.json"  # of a job's source, in the job's folder
+JOB_FILE = "job.json"  # in a job's folder: see `jobs.ledger.jobfile`
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,11 @@ class StateFolder:
         """Held by a server from its start to its end."""
         return self.root / "server.lock"
 
+    @property
+    def keys(self) -> Path:
+        """API keys, as hashes. Where there is such a file, keys are asked for."""
+        return self.root / "keys.json"
+
     def is_served(self) -> bool:
         """Whether a server holds the lock: it starts, answers or stops."""
         try:
@@ -42,6 +52,28 @@ class StateFolder:
         except OSError:
             return False
         return False
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock, as one server or repair at a time may; it goes with the process, however that ends. Raises `StateError`."""
+        with self.lock.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StateError(
+                    f"a server is running on state folder {self.root} already; stop it with: harvester stop --state {self.root}"
+                ) from error
+            yield
+
+    @property
+    def runtime(self) -> Path:
+        """Says where the sockets of its servers are, where that is a folder of an unpredictable name."""
+        return self.root / "runtime"
+
+    @property
+    def user_key(self) -> Path:
+        """What tells the server's own user from other clients on the machine (`jobs.handle`)."""
+        return self.root / "user.key"
 
     @property
     def logs(self) -> Path:
@@ -86,16 +118,22 @@ class StateFolder:
         """
         for path in self.jobs.glob("*"):
             is_staging = path.name.startswith(".staging-")
-            is_unmade = path.name not in known and [entry.name for entry in path.glob("*")] == ["input"]
+            names = {entry.name for entry in path.glob("*")}
+            is_unmade = path.name not in known and bool(names) and names <= {"input", SECRETS, JOB_FILE}
             if is_staging or is_unmade:
                 shutil.rmtree(path, ignore_errors=True)
 
     def prepare(self) -> None:
-        """Make the folder, or check that it is of this version. Raises `StorageError`."""
+        """Make the folder for this user alone, or check that it is of this version. Raises `StorageError`.
+
+        One that others may enter, as earlier versions made it, is closed to them; it keeps what lies in it from them too.
+        """
         marker = self.root / "VERSION"
         try:
-            self.jobs.mkdir(parents=True, exist_ok=True)
-            self.logs.mkdir(exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._close(marker)
+            self.jobs.mkdir(mode=0o700, exist_ok=True)
+            self.logs.mkdir(mode=0o700, exist_ok=True)
             if not marker.exists():
                 marker.write_text(json.dumps({"version": STATE_VERSION}) + "\n", encoding="utf-8")
             text = marker.read_text(encoding="utf-8")
@@ -107,6 +145,37 @@ class StateFolder:
                 f"state folder {self.root} is of version {found}, this harvester writes version {STATE_VERSION}; "
                 "give a new folder with --state, or run the version that made it"
             )
+
+    def _close(self, marker: Path) -> None:
+        found = self.root.stat()
+        if os.geteuid() not in (0, found.st_uid):
+            raise StorageError(f"state folder {self.root} belongs to another user; give one of your own with --state")
+        if not found.st_mode & 0o077:
+            return
+        if not marker.exists() and any(self.root.iterdir()):
+            raise StorageError(
+                f"others may enter {self.root}, and it holds files that are not harvester's; give a folder of its own with --state, "
+                f"or close it: chmod 700 {self.root}"
+            )
+        self.root.chmod(0o700)
+        for path in (*self.root.glob("*"), *self.root.glob("files/*"), *self.root.glob("logs/*.log")):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & 0o700)
+
+
+def keep_private() -> None:
+    """What this process and its children make is for this user alone. For servers: the command line writes copies that are the user's."""
+    os.umask(0o077)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """The same within a block."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _version(text: str) -> object:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from connectors.paths.rules import SourceRules
 from jobs.hint import SchedulingHint
 from jobs.states import JobState
 from jobs.tasks.spec import Task
@@ -27,22 +28,27 @@ class OnLong(StrEnum):
 
 
 ERROR_RATE = 0.5
+MAX_URI_CHARS = 4096
 LAST_TIME_S = 253_402_300_799.0  # the year 9999: later times have no date
 
 
 class SourceSpec(Frozen):
     """Names a source so that any process on the cluster can open it again (`connectors.open.open_source`)."""
 
-    uri: str = Field(min_length=1, description="Absolute path of a file, glob or folder, or a URI (s3://...).")
-    table: str | None = Field(default=None, description="Table of a .duckdb file.")
-    query: str | None = Field(default=None, description="SELECT over a .duckdb file, instead of `table`.")
+    uri: str = Field(
+        min_length=1,
+        max_length=MAX_URI_CHARS,
+        description="Absolute path of a file, glob or folder, or a URI (s3://...). Credentials in it are kept apart, as `${NAME}`.",
+    )
+    table: str | None = Field(default=None, max_length=MAX_URI_CHARS, description="Table of a .duckdb file.")
+    query: str | None = Field(default=None, max_length=100_000, description="SELECT over a .duckdb file, instead of `table`.")
 
 
 class JobRequest(Frozen):
     """What a user asks for: body of ``POST /api/jobs``."""
 
     source: SourceSpec
-    task: str = Field(default="summarize", description="Name of a built-in task, or text of a task file (with `task_inline`).")
+    task: str = Field(default="summarize", max_length=256, description="Name of a built-in task, or of `task_inline`; never a path.")
     task_inline: dict[str, Any] | None = Field(default=None, description="A task file's content; `task` is then its name.")
     options: dict[str, Any] = Field(default_factory=dict, description="Task options: labels, schema, to, prompt.")
     column: str | None = Field(default=None, description="Column that holds the text. Default: the only or best-named text column.")
@@ -87,12 +93,14 @@ class JobSpec(Frozen):
     key: str
     source: SourceSpec
     fingerprint: str
+    rules: SourceRules | None = Field(default=None, description="What may be read for who submitted it. None: all that the user may.")
     task: Task
     column: str | None
     keep: tuple[str, ...]
     model: str
     rows_total: int = Field(ge=1)
     created_at_s: float
+    owner: str | None = Field(default=None, description="Name of the API key that made it. None: of a server without keys.")
     endpoint: str | None = Field(
         default=None, description="OpenAI endpoint that each row's `column` is a request to; None: rows are prompts of `task`."
     )
@@ -165,6 +173,16 @@ class LeaseProgress(Frozen):
     tokens_done: int = Field(default=0, description="Prompt and output tokens.")
 
 
+class Spent(Frozen):
+    """What an API key used. ``requests``: chat requests, or rows of jobs."""
+
+    owner: str | None
+    kind: Literal["chat", "batch"]
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+
 class JobChange(Frozen):
     """What may change of a job that exists; None leaves it."""
 
@@ -204,6 +222,7 @@ class JobView(Usage, RowCounts, JobHead):
     eta_s: float | None
     eta_low_s: float | None = Field(default=None, description="Four of five jobs end between this and `eta_high_s`.")
     eta_high_s: float | None = None
+    owner: str | None = Field(default=None, description="Name of the API key that made it.")
     weight: float = 1.0
     deadline_at_s: float | None = None
     boost: float = Field(default=1.0, description="Factor on the job's weight because of its deadline.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -14,6 +15,8 @@ import psutil
 
 from bench.harness.servers.server import READY_S, ServerProcess
 from harvester.serve.processes import marked
+from jobs.folder import StateFolder
+from jobs.handle import HEADER, read_key, signed
 
 ROLES = {"replica": "ServeReplica:chat", "ledger": "LedgerHost", "jobs app": "ServeReplica:jobs", "batches app": "ServeReplica:batches"}
 PARENTS = {"engine core": "replica", "worker": "engine core"}
@@ -52,7 +55,11 @@ class RealServer(ServerProcess):
             time.sleep(0.3)
 
     def submit(self, **request: Any) -> dict[str, Any]:
-        answer = httpx.post(f"{self.url}/api/jobs", json=request, timeout=120)
+        """As the server's own user, so that it reads what the user may."""
+        key, body = read_key(StateFolder(self.state)), json.dumps(request).encode()
+        assert key is not None
+        headers = {"content-type": "application/json", HEADER: signed(key, "POST", "/api/jobs", body, time.time())}
+        answer = httpx.post(f"{self.url}/api/jobs", content=body, headers=headers, timeout=120)
         assert answer.status_code in (200, 201), answer.text
         return dict(answer.json()["job"])
 

@@ -13,7 +13,6 @@ from harvester.sim.cost import GPUS, MODELS, Cost, Machine, Model, kv_blocks, ro
 
 LLAMA_33B = Model("llama-33b", 33e9, 60, 6656, 6656)
 QWEN3_32B = Model("qwen3-32b", 32.8e9, 64, 5120, 1024)  # its model card and config.json
-LLAMA_70B = Model("llama-3.1-70b", 70.6e9, 80, 8192, 1024)
 SEQUENCE_S = 12.5e-6  # vLLM's own scheduling, a sequence and step, on one core of an EPYC
 BLOCK_TOKENS = 32  # EconoServe 2.1
 
@@ -83,7 +82,7 @@ TODAY = {
     for setting in (
         beside_weights("llama-3.1-8b", MODELS["llama-3.1-8b"], Machine(H200)),
         beside_weights("qwen3-32b", QWEN3_32B, Machine(H200)),
-        beside_weights("llama-3.1-70b", LLAMA_70B, Machine(H200, gpus=2)),
+        beside_weights("llama-3.1-70b", MODELS["llama-3.1-70b"], Machine(H200, gpus=2)),
     )
 }
 

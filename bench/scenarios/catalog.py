@@ -62,6 +62,10 @@ SCENARIOS = {
     "burst": Scenario("scenarios.coserving.burst", "chat in bursts and at rising rates beside batch work", paced=True),
     "ablation": Scenario("scenarios.coserving.ablation", "the parts of harvester's scheduler, turned on one after the other"),
     "papers": Scenario("papers.scenario", "the figures of EconoServe, FastServe and ConServe, simulated, beside what the papers say"),
+    "overload": Scenario(
+        "scenarios.coserving.overload",
+        "chat at 1, 3 and 10 times what a server sustains, and beside a hostile request: first tokens, refusals",
+    ),
     "preempt": Scenario(
         "scenarios.engine.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"
     ),
@@ -77,6 +81,9 @@ SCENARIOS = {
     "admission": Scenario(
         "scenarios.admission.admission",
         "offline rows with little KV, by the rule that admits them: worst case, expected length, greedy; simulated GPUs and this machine",
+    ),
+    "ceiling": Scenario(
+        "scenarios.ceiling.ceiling", "simulated: how much of the best possible work is done beside chat, on two cores, an A100 and H200s"
     ),
     "mlfq": Scenario("scenarios.order.mlfq", "the order among online requests at rising load: FCFS, naive MLFQ, fixed priority, skip-join"),
     "orders": Scenario(

@@ -37,6 +37,11 @@ class Origin:
         return shown(self.path) if self.table is None else f"table {self.table!r} on {shown(self.path)}"
 
 
+def _kept(origin: Origin) -> dict[str, str | None]:
+    """What a copy says of where it is from: never a credential."""
+    return asdict(origin) | {"path": shown(origin.path)}
+
+
 def snapshot_path(folder: Path, fingerprint: str) -> Path:
     return folder / f"snapshot-{fingerprint[:32]}.parquet"
 
@@ -46,7 +51,7 @@ def latest_snapshot(folder: Path, origin: Origin) -> tuple[Path, str] | None:
     found = sorted(folder.glob("snapshot-*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in found:
         metadata = _metadata(path)
-        if json.loads(metadata.get(_ORIGIN, b"null")) == asdict(origin):
+        if json.loads(metadata.get(_ORIGIN, b"null")) == _kept(origin):
             return path, metadata[_FINGERPRINT].decode()
     return None
 
@@ -65,7 +70,7 @@ def write_snapshot(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBat
     disk's errors, and whatever ``batches`` raises; ``path`` is then not there.
     """
     _check_types(schema)
-    marked = schema.with_metadata({_FINGERPRINT: fingerprint, _ORIGIN: json.dumps(asdict(origin))})
+    marked = schema.with_metadata({_FINGERPRINT: fingerprint, _ORIGIN: json.dumps(_kept(origin))})
     with publish(path, keep_first=True) as file:  # two readers may be at it, and a query need not give the same order twice
         if _write_groups(file, marked, batches) == 0:
             raise SourceError(

@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from connectors.base import listed
+from connectors.databases.shape import fault, tokens
 from connectors.edge import first_line, shown
 from connectors.errors import SourceError
 
@@ -22,8 +23,9 @@ BATCH_ROWS = 2048  # DuckDB's own vector length
 Settings = dict[str, str | bool | int | float | list[str]]  # of DuckDB
 
 _CONFIG: Settings = {"enable_external_access": "false", "memory_limit": "2GB"}
-# A database behind an extension is reached over the network or through another library; only the query is held to one SELECT there.
+# ATTACH needs access to a file, network or extension; the query that comes after it does not.
 _ATTACH_CONFIG: Settings = {"memory_limit": "2GB", "python_enable_replacements": "false"}
+_ATTACHED_CONFIG = ("set enable_external_access = false", "set lock_configuration = true")
 _TABLES = """
     select schema_name, table_name from duckdb_tables() where not internal and database_name = current_database()
     union all
@@ -57,7 +59,10 @@ class Database:
     @classmethod
     @contextmanager
     def attach(cls, address: str) -> Iterator[Database]:
-        """Whatever DuckDB's ATTACH takes, read-only. Raises `SourceError`, also for an extension that is not installed here."""
+        """Whatever DuckDB's ATTACH takes, read-only; no other file is in reach of its queries.
+
+        Raises `SourceError`, also for an extension that is not installed here.
+        """
         connection = duckdb.connect(config=_ATTACH_CONFIG)
         try:
             quoted = address.replace("'", "''")
@@ -65,7 +70,8 @@ class Database:
             kind = next((f", type {kind}" for kind in ("postgres", "mysql") if re.match(rf"{kind}(ql)?://", address, re.IGNORECASE)), "")
             connection.execute(f"attach '{quoted}' as origin (read_only{kind})")
             connection.execute("use origin")
-            connection.execute("set lock_configuration = true")
+            for setting in _ATTACHED_CONFIG:
+                connection.execute(setting)
             yield cls(Path(shown(address)), connection)
         except duckdb.Error as error:
             raise _cannot_attach(address, error) from error
@@ -105,6 +111,9 @@ class Database:
         raise SourceError(f"{self._path} has no table {table!r}; its tables: {self._listed()}")
 
     def _checked(self, query: str) -> str:
+        too_much = fault(tokens(query))
+        if too_much is not None:
+            raise SourceError(f"{too_much}; given for {self._path}")
         with self._failing(f"the query on {self._path}"):
             statements = self._connection.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:

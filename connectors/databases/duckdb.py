@@ -34,7 +34,9 @@ class DuckdbReading:
 
 
 class AttachedReading:
-    """Any database that DuckDB's ATTACH reaches (Postgres, MySQL, DuckLake, ...), named as ATTACH names it: ``postgres:dbname=shop``.
+    """Any database that DuckDB's ATTACH reaches (Postgres, MySQL, ...), named as ATTACH names it: ``postgres:dbname=shop``.
+
+    Not DuckLake: its rows lie in files of their own, which no query may read here.
 
     Nothing says cheaply whether its rows changed, so each opening without a known fingerprint copies it anew.
     """

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.durable import publish, storage_error, sweep
+from connectors.durable import publish, storage_error, sweep, sync_folder
 from connectors.edge import first_line
-from connectors.errors import StorageError
+from connectors.errors import DamageError, StorageError
 
 SUFFIX = ".parquet"
+ASIDE = ".damaged"  # behind the name of a part that was put aside
 _PREFIX = b"harvester."  # keeps a part's metadata apart from what Arrow and pandas keep in the same place
+_CHECKSUM = _PREFIX + b"crc32"  # of the other metadata: Parquet's own checksums are of pages, not of the footer
+_AT_ONCE = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -30,24 +35,18 @@ class Part:
 
     @property
     def rows(self) -> int:
-        return int(self._opened().metadata.num_rows)
+        return int(_footer(self.path).num_rows)
 
     def read(self) -> pa.Table:
         """Its rows, of this edition or a later one; without the metadata of the sink. Raises `StorageError`."""
-        table = self._opened().read()
-        return table.replace_schema_metadata(None)
-
-    def _opened(self) -> pq.ParquetFile:
-        try:
-            return pq.ParquetFile(self.path)
-        except (OSError, pa.ArrowException) as error:
-            raise _unreadable(self.path, error) from error
+        return _read(self.path).replace_schema_metadata(None)
 
 
 class PartsSink:
     """A `Sink` over ``folder``: the part ``part-000003`` is the file ``part-000003.parquet``. The first write makes the folder.
 
-    Several processes may write at once, to the same part too: the last one wins, and readers see one or the other.
+    Several processes may write at once, to the same part too: the last one wins, and readers see one or the other. Each page has a
+    checksum, and so has the metadata; `read` and `metadata` check them and raise `DamageError`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,29 +60,37 @@ class PartsSink:
 
     def write(self, name: str, table: pa.Table, metadata: Mapping[str, str]) -> None:
         own = {_PREFIX + key.encode(): value.encode() for key, value in metadata.items()}
-        marked = table.replace_schema_metadata({**(table.schema.metadata or {}), **own})
+        marked = table.replace_schema_metadata({**(table.schema.metadata or {}), **own, _CHECKSUM: _checksum(own)})
         with publish(self.path(name)) as file:
-            pq.write_table(marked, file, compression="zstd")
+            pq.write_table(marked, file, compression="zstd", write_page_checksum=True)
 
     def metadata(self, name: str) -> Mapping[str, str] | None:
         try:
-            found = pq.read_metadata(self.path(name)).metadata
+            found = _footer(self.path(name)).metadata or {}
         except FileNotFoundError:
             return None
-        except (OSError, pa.ArrowException) as error:
-            raise _unreadable(self.path(name), error) from error
-        return {key.removeprefix(_PREFIX).decode(): value.decode() for key, value in (found or {}).items() if key.startswith(_PREFIX)}
+        own = {key: value for key, value in found.items() if key.startswith(_PREFIX)}
+        told = own.pop(_CHECKSUM, None)  # None: of a version that wrote none
+        if told is not None and told != _checksum(own):
+            raise _damaged(self.path(name), "its metadata does not fit its checksum")
+        return {key.removeprefix(_PREFIX).decode(): value.decode() for key, value in own.items()}
 
     def read(self, name: str) -> pa.Table:
         path = self.path(name)
         try:
-            table = pq.ParquetFile(path).read()
+            table = _read(path)
         except FileNotFoundError as error:
             raise StorageError(f"part {path} does not exist; it was not written yet, or was removed") from error
-        except (OSError, pa.ArrowException) as error:
-            raise _unreadable(path, error) from error
         rest = {key: value for key, value in (table.schema.metadata or {}).items() if not key.startswith(_PREFIX)}
         return table.replace_schema_metadata(rest or None)
+
+    def put_aside(self, name: str) -> None:
+        path = self.path(name)
+        try:
+            path.replace(path.with_name(path.name + ASIDE))
+            sync_folder(self._folder)
+        except OSError as error:
+            raise storage_error("move", path, error) from error
 
     def names(self) -> Iterator[str]:
         """In sorted order; none where the folder is not there yet."""
@@ -102,6 +109,12 @@ class PartsSink:
                 found.append(Part(name, f"{stat.st_ino}-{stat.st_mtime_ns}-{stat.st_size}", self.path(name)))
         return found
 
+    def check(self) -> None:
+        """Read every part against its checksums. Raises `DamageError` for the first that is damaged."""
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="parts") as pool:
+            for _ in pool.map(lambda part: _check(part.path), self.parts()):
+                pass
+
     def sweep(self) -> tuple[Path, ...]:
         """Remove what writers that died have left half written; returns those files. Safe while others write."""
         try:
@@ -110,7 +123,44 @@ class PartsSink:
             raise storage_error("clean", self._folder, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> StorageError:
-    if isinstance(error, OSError) and error.errno:
-        return storage_error("read", path, error)
-    return StorageError(f"the part {path} is damaged: {first_line(error)}; remove it and resume the job, which writes it again")
+def read_batches(path: Path, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    """A part's columns, ``rows`` at a time, checked. Raises `StorageError` and `DamageError`."""
+    with _mapped(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        yield from file.iter_batches(rows, columns=list(columns))
+
+
+def _check(path: Path) -> None:
+    with suppress(FileNotFoundError), _mapped(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for _ in file.iter_batches():
+            pass
+
+
+def _footer(path: Path) -> pq.FileMetaData:
+    with _mapped(path):
+        return pq.read_metadata(path)
+
+
+def _read(path: Path) -> pa.Table:
+    with _mapped(path):
+        return pq.ParquetFile(path, page_checksum_verification=True).read()
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[None]:
+    """`FileNotFoundError` stays. A page that does not fit its checksum is an `OSError` without a number of its own."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise storage_error("read", path, error) from error
+        raise _damaged(path, first_line(error)) from error
+
+
+def _checksum(own: Mapping[bytes, bytes]) -> bytes:
+    return b"%08x" % zlib.crc32(repr(sorted(own.items())).encode())
+
+
+def _damaged(path: Path, how: str) -> DamageError:
+    return DamageError(f"the part {path} is damaged: {how}; stop the server and run: harvester repair")

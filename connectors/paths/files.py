@@ -63,6 +63,9 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
             raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
     prefix = root.rstrip("/") + "/"
     visible = {relative: entry for entry in found if not _is_hidden(relative := entry.path.removeprefix(prefix))}
+    if location.rules is not None:
+        for entry in visible.values():
+            location.rules.check_file(entry.path)
     kind = _common_kind(location, list(visible), nothing)
     with reading(root):
         chosen = sorted(relative for relative in visible if kind_of(relative) is kind)
@@ -70,11 +73,14 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
 
 
 def _single(location: Location, info: fs.FileInfo) -> tuple[FileKind, tuple[DataFile, ...]]:
-    kind = kind_of(info.base_name)
+    if location.rules is not None:
+        location.rules.check_file(info.path)
+    name = info.base_name if location.local else info.base_name.partition("?")[0]  # a signed address has options
+    kind = kind_of(name)
     if kind is None:
-        suffix = PurePosixPath(info.base_name).suffix or "a file without suffix"
+        suffix = PurePosixPath(name).suffix or "a file without suffix"
         raise SourceError(f"{location.label} is of an unknown kind ({suffix}); known: {KNOWN}")
-    return kind, (DataFile.of(location.files, info, info.base_name),)
+    return kind, (DataFile.of(location.files, info, name),)
 
 
 def _common_kind(location: Location, names: Sequence[str], nothing: str) -> FileKind:

@@ -13,6 +13,8 @@ from pyarrow import fs
 
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.paths.rules import SourceRules
+from connectors.paths.web import open_web
 
 _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # `?` is also a sign of globs: only key=value pairs at the very end are options of the address.
@@ -27,6 +29,7 @@ class Location:
     files: fs.FileSystem
     path: str
     uri: str
+    rules: SourceRules | None = None  # of the files beneath; None: all may be read
 
     @property
     def label(self) -> str:
@@ -39,21 +42,33 @@ class Location:
         return Path(self.path) if isinstance(self.files, fs.LocalFileSystem) else None
 
 
-def locate(uri: str) -> Location:
-    """Find the file system of a path or address, without asking whether the path exists. Raises `SourceError` for an unknown kind."""
+def locate(uri: str, rules: SourceRules | None = None) -> Location:
+    """Find the file system of a path or address, without asking whether the path exists.
+
+    Raises `SourceError` for an unknown kind, and for what ``rules`` do not allow.
+    """
     if not uri or "\0" in uri:
         raise SourceError(f"{uri!r} is not a path; give the path of a Parquet file, glob or folder, or of a .duckdb file")
     address = _ADDRESS.match(uri)
     if address is None:
-        return _local(uri, uri)
+        return _local(uri, uri, rules)
     if address[1].lower() == "file":
         path = re.sub(r"^localhost(?=/)", "", uri[address.end() :])
-        return _local(path if Path(path).exists() else unquote(path), uri)
-    return _remote(uri, address[0])
+        return _local(path if Path(path).exists() else unquote(path), uri, rules)
+    if rules is None:
+        return _remote(uri, address[0])
+    rules.check_address(uri)
+    if address[1].lower() not in ("http", "https"):
+        return _remote(uri, address[0])
+    with reading(uri):
+        return Location(fs.PyFileSystem(fs.FSSpecHandler(open_web(uri, rules))), uri.rstrip("/"), uri)
 
 
-def _local(path: str, uri: str) -> Location:
-    return Location(fs.LocalFileSystem(), str(Path(path).expanduser().absolute()), uri)
+def _local(path: str, uri: str, rules: SourceRules | None) -> Location:
+    absolute = str(Path(path).expanduser().absolute())
+    if rules is not None:
+        rules.check_path(absolute)
+    return Location(fs.LocalFileSystem(), absolute, uri, rules)
 
 
 def _remote(uri: str, scheme: str) -> Location:

@@ -13,7 +13,7 @@ import typer
 
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation, command
-from harvester.cli.local import serving
+from harvester.cli.server.local import serving
 from harvester.errors import EngineError, HarvesterError, from_json
 
 app = typer.Typer()

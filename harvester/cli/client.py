@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import ipaddress
+import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -17,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harvester.config import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError, UsageError, from_json
 from jobs.config import PriceConfig
+from jobs.folder import StateFolder
+from jobs.handle import HEADER, read_key, signed
 from jobs.spec import JobChange, JobRequest, JobView
 
 CONNECT_S = 3.0
@@ -50,6 +55,7 @@ class Client:
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
+        self._state: str | None = None  # folder of the server that answered
         if not self.url.startswith(("http://", "https://")):
             raise UsageError(f"{url!r} is not a URL; use one like http://127.0.0.1:8000")
         try:
@@ -75,7 +81,9 @@ class Client:
     def server(self) -> ServerInfo:
         """The server that answers. Raises `UnreachableError` for anything but a ready harvester server."""
         try:
-            return ServerInfo.model_validate(self._json("GET", "/api/server"))
+            info = ServerInfo.model_validate(self._json("GET", "/api/server"))
+            self._state = info.state
+            return info
         except (UnreachableError, KeyRefusedError):
             raise
         except (HarvesterError, ValidationError) as error:
@@ -86,7 +94,10 @@ class Client:
 
     def submit(self, request: JobRequest) -> tuple[JobView, bool]:
         """The job, and whether it is new (False: the same job existed)."""
-        body = self._json("POST", "/api/jobs", json=request.model_dump(mode="json"), timeout=httpx.Timeout(SUBMIT_S, connect=CONNECT_S))
+        content = json.dumps(request.model_dump(mode="json")).encode("ascii")
+        headers = {"content-type": "application/json", **self._signature("/api/jobs", content)}
+        timeout = httpx.Timeout(SUBMIT_S, connect=CONNECT_S)
+        body = self._json("POST", "/api/jobs", content=content, headers=headers, timeout=timeout)
         return self._view(body["job"]), bool(body["created"])
 
     def jobs(self) -> list[JobView]:
@@ -133,6 +144,13 @@ class Client:
             answer = self._send(method, path, **options)
         _check(answer)
         return _body(answer)
+
+    def _signature(self, path: str, content: bytes) -> dict[str, str]:
+        """What shows a server on this machine that its own user asks, where that is so: see `jobs.handle`."""
+        if self._state is None:
+            self.server()
+        key = read_key(StateFolder(Path(self._state or "")))
+        return {} if key is None else {HEADER: signed(key, "POST", path, content, time.time())}
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request; a GET is retried once, because the ingress closes idle connections when replicas change."""

@@ -15,7 +15,7 @@ import typer
 
 from harvester.cli.client import Client, ServerInfo
 from harvester.config import default_state_dir, default_url
-from harvester.errors import HarvesterError, UnreachableError
+from harvester.errors import HarvesterError, StorageError, UnreachableError
 from jobs.folder import StateFolder
 
 StateOption = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="State folder. Also: HARVESTER_STATE.")]
@@ -65,10 +65,15 @@ class Invocation:
             return None
 
     def local_state(self, info: ServerInfo | None) -> Path:
-        """State folder to read files from: as given, else that of the answering server, if it is on this machine."""
-        if self.state_given is None and info is not None and Path(info.state).is_dir():
-            return Path(info.state)
-        return self.state_dir
+        """State folder to read files from: as given, else that of the answering server, if it is on this machine.
+
+        Raises `StorageError` where it is another user's.
+        """
+        is_its = self.state_given is None and info is not None and Path(info.state).is_dir()
+        folder = Path(info.state) if info is not None and is_its else self.state_dir
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+            raise StorageError(f"state folder {folder} belongs to another user; run this as that user, or ask the server: POST /api/sql")
+        return folder
 
     def print_json(self, value: object) -> None:
         """One JSON object, on one line, at once."""

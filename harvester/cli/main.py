@@ -10,8 +10,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harvester.cli import chat, doctor, jobs, profile, results, serve, status, tasks, verify
+from harvester.cli import chat, tasks
 from harvester.cli.invocation import DebugOption, StateOption, UrlOption, remember
+from harvester.cli.job import commands as jobs
+from harvester.cli.job import results, status
+from harvester.cli.server import doctor, key, profile, repair, serve, verify
 from harvester.core import __version__
 from harvester.errors import HarvesterError
 
@@ -92,7 +95,7 @@ def program(
     remember(ctx, state, url, debug)
 
 
-for group in (serve, jobs, status, results, chat, tasks, profile, doctor, verify):
+for group in (serve, jobs, status, results, chat, tasks, key, profile, doctor, verify, repair):
     app.add_typer(group.app)
 
 

@@ -43,7 +43,7 @@ def build_request(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']} (given {first['input']!r})") from error
+        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']} (given {str(first['input'])[:80]!r})") from error
 
 
 def task_options(flags: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def read_schema(path: Path | None) -> dict[str, Any] | None:
 def _task(task: str) -> tuple[str, dict[str, Any] | None]:
     """Name of the task, and its content if ``task`` is a file: the server gets the content, never the path."""
     if not (task.endswith((".yaml", ".yml")) or "/" in task):
-        return task, None
+        return load_task(task).name, None
     path = Path(task).expanduser()
     _read_small(path, "task")
     file = load_task(path)

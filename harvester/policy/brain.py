@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from itertools import islice
 
-from harvester.policy.admission.shortage import given_up, short_of_kv
+from harvester.policy.admission.shortage import given_up, short_of_kv, yielding
 from harvester.policy.kv.policy import CopyState
 from harvester.policy.model.alone import ChatAlone, ChatTimes
 from harvester.policy.model.arrivals import ArrivalRate
@@ -19,13 +19,13 @@ from harvester.policy.model.prediction import LengthPredictor
 from harvester.policy.order.offline import OfflineOrder, OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.order.predicted import PredictedRequests
-from harvester.policy.order.turns import by_priority, give_up, left_out
+from harvester.policy.order.turns import give_up, left_out, ranked
 from harvester.policy.parts import Parts
 from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.step.freed import at, newest_offline, without
 from harvester.policy.step.plan import plan_step
-from harvester.policy.step.preempt import best_step_s
+from harvester.policy.step.preempt import best_step_s, detect_s
 from harvester.policy.step.share import PROMPTS_PER_STEP
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import EngineView, Plan, PolicyConfig
@@ -43,10 +43,10 @@ class Brain:
         self._parts, self._config = parts, config
         self._rate = ArrivalRate()
         self._predicted = PredictedRequests()
-        self._priority: dict[str, int] = {}  # of the online requests that have not ended
+        self._online: set[str] = set()  # requests that have not ended
         self._online_at_s = -math.inf  # when an online request was there last
         self._gave_way: set[str] = set()  # offline rows whose KV was last taken for chat
-        self._alone = ChatAlone()
+        self._alone = ChatAlone(config.max_slowdown)
         self._fresh = 1.0  # of the tokens of offline rows that are admitted, the share that is computed
 
     @property
@@ -71,14 +71,14 @@ class Brain:
     @property
     def online(self) -> int:
         """How many online requests have not ended."""
-        return len(self._priority)
+        return len(self._online)
 
     def arrive(self, request: OnlineRequest | OfflineRow, now_s: float) -> None:
         """It waits. An offline row is told of again when it has lost its KV; an online request is known by then."""
         if isinstance(request, OfflineRow):
             self._parts.offline.add(request)
-        elif request.name not in self._priority:
-            self._priority[request.name] = request.priority
+        elif request.name not in self._online:
+            self._online.add(request.name)
             known = self._predicted.of(request, self._parts.model)
             self._parts.online.arrive(known, now_s)
             self._alone.arrive(request.name, known.prefill_s, request.arrived_s)
@@ -87,7 +87,8 @@ class Brain:
 
     def finish(self, name: str, answer_tokens: int | None = None) -> None:
         """It ended by itself with so many tokens, or was aborted (None), which says nothing of lengths. Unknown names change nothing."""
-        if self._priority.pop(name, None) is not None:
+        if name in self._online:
+            self._online.remove(name)
             self._parts.online.finish(name)
             self._predicted.finish(name, answer_tokens)
             self._parts.gaps.finish(name)
@@ -102,7 +103,7 @@ class Brain:
     def observe(self, ran: StepRan, seconds: float, now_s: float) -> None:
         """A step took ``seconds`` until ``now_s``."""
         self._parts.model.observe(ran.load, seconds)
-        self._parts.online.ran([name for name in ran.online if name in self._priority], seconds, now_s)
+        self._parts.online.ran([name for name in ran.online if name in self._online], seconds, now_s)
         self._parts.gaps.ran(ran.online, now_s)
         for job, tokens in ran.served.items():
             self._parts.offline.charge(job, tokens)
@@ -124,15 +125,18 @@ class Brain:
         self._parts.kv.cover(state)
 
     def plan(self, view: EngineView) -> Plan:
-        """The next step, as far as ``view`` holds; O(requests in it). May be asked again, and changes nothing that an order depends on."""
+        """The next step, as far as ``view`` holds; O(requests that run + slots), whatever number waits.
+
+        May be asked again, and changes nothing that an order depends on.
+        """
         parts, now_s = self._parts, view.now_s
-        ranks = by_priority(parts.online.order(now_s), self._priority)
-        swapped = parts.kv.swap_out(view, ranks, lambda: parts.online.next_turn_s(now_s, view.max_seqs))
+        ranks = self._ranks(view)
+        swapped = parts.kv.swap_out(view, ranks, lambda names: parts.online.next_turn_s(names, now_s, view.max_seqs))
         if not swapped and parts.online.last_gives_kv:
             swapped = give_up(view, ranks)
         stalled = newest_offline(view) if view.stalled else ()
         rest, places = without(view, (*swapped, *stalled)) if swapped or stalled else (view, None)
-        if self._priority:
+        if self._online:
             self._online_at_s = now_s
         seen = self._step_view(rest, ranks)
         batch = rest.batch if rest.batch is not None or rest.waiting else batch_of(rest.running, (), ranks)
@@ -152,9 +156,15 @@ class Brain:
             limit_s=step.limit_s,
             may_end=step.may_end,
             tpot_s=step.tpot_s,
+            detect_s=self._detect_s(now_s),
             reserve=seen.reserve or (0, 0),
             copies=parts.kv.copies(rest, ranks, step.limit_s, step.offline_tokens is None),
         )
+
+    def _ranks(self, view: EngineView) -> dict[str, int]:
+        """Of as many that wait as a step may look at: one for each slot, and those that it has to pass over."""
+        running = [one.name for one in view.running if not one.offline]
+        return ranked(self._parts.online, running, view.waiting, view.max_seqs + view.deferred, view.now_s)
 
     def _step(self, view: EngineView, seen: StepView, batch: Batch | None) -> StepPlan:
         """As `plan_step` has it, but that the newest rows give way where KV runs out. What chat takes is no mistake of the admission."""
@@ -163,7 +173,8 @@ class Brain:
         if step.preempt or lost:
             self._gave_way.update([view.running[place].name for place in step.preempt])
             self._gave_way.difference_update([view.running[place].name for place in lost])
-        return given_up(step, lost) if lost else step
+        step = given_up(step, lost) if lost else step
+        return yielding(view, step) if view.chat_only and self._online else step
 
     def _admitted(self, view: StepView, batch: Batch | None, step: StepPlan) -> tuple[str, ...]:
         """``batch`` None: chat waits."""
@@ -178,7 +189,7 @@ class Brain:
         return StepView(
             running=view.running,
             online_waiting=len(view.waiting),
-            online_waiting_blocks=sum([one.blocks for one in view.waiting]),
+            online_waiting_blocks=view.waiting.blocks,
             offline_next_blocks=parts.admission.blocks(rows[0]) if rows else 0,
             offline_next=[max(1, round(self._fresh * row.tokens)) for row in rows],
             free_blocks=view.free_blocks,
@@ -186,12 +197,12 @@ class Brain:
             max_seqs=view.max_seqs - view.loading,  # those whose KV is read back join when it is there
             online_idle_s=now_s - self._online_at_s,
             now_s=now_s,
-            waiting_due_s=min((one.due_s for one in view.waiting), default=math.inf),
-            waiting_tokens=sum([one.tokens for one in view.waiting]),
+            waiting_due_s=view.waiting.due_s,
+            waiting_tokens=view.waiting.tokens,
             returning=view.returning,
             returning_context=view.returning_context,
             max_tokens=view.max_tokens,
-            offline_step_s=best_step_s(parts.model.predict(StepLoad(seqs=1)), self._rate.gap_s(now_s)),
+            offline_step_s=self._offline_step_s(view.stretches, now_s),
             loading_growth=view.loading_growth,
             reserve=parts.reserve.reserve(now_s),
             guarantee=parts.offline.guarantee(),
@@ -200,20 +211,29 @@ class Brain:
             block_tokens=view.block_tokens,
             offline_rows=parts.offline.known,
             loading_rows=view.loading_rows,
-            waiting_unpromised=any(one.due_s == math.inf for one in view.waiting),
-            debt_s=self._debt_s(now_s),
-            gap_s=parts.gaps.allowed_s(view.running, now_s) if self._priority else None,
+            waiting_unpromised=view.waiting.unpromised,
+            debt_s=self._alone.debt_s(now_s) if self._online else 0.0,
+            gap_s=parts.gaps.allowed_s(view.running, now_s) if self._online else None,
         )
 
-    def _debt_s(self, now_s: float) -> float:
-        bound = self._config.max_slowdown
-        return self._alone.debt_s(bound, now_s) if bound is not None and self._priority else 0.0
+    def _offline_step_s(self, stretches: int, now_s: float) -> float:
+        """Most seconds of a step of offline work alone: the best for its rate, and short enough that a stretch of it ends in time."""
+        best_s = best_step_s(self._parts.model.predict(StepLoad(seqs=1)), self._rate.gap_s(now_s))
+        return min(best_s, stretches * self._detect_s(now_s)) if stretches else best_s
+
+    def _detect_s(self, now_s: float) -> float:
+        """Within which a step of offline work should end for an arrival that is promised no number. Long after the last one: inf."""
+        bound, prefill_s = self._config.max_slowdown, self._alone.prefill_s
+        if bound is None or not prefill_s or now_s - self._online_at_s > self._config.reserve_s:
+            return math.inf
+        return detect_s(bound, prefill_s)
 
     def _without_turn(self, view: EngineView, step: StepPlan, ranks: Mapping[str, int]) -> frozenset[int]:
         """Places of the online requests in the step whose turn it is not, where there are more than slots."""
-        if len(self._priority) <= view.max_seqs and len(ranks) == len(self._priority):
+        if len(self._online) <= view.max_seqs and len(ranks) == len(self._online):
             return frozenset()
         online = {view.running[i].name: i for i in step.run if not view.running[i].offline}
-        waiting = {one.name: one.blocks for one in view.waiting}
+        first = (view.waiting.get(name) for name in ranks)
+        waiting = {one.name: one.blocks for one in first if one is not None}
         out = left_out(list(online), waiting, ranks, view.max_seqs, view.free_blocks)
         return frozenset(online[name] for name in out)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from harvester.policy.waiting import WaitingView
+
 if TYPE_CHECKING:
     from harvester.policy.step.batch import Batch
 
@@ -50,21 +52,12 @@ class Running(NamedTuple):
     unsaved: int = 0  # of those, not in host memory
 
 
-class Waiting(NamedTuple):
-    """An online request that holds no KV: it has just come, or lost it."""
-
-    name: str
-    tokens: int  # known so far, all of which it computes before its next one
-    blocks: int  # KV blocks it needs to be admitted
-    due_s: float  # when its first token is due, or was
-
-
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """What an engine holds before a step. ``running``: oldest first; a plan names them by their places in it."""
 
     running: Sequence[Running]
-    waiting: Sequence[Waiting]
+    waiting: WaitingView
     free_blocks: int
     total_blocks: int
     max_seqs: int
@@ -77,8 +70,11 @@ class EngineView:
     loading_rows: Mapping[str, int] = field(default_factory=dict)  # the offline ones of them, with their tokens known so far
     returning: int = 0  # tokens of online requests whose KV is back and that join this step
     returning_context: int = 0  # tokens computed of them
+    deferred: int = 0  # requests that the last step could not admit for another reason than room, such as a grammar that is not ready
+    chat_only: bool = False  # chat waits so long that offline work should stand still
     stalled: bool = False  # the last step could run nothing though online requests wait
     batch: Batch | None = None  # `batch_of` all that run, where it was made ahead
+    stretches: int = 0  # most parts that safepoints can cut a step into; 0: no step can end early
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +101,13 @@ class Plan:
     preempt: tuple[int, ...]  # offline, KV freed
     swap_out: tuple[int, ...]  # online, KV freed: their turn comes last, or those before them lack it
     admit: tuple[str, ...]  # waiting offline requests, in this order, as far as the step's tokens go
-    ranks: Mapping[str, int]  # of the online requests, running and waiting: who goes first; one that is not here is not served
+    ranks: Mapping[str, int]  # of the running online requests and the first that wait: who goes first; one that is not here is not served
     budget_tokens: int | None  # of the whole step; None: the engine's own bound
     offline_tokens: int | None  # of the step; None: no bound, offline work is alone
     limit_s: float  # that the step may last by what the online requests in it are promised
     may_end: bool  # an arrival may end it early: it holds offline work, and no online prompt
     tpot_s: float = math.inf  # least promised to the online requests that decode in it
+    detect_s: float = math.inf  # within which it should end once asked to
     reserve: tuple[int, int] = (0, 0)  # slots and KV blocks kept for arrivals
     copies: Copies | None = None  # None: there are no checkpoints
 

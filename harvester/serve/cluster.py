@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,34 +16,42 @@ from typing import Any, Self
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
-from ray.serve.schema import ApplicationStatus, LoggingConfig
+from ray.serve.schema import ApplicationStatus, LoggingConfig, ProxyStatus
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import EngineError
-from harvester.serve.actor import NAMESPACE, start_ledger
-from harvester.serve.jobs_app import jobs_app
-from harvester.serve.openai_app import PREFIXES, openai_apps
+from harvester.serve.deployments.actor import NAMESPACE, start_ledger
+from harvester.serve.deployments.jobs_app import jobs_app
+from harvester.serve.deployments.openai_app import PREFIXES, openai_apps
+from harvester.serve.deployments.replicas import CHAT_APP
+from harvester.serve.environment import use_haproxy
+from harvester.serve.node import OwnNode, ports_of_agents
 from harvester.serve.processes import mark_of
-from harvester.serve.replicas import CHAT_APP
+from harvester.serve.runtime import ray_folder, runtime_folder
 from harvester.timers import patient_children
 from jobs.folder import StateFolder
+
+log = logging.getLogger("harvester.cluster")
 
 JOBS_APP = "jobs"
 APPS = (CHAT_APP, JOBS_APP, *PREFIXES)
 ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
+HARVEST_STOP_S = 5.0
 OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
 class Cluster:
-    """``chat_app`` makes the application that answers chat and harvests, given the ledger's name."""
+    """``chat_app`` makes the application that answers chat and harvests, given the ledger's name; ``pid``: the server's."""
 
-    def __init__(self, config: ServeConfig, folder: StateFolder, choice: ModelChoice, url: str, chat_app: ChatApp) -> None:
+    def __init__(self, config: ServeConfig, folder: StateFolder, choice: ModelChoice, url: str, chat_app: ChatApp, pid: int) -> None:
         self._config = config
         self._folder = folder
         self._choice = choice
         self._url = url
         self._chat_app = chat_app
+        self._pid = pid
+        self.node: OwnNode | None = None  # while it runs, where this process has started it
         self._ledger = f"ledger-{mark_of(folder.root)}"
 
     def __enter__(self) -> Self:
@@ -55,18 +64,22 @@ class Cluster:
         if self._config.address is None:
             needed = max(os.cpu_count() or 1, self._config.replicas)
             options |= {"address": "local", "num_cpus": needed, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+            options["_temp_dir"] = str(ray_folder(runtime_folder(self._folder, mark_of(self._folder.root))))
         else:
             options |= {"address": self._config.address}
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
-            with patient_children():
+            with patient_children(), ports_of_agents():
                 ray.init(**options)
         except ConnectionError as error:
+            if self._config.address is None:
+                raise
             raise EngineError(
                 f"no Ray cluster answers at {self._config.address}, or it takes another token than ours (RAY_AUTH_TOKEN); "
                 "start one with: ray start --head"
             ) from error
+        self.node = OwnNode() if self._config.address is None else None
         self._link_logs()
         return self
 
@@ -76,13 +89,19 @@ class Cluster:
         link.unlink(missing_ok=True)
         link.symlink_to(session_logs())
 
-    def deploy(self, stop: threading.Event) -> None:
-        """Deploy the applications and wait until they serve, or ``stop``. Raises `EngineError` with the replica's own reason."""
+    def deploy(self, stop: threading.Event, wait_for: Callable[[str], None]) -> None:
+        """Deploy the applications and wait until they serve, or ``stop``. Raises `EngineError` with the replica's own reason.
+
+        ``wait_for`` is told what is waited for.
+        """
+        wait_for("the ledger to open")
         start_ledger(self._ledger, self._folder.root, self._config.harvest.lease_s, self._config.deadlines)
-        serve.start(
-            http_options=HTTPOptions(host=self._config.host, port=self._config.port),
-            logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
-        )
+        wait_for("Ray Serve and its HAProxy to start")
+        with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
+            serve.start(
+                http_options=HTTPOptions(host=self._replica_host(), port=self._config.port),
+                logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
+            )
         quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
         apps = [
             serve.RunTarget(
@@ -92,7 +111,7 @@ class Cluster:
                 logging_config=quiet,
             ),
             serve.RunTarget(
-                jobs_app(self._config, self._choice, self._folder.root, self._ledger, self._url, os.getpid()),
+                jobs_app(self._config, self._choice, self._folder.root, self._ledger, self._url, self._pid),
                 name=JOBS_APP,
                 route_prefix="/api",
                 logging_config=quiet,
@@ -101,13 +120,35 @@ class Cluster:
         beside = openai_apps(self._config, self._choice, self._folder.root, self._ledger)
         apps += [serve.RunTarget(app, name=name, route_prefix=PREFIXES[name], logging_config=quiet) for name, app in beside.items()]
         serve.run_many(apps, wait_for_applications_running=False)
+        wait_for("the model to load, and the applications to answer")
         self._wait_running(stop)
+
+    def drain(self, hurry: threading.Event) -> None:
+        """Take no more chats and let those that are open end, for `drain_s` at the longest. The applications beside it answer meanwhile."""
+        try:
+            serve.get_app_handle(CHAT_APP).broadcast("stop_harvest").results(timeout_s=HARVEST_STOP_S)
+            serve.delete(CHAT_APP, _blocking=False)
+            end_s = time.monotonic() + self._config.drain_s
+            while CHAT_APP in serve.status().applications and time.monotonic() < end_s and not hurry.wait(0.1):
+                pass
+        except Exception:  # of Ray: it has nothing open that we could wait for
+            log.debug("drain_failed", exc_info=True)
+
+    def _has_port(self, status: Any) -> bool:
+        """Whether the ingress of our own node listens; a joined cluster looks after its own."""
+        proxies = status.proxies.values()
+        return self._config.address is not None or (bool(proxies) and all(state == ProxyStatus.HEALTHY for state in proxies))
+
+    def _replica_host(self) -> str:
+        """Where replicas listen. Behind a HAProxy on the same machine, which listens on ``host``, that is loopback."""
+        return "127.0.0.1" if self._config.address is None and use_haproxy(self._config) else self._config.host
 
     def _wait_running(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            apps = serve.status().applications
+            status = serve.status()
+            apps = status.applications
             states = [apps[name].status if name in apps else None for name in APPS]
-            if all(state == ApplicationStatus.RUNNING for state in states):
+            if all(state == ApplicationStatus.RUNNING for state in states) and self._has_port(status):
                 return
             for name in APPS:
                 if name in apps and apps[name].status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):

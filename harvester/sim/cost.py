@@ -91,6 +91,7 @@ MODELS = {
         Model("opt-175b", 175e9, 96, 12288, 12288),
         Model("llama-2-7b", 6.74e9, 32, 4096, 4096),
         Model("llama-3.1-8b", 8.03e9, 32, 4096, 1024),  # its model card and config.json
+        Model("llama-3.1-70b", 70.6e9, 80, 8192, 1024),  # the same
     )
 }
 # NVIDIA H200 data sheet (SXM): 989 TFLOP/s BF16 dense, 4.8 TB/s, 141 GB, PCIe 5.0 x16 at 64 GB/s in one direction.

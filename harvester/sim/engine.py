@@ -12,7 +12,8 @@ class Engine:
     """``host_blocks``: KV blocks that host memory holds for checkpoints; 0: there are none, and KV that is lost is computed again.
 
     ``block_copy_s``: seconds to copy one, in either direction. ``copy_cost``: slowdown of the concurrent step per second of copying.
-    ``layers``: after each of which a step of offline work alone may end for an arrival; 0: such steps run to their end.
+    ``layers``: between which a step of offline work alone may end for an arrival; 0: such steps run to their end. A safepoint costs
+    ``safepoint_s``, and one is wanted every ``detect_s``, or more often where the plan says so.
     ``end_beside_chat``: so may one that chat decodes in.
     ``max_ttft_delay_fraction``, ``max_slowdown``: see `harvester.policy.step.preempt.Arrival`.
     """
@@ -26,6 +27,8 @@ class Engine:
     block_copy_s: float = 0.0
     copy_cost: float = 0.0
     layers: int = 0
+    safepoint_s: float = 0.0
+    detect_s: float = 0.03
     end_beside_chat: bool = False
     max_slowdown: float | None = None
     max_ttft_delay_fraction: float = 1.0

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from harvester.policy.brain import Brain
 from harvester.policy.model.load import StepLoad
 from harvester.policy.ran import StepRan
-from harvester.policy.step.preempt import Arrival, Flight, first_to_end
+from harvester.policy.step.preempt import Arrival, Flight, first_to_end, layers_between
 from harvester.policy.view import Plan
 from harvester.sim.engine import Engine
 from harvester.sim.replica import Replica, Scheduled
@@ -143,8 +143,9 @@ class Simulation:
     def _ends_s(self, load: StepLoad, seconds: float, plan: Plan) -> float | None:
         """When a step that takes ``seconds`` from now ends for an arrival; None: it does not."""
         engine, model = self._engine, self._brain.parts.model
-        layer_s = seconds / engine.layers if engine.layers else math.inf
         estimate_s = model.high_s(load) or 0.0
+        between = layers_between(engine.layers, estimate_s, engine.safepoint_s, min(engine.detect_s, plan.detect_s))
+        stretch_s = between * seconds / engine.layers if engine.layers else math.inf
         for request in self._arrivals if engine.layers else ():
             if request.arrival_s >= self.now_s + seconds:
                 return None
@@ -153,7 +154,7 @@ class Simulation:
             arrival = Arrival(prompt_s, request.ttft_s, 0.0, engine.max_ttft_delay_fraction, step_s, engine.max_slowdown)
             flight = Flight(1, True, self.now_s, estimate_s, not plan.alone, plan.tpot_s)
             if not request.offline and first_to_end([flight], request.arrival_s, arrival) is not None:
-                end_s = self.now_s + math.ceil((request.arrival_s - self.now_s) / layer_s) * layer_s
+                end_s = self.now_s + math.ceil((request.arrival_s - self.now_s) / stretch_s) * stretch_s
                 return end_s if end_s < self.now_s + seconds else None
         return None
 

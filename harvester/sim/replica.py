@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.view import Plan
+from harvester.policy.waiting import Waiting, WaitingOnline
 from harvester.sim.engine import Engine
 from harvester.sim.host import HostMemory
 from harvester.sim.track import Track
@@ -33,6 +34,7 @@ class Replica:
         self._order, self._arrive = order, arrive
         self.running: list[Track] = []  # oldest first
         self.online: dict[str, Track] = {}  # waiting, without KV
+        self.waiting = WaitingOnline()  # the same, as the brain sees them
         self.offline: dict[str, Track] = {}  # the same of offline work
         self.loading: dict[str, Track] = {}  # KV on its way back from the host
         self.returned: set[str] = set()  # of those, it is there
@@ -53,6 +55,8 @@ class Replica:
             self._arrive(track)
         else:
             self.online[track.name] = track
+            due_s = track.request.arrival_s + track.request.ttft_s
+            self.waiting.add(Waiting(track.name, track.tokens, self.engine.blocks(track.tokens), due_s))
 
     def end(self, track: Track) -> None:
         """It has made its last token."""
@@ -110,7 +114,7 @@ class Replica:
         """Those whose KV is back, then online requests by rank, then the offline ones that the plan admits, until one finds no room."""
         most = self.engine.max_seqs - len(plan.pause)
         back = [track for name, track in self.loading.items() if name in self.returned]
-        online = sorted((track for track in self.online.values() if track.name in plan.ranks), key=lambda track: plan.ranks[track.name])
+        online = [self.online[name] for name in sorted(plan.ranks, key=plan.ranks.__getitem__) if name in self.online]
         offline = [self.offline[name] for name in plan.admit if name in self.offline]
         for track in (*back, *online, *offline):
             if step.tokens_left <= 0 or len(run) >= most:
@@ -158,6 +162,7 @@ class Replica:
             self._order.take(track.name)
         else:
             del self.online[track.name]
+            self.waiting.remove(track.name)
 
     def _reserved(self, run: list[Track], step: Scheduled) -> int:
         """Blocks that prompts which this step leaves unfinished will still need: who is read back cannot be preempted meanwhile."""
@@ -182,4 +187,6 @@ class Replica:
         assert all(not track.blocks and not track.computed for track in (*self.online.values(), *self.offline.values()))
         assert {row.name for row in self._order.rows()} == set(self.offline)
         assert len({track.name for track in self}) == len(list(self))
+        assert {one.name for one in self.waiting} == set(self.online)
+        self.waiting.check()
         self.host.check()

@@ -58,7 +58,7 @@ class Track:
 
     def outcome(self) -> Outcome:
         """As far as it has come."""
-        return Outcome(self.request, tuple(self.token_s), self.recomputed, self.preemptions)
+        return Outcome(self.request, tuple(self.token_s), self.recomputed, self.preemptions, self.reached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class Outcome:
     token_s: tuple[float, ...]  # when each token was there
     recomputed: int
     preemptions: int
+    reached: int  # tokens computed, of prompt and answer, none of them counted twice
 
     @property
     def latency_s(self) -> float:

@@ -8,7 +8,7 @@ from harvester.policy.kv.policy import CopyState
 from harvester.policy.kv.victims import in_order_of_loss
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
-from harvester.policy.view import EngineView, Plan, Running, Waiting
+from harvester.policy.view import EngineView, Plan, Running
 from harvester.sim.engine import Engine
 from harvester.sim.replica import Replica
 from harvester.sim.track import Track
@@ -80,10 +80,7 @@ def view(replica: Replica, now_s: float, stalled: bool) -> EngineView:
     back = [track for track in loading if track.name in replica.returned and not track.offline]
     return EngineView(
         running=rows,
-        waiting=[
-            Waiting(track.name, track.tokens, engine.blocks(track.tokens), track.request.arrival_s + track.request.ttft_s)
-            for track in replica.online.values()
-        ],
+        waiting=replica.waiting,
         free_blocks=replica.free_blocks,
         total_blocks=engine.total_blocks,
         max_seqs=engine.max_seqs,
@@ -97,6 +94,7 @@ def view(replica: Replica, now_s: float, stalled: bool) -> EngineView:
         returning=sum(max(1, track.left) for track in back),
         returning_context=sum(track.computed for track in back),
         stalled=stalled,
+        stretches=engine.layers,
     )
 
 

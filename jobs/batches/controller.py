@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from connectors.errors import StorageError
-from jobs.batches.files import FileStore
+from jobs.batches.files import FileStore, no_such_file
 from jobs.batches.input import InvalidInput, Stopped
 from jobs.batches.output import write_outputs
 from jobs.batches.plan import BatchPlanner
@@ -23,6 +23,7 @@ from jobs.batches.states import CANCELLABLE, ENDED_BATCH, BatchStatus, BatchStep
 from jobs.batches.store import BatchStore
 from jobs.errors import EngineError, NotFoundError, ParameterError, StateError
 from jobs.folder import StateFolder
+from jobs.limits import Limits
 from jobs.spec import JobPlan, JobView
 from jobs.states import ENDED, JobState
 
@@ -76,15 +77,19 @@ class BatchController:
 
     # -- what clients ask -----------------------------------------------------------------------------------------------------------
 
-    async def create(self, wish: BatchWish) -> dict[str, Any]:
-        """Raises `ParameterError` for a window or an input file that is none."""
+    async def create(
+        self, wish: BatchWish, owner: str | None = None, limits: Limits | None = None, owns: Callable[[str | None], bool] = lambda _: True
+    ) -> dict[str, Any]:
+        """Raises `ParameterError` for a window or an input file that is none. ``owner`` asks, who ``owns`` the files of some owners."""
         try:
             stored = await asyncio.to_thread(self._files.get, wish.input_file_id)
+            if not owns(stored.owner):
+                raise no_such_file(wish.input_file_id)
         except NotFoundError as error:
             raise ParameterError(error.message, "input_file_id") from error
         if stored.purpose != "batch":
             raise ParameterError(f"file {stored.id} has purpose {stored.purpose}; upload the input with purpose batch", "input_file_id")
-        record = BatchRecord.of(wish, self._now_s())
+        record = BatchRecord.of(wish, self._now_s(), owner, limits)
         await asyncio.to_thread(self._store.put, record)
         self._wake.set()
         return record.to_openai(None)
@@ -94,6 +99,10 @@ class BatchController:
         record = self._store.get(batch_id)
         has_none = record.counts is not None or record.status is BatchStatus.VALIDATING
         return record.to_openai(None if has_none else await self._recent_job(record.id))
+
+    def owner(self, batch_id: str) -> str | None:
+        """Raises `NotFoundError`."""
+        return self._store.get(batch_id).owner
 
     def records(self) -> list[BatchRecord]:
         """Newest first."""

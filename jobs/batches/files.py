@@ -34,6 +34,7 @@ class StoredFile(Frozen):
     bytes: int
     created_at_s: float
     expires_at_s: float | None = None
+    owner: str | None = Field(default=None, description="Name of the API key that made it. None: of a server without keys.")
 
     def to_openai(self) -> dict[str, Any]:
         """OpenAI's file object."""
@@ -54,6 +55,10 @@ def new_file_id() -> str:
     return f"file-{secrets.token_hex(12)}"
 
 
+def no_such_file(file_id: str) -> NotFoundError:
+    return NotFoundError(f"No such File object: {file_id[:80]}; list them with GET /v1/files")
+
+
 class FileStore:
     """``now_s`` is the wall clock. Every method reads or writes files: call them from threads, several at once if need be."""
 
@@ -70,7 +75,7 @@ class FileStore:
     def _about(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.json"
 
-    def enter(self, file_id: str, filename: str, purpose: str, expires_after_s: int | None = None) -> StoredFile:
+    def enter(self, file_id: str, filename: str, purpose: str, expires_after_s: int | None = None, owner: str | None = None) -> StoredFile:
         """Take in a file whose content has been published. Entering the same id again replaces what is known of it."""
         now_s = self._now_s()
         stored = StoredFile(
@@ -80,6 +85,7 @@ class FileStore:
             bytes=self.content(file_id).stat().st_size,
             created_at_s=now_s,
             expires_at_s=None if expires_after_s is None else now_s + expires_after_s,
+            owner=owner,
         )
         with publish(self._about(file_id)) as file:
             file.write(stored.model_dump_json().encode())
@@ -92,7 +98,7 @@ class FileStore:
             stored = self._read(file_id)
             if stored is not None and not self._is_over(stored):
                 return stored
-        raise NotFoundError(f"No such File object: {file_id[:80]}; list them with GET /v1/files")
+        raise no_such_file(file_id)
 
     def delete(self, file_id: str) -> None:
         """Raises `NotFoundError`. Who has the content open reads on."""

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jobs.batches.record import ENDPOINTS, BatchError
+from jobs.errors import TooLargeError
+from jobs.limits import Limits, check_size
 
 LONGEST_ID = 512
+NO_OWN = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class BadLine(Exception):
 class LineRules:
     endpoint: str
     models: Collection[str]  # that the server has
+    limits: Limits = NO_OWN
 
     def read(self, number: int, raw: bytes, model: str | None) -> Request:
         """``model``: of the lines before; None for the first. Raises `BadLine`."""
@@ -45,6 +49,10 @@ class LineRules:
         if not isinstance(body, dict):
             _bad(number, "missing_required_parameter", "This request has no body; give the endpoint's parameters as an object.", "body")
         own = self._model(number, body.get("model"), model)
+        try:
+            check_size(body, self.limits)
+        except TooLargeError as error:
+            _bad(number, error.code, error.message, f"body.{error.param}")
         return Request(number, custom_id, _text(body), own)
 
     def _check_url(self, number: int, url: object) -> None:

@@ -10,13 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from connectors.durable import publish
-from connectors.edge import first_line
-from connectors.errors import StorageError
-from connectors.parquet.parts import PartsSink
+from connectors.parquet.parts import PartsSink, read_batches
 from jobs.batches.files import FileStore
 from jobs.batches.input import CUSTOM_ID
 from jobs.batches.record import BatchRecord, BatchUsage, Counts
@@ -89,7 +84,7 @@ def write_outputs(
     expires_after_s = record.wish.output_expires_after.seconds if record.wish.output_expires_after else None
     for lines, file_id, name in ((good, record.output_id, "output"), (bad, record.error_id, "error")):
         if lines.count:
-            files.enter(file_id, f"{record.id}_{name}.jsonl", "batch_output", expires_after_s)
+            files.enter(file_id, f"{record.id}_{name}.jsonl", "batch_output", expires_after_s, record.owner)
     return BatchFiles(
         Counts(total=rows_total, completed=good.count, failed=bad.count),
         BatchUsage(**tally.usage.model_dump(), reasoning_tokens=tally.reasoning_tokens),
@@ -115,12 +110,8 @@ def _results(batch_id: str, requests: Path, folder: StateFolder, seen: bytearray
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS, columns=list(columns)):
-                yield from batch.to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"cannot read {path}: {first_line(error)}; check the disk of the state folder") from error
+    for batch in read_batches(path, columns, _ROWS):
+        yield from batch.to_pylist()
 
 
 def _not_seen(requests: Path, seen: bytearray) -> Iterator[tuple[int, str]]:

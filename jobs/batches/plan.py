@@ -40,7 +40,9 @@ class BatchPlanner:
         The rows are the job's own from here on: the input file may go. Raises `InvalidInput`, `Stopped` and `StorageError`.
         """
         staging = self._folder.jobs / f".staging-{record.id}"
-        reader = InputReader(LineRules(record.wish.endpoint, models), self._limits, is_stopped)
+        bounds = [bound for bound in (self._limits.max_lines, record.limits.max_job_rows) if bound is not None]
+        limits = self._limits.model_copy(update={"max_lines": min(bounds, default=None)})
+        reader = InputReader(LineRules(record.wish.endpoint, models, record.limits), limits, is_stopped)
         try:
             self._read(record, reader, staging / "input" / "requests.parquet")
             job = self._folder.jobs / record.id
@@ -76,6 +78,7 @@ class BatchPlanner:
                 model=self._model,
                 rows_total=source.row_count,
                 created_at_s=record.created_at_s,
+                owner=record.owner,
                 endpoint=record.wish.endpoint,
                 deadline_at_s=record.expires_at_s,
             )

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 from jobs.batches.files import new_file_id
 from jobs.batches.states import BatchStatus
 from jobs.batches.window import parse_window
+from jobs.limits import Limits
 from jobs.spec import Frozen, JobView
 from jobs.usage import Usage
 
@@ -74,6 +75,8 @@ class BatchRecord(Frozen):
     status: BatchStatus = BatchStatus.VALIDATING
     created_at_s: float
     expires_at_s: float
+    owner: str | None = Field(default=None, description="Name of the API key that made it. None: of a server without keys.")
+    limits: Limits = Field(default=Limits(), description="Of that key, when it made the batch.")
     model: str | None = None
     errors: tuple[BatchError, ...] = ()
     reached_at_s: dict[BatchStatus, float] = Field(default_factory=dict, description="When each state was first reached.")
@@ -86,12 +89,14 @@ class BatchRecord(Frozen):
     usage: BatchUsage | None = None
 
     @classmethod
-    def of(cls, wish: BatchWish, now_s: float) -> BatchRecord:
+    def of(cls, wish: BatchWish, now_s: float, owner: str | None = None, limits: Limits | None = None) -> BatchRecord:
         """A new batch. Raises `ParameterError` for a window that is none."""
         window_s = parse_window(wish.completion_window)
         return cls(
             id=f"batch_{secrets.token_hex(12)}",
             wish=wish,
+            owner=owner,
+            limits=limits or Limits(),
             created_at_s=now_s,
             expires_at_s=now_s + window_s,
             output_id=new_file_id(),

@@ -10,6 +10,10 @@ from jobs.batches.record import BatchRecord
 from jobs.errors import NotFoundError
 
 
+def no_such_batch(batch_id: str) -> NotFoundError:
+    return NotFoundError(f"No such Batch object: {batch_id[:80]}; list them with GET /v1/batches")
+
+
 class BatchStore:
     """Opened by the one process that owns the batches. `put` syncs to disk: call it from a thread."""
 
@@ -37,7 +41,7 @@ class BatchStore:
     def get(self, batch_id: str) -> BatchRecord:
         """Raises `NotFoundError`."""
         if batch_id not in self._records:
-            raise NotFoundError(f"No such Batch object: {batch_id[:80]}; list them with GET /v1/batches")
+            raise no_such_batch(batch_id)
         return self._records[batch_id]
 
     def list(self) -> list[BatchRecord]:

@@ -10,14 +10,29 @@ from typing import Any
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Counted, Lengths
 from jobs.ledger.store import Store
-from jobs.spec import JobSpec, LengthBand
+from jobs.spec import JobSpec, LengthBand, Spent
 from jobs.tasks.spec import Task
 
 HOUR_S = 3600.0
 KEEP_DAYS = 30
+USAGE_DAYS = 400
 GAP_S = 60.0  # between two marks; a longer one was a ledger that was away
 MIN_BUSY_S = 5.0  # of work in an hour; less says nothing of a rate
 LAST_DAYS = 3
+
+
+class UsageLog:
+    """Kept in the ledger's table ``usage``: what each owner used, hour by hour. `add` is called within a transaction."""
+
+    def __init__(self, store: Store, now_s: float) -> None:
+        self._store = store
+        store.run("forget_usage", [now_s - USAGE_DAYS * 24 * HOUR_S])
+
+    def add(self, spent: Spent, now_s: float) -> None:
+        place = [spent.owner, spent.kind, now_s - now_s % HOUR_S]
+        known = self._store.run("usage_hour", place)
+        counts = [spent.requests, spent.prompt_tokens, spent.output_tokens]
+        self._store.run("add_usage" if known else "insert_usage", [*counts, *place])
 
 
 class HarvestLog:

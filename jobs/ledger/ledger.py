@@ -7,7 +7,6 @@ opened again gives every lease of the same server one more full term, and frees 
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Sequence
 from itertools import count
@@ -17,10 +16,11 @@ import pyarrow as pa
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
+from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
 from jobs.ledger.register import Register
 from jobs.ledger.store import TABLES
-from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec
+from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec, Spent
 from jobs.states import ACTIVE, ENDED, JobState, SliceState
 
 RECOMPUTED = COUNTS.index("rows_recomputed")
@@ -53,21 +53,18 @@ class Ledger(Register):
     # -- jobs ---------------------------------------------------------------------------------------------------------------------
 
     def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
-        """Enter a job; or return the one with the same key (cancelled and failed ones apart), with False, unless ``new``."""
+        """Enter a job; or return its owner's with the same key (cancelled and failed ones apart), with False, unless ``new``."""
         if not new:
-            same = self._run("find_key", [plan.spec.key])
+            same = self._run("find_key", [plan.spec.key, plan.spec.owner])
             if same:
                 return self._adopt(self._jobs[same[0][0]], plan.spec), False
         spec = plan.spec
         if spec.id in self._jobs:
             raise StateError(f"job id {spec.id} is taken; submit again")
-        columns = ("slice_id", "group_index", "offset", "row_start", "row_count")
-        table = pa.table({name: pa.array([getattr(s, name) for s in plan.slices], pa.int64()) for name in columns})
-        new_slices = table.rename_columns(["slice_id", "group_index", "group_offset", "row_start", "row_count"])
+        if self._keeps_jobs:
+            write_job(self._results_root, plan)
         with self._store.transaction():
-            values = [spec.id, spec.key, spec.task.name, spec.source.uri, spec.model, spec.rows_total, spec.created_at_s]
-            self._run("insert_job", [*values, json.dumps(plan.notes), spec.model_dump_json()])
-            self._store.insert("insert_slices", "new_slices", new_slices, [spec.id])
+            insert_job(self._store, plan)
         self._reload(spec.id)
         return self.show(spec.id), True
 
@@ -162,7 +159,7 @@ class Ledger(Register):
         if lease is None and not (state == SliceState.DONE and generation == stats.generation):
             return False
         with self._store.transaction():
-            self._count(record, slice_id, stats, old)
+            self._count(record, slice_id, stats, old, now_s)
             self._run("finish_slice", [record.spec.id, slice_id])
             self._forecast.committed(record, stats, now_s, first=state != SliceState.DONE and generation == 0)
             if record.state in ACTIVE and record.row["message"] is not None:
@@ -175,12 +172,22 @@ class Ledger(Register):
         self._stop_failing(record, now_s)
         return lease is not None
 
-    def _count(self, record: JobRecord, slice_id: int, stats: PartStats, old: Sequence[int]) -> None:
+    def _count(self, record: JobRecord, slice_id: int, stats: PartStats, old: Sequence[int], now_s: float) -> None:
         """What the slice's part now holds, in place of ``old``."""
         new = [getattr(stats, name) for name in COUNTS]
         new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
         self._run("count_slice", [*new, record.spec.id, slice_id])
-        self._run("add_counts", [*(n - o for n, o in zip(new, old, strict=True)), record.spec.id])
+        added = [n - o for n, o in zip(new, old, strict=True)]
+        self._run("add_counts", [*added, record.spec.id])
+        by_name = dict(zip(COUNTS, added, strict=True))
+        rows, tokens = by_name["rows_ok"] + by_name["rows_error"], {name: by_name[name] for name in ("prompt_tokens", "output_tokens")}
+        self._usage.add(Spent(owner=record.spec.owner, kind="batch", requests=rows, **tokens), now_s)
+
+    def spend(self, spent: Sequence[Spent], now_s: float) -> None:
+        """Add what chat used, as its replicas tell it."""
+        with self._store.transaction():
+            for one in spent:
+                self._usage.add(one, now_s)
 
     def holds(self, lease_id: str) -> bool:
         """Whether the lease is in force: nobody else works on its slice."""
@@ -194,7 +201,7 @@ class Ledger(Register):
         record = self._jobs[lease.job_id]
         ((_, _, *old),) = self._run("slice_stats", [lease.job_id, lease.slice_id])
         with self._store.transaction():
-            self._count(record, lease.slice_id, stats, old)
+            self._count(record, lease.slice_id, stats, old, now_s)
         self._reload(lease.job_id)
         record.error_example = stats.error_example or record.error_example
         self.release(lease_id, now_s)
@@ -220,6 +227,14 @@ class Ledger(Register):
         if not self._leases:
             self._forecast.idle({record.spec.model for record in self._jobs.values()}, now_s)
         return len(over)
+
+    def clock_set(self, by_s: float) -> None:
+        """The clock was set by ``by_s`` seconds since the last call: leases last as long as they would have, rates begin anew."""
+        for lease in self._leases.values():
+            lease.expires_at_s += by_s
+        for record in self._jobs.values():
+            record.rate.clear()
+            record.decided_at_s = None
 
     # -- tables -------------------------------------------------------------------------------------------------------------------
 

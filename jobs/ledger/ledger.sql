@@ -23,8 +23,10 @@ CREATE TABLE IF NOT EXISTS jobs (
     notes VARCHAR NOT NULL,
     spec VARCHAR NOT NULL,
     rows_judged BIGINT NOT NULL DEFAULT 0,
-    errors_judged BIGINT NOT NULL DEFAULT 0
+    errors_judged BIGINT NOT NULL DEFAULT 0,
+    owner VARCHAR
 );
+ALTER TABLE jobs ADD COLUMN IF NOT EXISTS owner VARCHAR;
 
 -- Every slice of every job, and its lease where it has one. Users' SQL goes by the name.
 CREATE TABLE IF NOT EXISTS leases (
@@ -74,6 +76,41 @@ CREATE TABLE IF NOT EXISTS lengths (
     counts VARCHAR NOT NULL
 );
 
+-- What each API key used in an hour: `kind` chat counts requests, batch counts rows. No owner: a server without keys.
+CREATE TABLE IF NOT EXISTS usage (
+    owner VARCHAR,
+    kind VARCHAR NOT NULL,
+    hour_s DOUBLE NOT NULL,
+    requests BIGINT NOT NULL,
+    prompt_tokens BIGINT NOT NULL,
+    output_tokens BIGINT NOT NULL
+);
+
+-- name: commit_schema
+CREATE TABLE IF NOT EXISTS commits (count BIGINT NOT NULL);
+
+-- name: commit_count
+SELECT coalesce(max(count), 0) FROM commits;
+
+-- name: first_commit
+INSERT INTO commits SELECT 0 WHERE NOT EXISTS (FROM commits);
+
+-- name: count_commit
+UPDATE commits SET count = ?;
+
+-- name: usage_hour
+SELECT 1 FROM usage WHERE owner IS NOT DISTINCT FROM ? AND kind = ? AND hour_s = ?;
+
+-- name: insert_usage
+INSERT INTO usage (requests, prompt_tokens, output_tokens, owner, kind, hour_s) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: add_usage
+UPDATE usage SET requests = requests + ?, prompt_tokens = prompt_tokens + ?, output_tokens = output_tokens + ?
+WHERE owner IS NOT DISTINCT FROM ? AND kind = ? AND hour_s = ?;
+
+-- name: forget_usage
+DELETE FROM usage WHERE hour_s < ?;
+
 -- name: harvest_rows
 SELECT model, hour_s, tokens, busy_s FROM harvest;
 
@@ -102,8 +139,8 @@ INSERT INTO lengths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 UPDATE jobs SET spec = ? WHERE id = ?;
 
 -- name: insert_job
-INSERT INTO jobs (id, key, state, task, source, model, rows_total, created_at_s, notes, spec)
-VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO jobs (id, key, state, task, source, model, rows_total, created_at_s, owner, notes, spec)
+VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_slices
 INSERT INTO leases (job_id, slice_id, state, group_index, group_offset, row_start, row_count)
@@ -116,7 +153,7 @@ SELECT * EXCLUDE (key) FROM jobs ORDER BY created_at_s DESC, id DESC;
 SELECT * EXCLUDE (key) FROM jobs WHERE id = ?;
 
 -- name: find_key
-SELECT id FROM jobs WHERE key = ? AND state NOT IN ('cancelling', 'cancelled', 'failed') ORDER BY created_at_s DESC LIMIT 1;
+SELECT id FROM jobs WHERE key = ? AND owner IS NOT DISTINCT FROM ? AND state NOT IN ('cancelling', 'cancelled', 'failed') ORDER BY created_at_s DESC LIMIT 1;
 
 -- name: newest_ids
 SELECT id FROM jobs ORDER BY created_at_s DESC, id DESC LIMIT 5;
@@ -176,6 +213,22 @@ SELECT count(*) FROM leases WHERE job_id = ? AND state <> 'done';
 
 -- name: retry_slices
 UPDATE leases SET state = 'pending', generation = ?, attempt = 0 WHERE job_id = ? AND state = 'done' AND rows_error > 0;
+
+-- name: job_slices
+SELECT slice_id, group_index, group_offset AS "offset", row_start, row_count FROM leases WHERE job_id = ? ORDER BY slice_id;
+
+-- name: slice_rows
+SELECT slice_id, state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens, output_tokens,
+    preemptions
+FROM leases WHERE job_id = ? ORDER BY slice_id;
+
+-- name: restore_slice
+UPDATE leases SET state = ?, generation = ?, lease_id = NULL, holder = NULL, expires_at_s = NULL WHERE job_id = ? AND slice_id = ?;
+
+-- name: set_counts
+UPDATE jobs SET rows_ok = ?, rows_error = ?, rows_truncated = ?, rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?,
+    output_tokens = ?, preemptions = ?
+WHERE id = ?;
 
 -- name: set_generation
 UPDATE jobs SET generation = ? WHERE id = ?;

@@ -8,8 +8,10 @@ from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError
 from jobs.hint import SchedulingHint
 from jobs.ledger.forecast import JobForecast
+from jobs.ledger.history import UsageLog
+from jobs.ledger.jobfile import write_missing_jobs
 from jobs.ledger.record import ActiveLeases, JobRecord
-from jobs.ledger.store import Store
+from jobs.ledger.store import Store, is_in_memory
 from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView
 from jobs.states import ACTIVE, ENDED, JobState, check_transition
 
@@ -25,7 +27,11 @@ class Register:
         self._store = Store(path)
         self._run = self._store.run
         self._forecast = JobForecast(self._store, deadlines, now_s)
+        self._usage = UsageLog(self._store, now_s)
         self._jobs = {row["id"]: JobRecord.of(row) for row in self._store.rows("job_rows")}
+        self._keeps_jobs = not is_in_memory(path)
+        if self._keeps_jobs:
+            write_missing_jobs(self._store, results_root)
 
     def close(self) -> None:
         self._store.close()

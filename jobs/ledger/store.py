@@ -1,4 +1,4 @@
-"""The ledger's DuckDB file: statements by name, transactions, foreign errors mapped; and its tables while no server holds it."""
+"""The ledger's DuckDB file: statements by name, transactions that are counted, errors mapped; its tables while no server holds it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from connectors.errors import StorageError
+from connectors.edge import first_line
+from connectors.errors import DamageError, StorageError
 from jobs.folder import StateFolder
+from jobs.ledger.commits import CommitCount
 
-TABLES = ("jobs", "leases", "harvest", "lengths")
+TABLES = ("jobs", "leases", "harvest", "lengths", "usage")
+COMMITS = ".commits"  # in place of the ledger's suffix
+_GO_ON = "stop the server and run: harvester repair"
+_DISK = ("Permission denied", "No space left on device", "Read-only file system", "Input/output error", "Too many open files")
+_DAMAGE = re.compile(r"checksum|corrupt|Serialization Error", re.IGNORECASE)
 
 
 @cache
@@ -28,22 +34,41 @@ def statements() -> dict[str, str]:
 
 
 class Store:
-    """One connection, used from one thread. Opening takes the file's lock; `StorageError` where another process holds it."""
+    """One connection, used from one thread. Opening takes the file's lock; `StorageError` where another process holds it.
 
-    def __init__(self, path: Path) -> None:
+    Every change is counted (`jobs.ledger.commits`). A file that is damaged or lacks changes is a `DamageError`; with ``count_missing``
+    False, for `harvester repair`, the second is taken as it is.
+    """
+
+    def __init__(self, path: Path, *, count_missing: bool = True) -> None:
+        self.path = path
+        self._changing = False
+        self._file = None if is_in_memory(path) else CommitCount(path.with_suffix(COMMITS))
         try:
             self._db = duckdb.connect(str(path))
-            self._db.execute("SET threads = 1")  # small statements: other threads would only be waited for
         except duckdb.Error as error:
-            first = str(error).splitlines()[0]
-            raise StorageError(f"cannot open the ledger {path}: {first}; is another server using this state folder?") from error
-        self.run("schema")
+            raise _unopened(path, error) from error
+        try:
+            self._db.execute("SET threads = 1")  # small statements: other threads would only be waited for
+            for name in ("schema", "commit_schema", "first_commit"):
+                self._execute(name)
+            self._count = int(self._execute("commit_count").fetchall()[0][0])
+            if self._file is not None and count_missing:
+                check_count(path, self._count, self._file.read())
+        except BaseException:
+            self._db.close()
+            raise
 
     def close(self) -> None:
         self._db.close()
+        if self._file is not None:
+            self._file.close()
 
     def run(self, name: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return list(self._execute(name, values).fetchall())
+        if self._changing or not statements()[name].startswith(("INSERT", "UPDATE", "DELETE")):
+            return list(self._execute(name, values).fetchall())
+        with self.transaction():
+            return list(self._execute(name, values).fetchall())
 
     def rows(self, name: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
         cursor = self._execute(name, values)
@@ -59,13 +84,19 @@ class Store:
             self._db.unregister(view)
 
     def arrow(self, table: str) -> pa.Table:
-        return self._db.sql(f"SELECT * FROM {table}").to_arrow_table()
+        try:
+            return self._db.sql(f"SELECT * FROM {table}").to_arrow_table()
+        except duckdb.Error as error:
+            raise self._mapped(table, error) from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
+        """All of the block's changes or none; not within another."""
         self._db.execute("BEGIN")
+        self._changing = True
         try:
             yield
+            self._execute("count_commit", [self._count + 1])
             self._db.execute("COMMIT")
         except duckdb.Error as error:
             self._rollback()
@@ -73,6 +104,21 @@ class Store:
         except BaseException:
             self._rollback()
             raise
+        finally:
+            self._changing = False
+        self._count += 1
+        if self._file is not None:
+            self._file.write(self._count)
+
+    def missing(self) -> int | None:
+        """How many changes were lost; None where nobody counted them. Raises `DamageError` where the count is damaged."""
+        told = None if self._file is None else self._file.read()
+        return None if told is None else max(0, told - self._count)
+
+    def confirm(self) -> None:
+        """Take the changes that are there for all that there were: after a repair."""
+        if self._file is not None:
+            self._file.write(self._count)
 
     def _rollback(self) -> None:
         try:
@@ -80,15 +126,53 @@ class Store:
         except duckdb.Error:
             return  # a failed COMMIT has ended the transaction already
 
-    def _execute(self, name: str, values: Sequence[object]) -> Any:
+    def _execute(self, name: str, values: Sequence[object] = ()) -> Any:
         try:
             return self._db.execute(statements()[name], list(values))
         except duckdb.Error as error:
             raise self._mapped(name, error) from error
 
     def _mapped(self, name: str, error: duckdb.Error) -> StorageError:
-        first = str(error).splitlines()[0]
-        return StorageError(f"the ledger cannot be written or read ({name}): {first}; check the disk of the state folder")
+        if _DAMAGE.search(str(error)):
+            return _damaged(self.path, error)
+        return StorageError(f"the ledger cannot be written or read ({name}): {first_line(error)}; check the disk of the state folder")
+
+
+def is_in_memory(path: Path) -> bool:
+    return path.name.startswith(":memory:")
+
+
+def check_count(path: Path, count: int, told: int | None) -> None:
+    """``count``: of the ledger; ``told``: of the file beside it, None where there is none. Raises `DamageError`."""
+    if told is not None and count < told:
+        raise DamageError(
+            f"the ledger {path} lacks its last {told - count} changes: it or its log was cut, removed or replaced by an older copy; "
+            f"{_GO_ON}"
+        )
+
+
+def check_ledger(state_dir: Path) -> None:
+    """Raise `DamageError` where the ledger is damaged or lacks changes, before anything is started on it. Other errors are its opener's."""
+    try:
+        Store(StateFolder(state_dir).ledger).close()
+    except DamageError:
+        raise
+    except StorageError:
+        return  # a lock that a dying process still holds: its opener waits for that
+
+
+def _unopened(path: Path, error: duckdb.Error) -> StorageError:
+    told = str(error)
+    if "lock" in told and isinstance(error, duckdb.IOException):
+        return StorageError(f"another process holds the ledger {path}, a server most likely; stop it with: harvester stop")
+    cause = next((words for words in _DISK if words in told), None)
+    if cause is not None:
+        return StorageError(f"cannot open the ledger {path}: {cause.lower()}; check the disk and the rights of the state folder")
+    return _damaged(path, error)
+
+
+def _damaged(path: Path, error: duckdb.Error) -> DamageError:
+    return DamageError(f"the ledger {path} is damaged: {first_line(error)[:200]}; {_GO_ON}")
 
 
 def read_ledger(state_dir: Path, table: str) -> pa.Table | None:
@@ -97,18 +181,20 @@ def read_ledger(state_dir: Path, table: str) -> pa.Table | None:
     Opens the file read-only and closes it again. Raises `StorageError` where another process holds it: a running server does.
     """
     path = StateFolder(state_dir).ledger
+    told = CommitCount(path.with_suffix(COMMITS)).read()
     if not path.exists():
+        check_count(path, 0, told)
         return None
     try:
         with duckdb.connect(str(path), read_only=True) as ledger:
+            if told is not None:
+                check_count(path, ledger.sql(statements()["commit_count"]).fetchall()[0][0], told)
             return ledger.sql(f"SELECT * FROM {table}").to_arrow_table()
     except duckdb.CatalogException:
         return None  # its server died before it made the tables
-    except duckdb.IOException as error:
-        if "lock" in str(error):
+    except duckdb.Error as error:
+        if "lock" in str(error) and isinstance(error, duckdb.IOException):
             raise StorageError(
                 f"the ledger {path} is held by a running server that did not answer; give its address with --url, or stop it"
             ) from error
-        raise StorageError(f"cannot read the ledger {path}: {str(error).splitlines()[0]}") from error
-    except duckdb.Error as error:
-        raise StorageError(f"cannot read the ledger {path}: {str(error).splitlines()[0]}") from error
+        raise _unopened(path, error) from error

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from connectors.base import RowGroup, Source
 from connectors.errors import ColumnError, SourceError, UsageError
+from connectors.paths.rules import SourceRules
 from jobs.config import HarvestConfig
 from jobs.plan.columns import check_column, pick_column
 from jobs.plan.unique import check_unique
@@ -27,10 +28,22 @@ def check_deadline(deadline_at_s: float | None, now_s: float) -> None:
         raise UsageError(f"deadline_at_s {deadline_at_s!r} has passed: in Unix time it is {now_s:.0f} now; give a later one, or none")
 
 
-def plan_job(request: JobRequest, source: Source, *, model: str, harvest: HarvestConfig, now_s: float, token: str) -> JobPlan:
+def plan_job(
+    request: JobRequest,
+    source: Source,
+    *,
+    model: str,
+    harvest: HarvestConfig,
+    now_s: float,
+    token: str,
+    rules: SourceRules | None = None,
+    owner: str | None = None,
+) -> JobPlan:
     """What the job will be. Reads metadata only, and the one column of ``id_column`` where that is asked for.
 
-    ``model`` is the one the job runs on, ``token`` four hex digits that make its id. Raises `TaskError`, `ColumnError`, `SourceError`.
+    ``model`` is the one the job runs on, ``token`` four hex digits that make its id, ``rules`` those that ``source`` was opened by,
+    ``owner`` who asks.
+    Raises `TaskError`, `ColumnError`, `SourceError`.
     """
     task = resolve_task(
         request.task,
@@ -54,12 +67,14 @@ def plan_job(request: JobRequest, source: Source, *, model: str, harvest: Harves
         key=_key(request, fingerprint, task, column, keep, model),
         source=request.source,
         fingerprint=fingerprint,
+        rules=rules,
         task=task,
         column=column,
         keep=keep,
         model=model,
         rows_total=source.row_count,
         created_at_s=now_s,
+        owner=owner,
         on_long=request.on_long,
         max_error_rate=request.max_error_rate,
         weight=request.weight,

@@ -119,7 +119,7 @@ class RowWork:
             attempts=attempts,
             requests=tally.requests,
             parts=outcome.parts,
-            latency_ms=(ended_s - began_s) * 1000.0,
+            latency_ms=max(0.0, ended_s - began_s) * 1000.0,
             truncated=outcome.truncated,
             completed_at_s=ended_s,
         )

@@ -25,6 +25,7 @@ log = logging.getLogger("harvester.runner")
 T = TypeVar("T")
 
 STORAGE_WAIT_S = 5.0
+LEAVE_POLL_S = 0.05
 
 
 class LedgerClient(Protocol):
@@ -99,6 +100,8 @@ async def _tell(call: Awaitable[object]) -> None:
 class Runner:
     """`run` works until it is cancelled, which gives every lease back; it raises `EngineGone` when the engine died.
 
+    `leave` ends its work without a row computed twice.
+
     ``holder`` names this process and no other before or after it. ``now_s`` is the wall clock.
     """
 
@@ -125,6 +128,15 @@ class Runner:
         self._hints: dict[str, SchedulingHint] = {}  # of each job, as the ledger said last
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
         self._sources = SourceCache(folder, open_sink)
+        self._leaving = False
+        self._feeding = False
+
+    async def leave(self) -> None:
+        """Lease no more and begin no more rows; return when those begun have ended and every lease is given back with its spool."""
+        self._leaving = True
+        self._room.set()
+        while self._feeding or self._active:  # noqa: ASYNC110 - tasks come and go meanwhile
+            await asyncio.sleep(LEAVE_POLL_S)
 
     async def run(self) -> None:
         try:
@@ -156,23 +168,29 @@ class Runner:
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         """Lease whenever fewer rows wait for a slot than half of what the engine takes."""
-        while True:
-            waiting = sum(active.rows_waiting for active in self._active.values())
-            if waiting > self.engine.concurrency // 2:
-                self._room.clear()
-                await self._room.wait()
-                continue
-            try:
-                lease = await self.ledger.lease(self.holder, self.engine.model)
-            except StorageError as error:
-                log.warning("lease_storage %s", error.message)
-                await asyncio.sleep(STORAGE_WAIT_S)
-                continue
-            if lease is None:
-                await asyncio.sleep(self.config.idle_poll_s)
-                continue
-            active = self._active[lease.lease_id] = ActiveSlice(lease, rows_waiting=lease.slice.row_count)
-            active.task = group.create_task(self._work(active))
+        self._feeding = True
+        try:
+            while not self._leaving:
+                if sum(active.rows_waiting for active in self._active.values()) > self.engine.concurrency // 2:
+                    self._room.clear()
+                    await self._room.wait()
+                else:
+                    await self._lease(group)
+        finally:
+            self._feeding = False
+
+    async def _lease(self, group: asyncio.TaskGroup) -> None:
+        try:
+            lease = await self.ledger.lease(self.holder, self.engine.model)
+        except StorageError as error:
+            log.warning("lease_storage %s", error.message)
+            await asyncio.sleep(STORAGE_WAIT_S)
+            return
+        if lease is None:
+            await asyncio.sleep(self.config.idle_poll_s)
+            return
+        active = self._active[lease.lease_id] = ActiveSlice(lease, rows_waiting=lease.slice.row_count)
+        active.task = group.create_task(self._work(active))
 
     async def _work(self, active: ActiveSlice) -> None:
         lease = active.lease
@@ -206,7 +224,8 @@ class Runner:
         if stats is None:
             files = await self._in_thread(lambda: open_slice(lease, source, sink, self.folder))
             try:
-                await self._rows(active, files)
+                if not await self._rows(active, files):
+                    return False
                 active.publishing = True
                 stats = await self._in_thread(files.publish)
             except asyncio.CancelledError:
@@ -226,16 +245,21 @@ class Runner:
             if stats is not None:
                 await self.ledger.keep(lease.lease_id, stats)
 
-    async def _rows(self, active: ActiveSlice, files: SliceFiles) -> None:
+    async def _rows(self, active: ActiveSlice, files: SliceFiles) -> bool:
+        """False where rows were left undone, because this runner leaves."""
         todo = files.todo()
         active.start(len(todo), files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
         work = RowWork(active.lease.job, self.engine, self.now_s, self._part_slots, self._hint_of)
-        start = active.lease.slice.row_start
+        start, left = active.lease.slice.row_start, False
         try:
             async with asyncio.TaskGroup() as group:
                 for row_id in todo:
                     await self._slots.acquire()
+                    left = self._leaving
+                    if left:
+                        self._slots.release()
+                        break
                     active.rows_waiting -= 1
                     self._room.set()
                     cell = cells[row_id - start] if cells is not None else None
@@ -244,6 +268,7 @@ class Runner:
         except ExceptionGroup as errors:  # of the rows; that the engine is gone explains the others
             gone = errors.subgroup(EngineGone)
             raise (gone or errors).exceptions[0] from None
+        return not left
 
     def _hint_of(self, job: JobSpec) -> SchedulingHint:
         return self._hints.get(job.id, job.hint())
@@ -257,9 +282,9 @@ class Runner:
         values: Mapping[str, object],
         cell: str | TextProblem | None,
     ) -> None:
-        begun = files.spool.begins[row_id]
+        begun, unfinished = files.spool.begins[row_id], files.spool.unfinished(row_id)
         files.spool.begin(row_id)
-        if begun >= self.config.row_attempts:
+        if unfinished >= self.config.row_attempts:
             row = work.give_up(row_id, begun)
         else:
             row = await work.answer(row_id, values, cell, begun + 1, f"{active.lease.lease_id}-{begun}")

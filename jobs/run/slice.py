@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.base import Sink, Source
-from connectors.errors import SourceError
+from connectors.errors import DamageError, SourceError
 from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
 from connectors.text import TextProblem, texts
@@ -20,7 +21,10 @@ from jobs.folder import StateFolder, part_name
 from jobs.plan.columns import columns_needed
 from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
 from jobs.run.spool import Spool
+from jobs.secrets import opened
 from jobs.spec import JobSpec, Lease, PartStats
+
+log = logging.getLogger("harvester.runner")
 
 OPEN_JOBS = 8
 STATS_KEY = "harvester_part"  # of a part's metadata
@@ -49,7 +53,12 @@ class SourceCache:
         if job.endpoint is not None and not Path(spec.uri).exists():
             raise SourceError(f"the requests of batch {job.id} were removed when its files were; make a new batch of them")
         source = open_source(
-            spec.uri, table=spec.table, query=spec.query, snapshot_dir=self._folder.snapshot(job.id), fingerprint=job.fingerprint
+            opened(spec.uri, self._folder.jobs / job.id),
+            table=spec.table,
+            query=spec.query,
+            snapshot_dir=self._folder.snapshot(job.id),
+            fingerprint=job.fingerprint,
+            rules=job.rules,
         )
         if source.fingerprint() != job.fingerprint:
             source.close()
@@ -145,8 +154,19 @@ def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
 
 
 def published(sink: Sink, lease: Lease) -> PartStats | None:
-    """The part of this slice and generation, where an earlier holder died between publishing and telling the ledger."""
-    stats = part_stats_of(sink, lease)
+    """The part of this slice and generation, where an earlier holder died between publishing and telling the ledger.
+
+    A part that is damaged is put aside: its rows are computed again.
+    """
+    name = part_name(lease.slice.slice_id)
+    try:
+        stats = part_stats_of(sink, lease)
+        if stats is not None or lease.generation:
+            sink.read(name)  # for its checksums
+    except DamageError as error:
+        log.warning("part_damaged job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
+        sink.put_aside(name)
+        return None
     return stats if stats is not None and stats.generation == lease.generation else None
 
 
@@ -157,7 +177,7 @@ def open_slice(lease: Lease, source: Source, sink: Sink, folder: StateFolder) ->
     columns = list(dict.fromkeys([*columns_needed(lease.job), *lease.job.keep]))
     table = source.read(group, cut.offset, cut.row_count, columns)
     kept = None
-    if lease.generation > 0:
+    if lease.generation > 0 and sink.metadata(part_name(cut.slice_id)) is not None:
         part = sink.read(part_name(cut.slice_id))
         kept = part.filter(pc.equal(part.column("status"), "ok"))
     spool = Spool(folder.spool(lease.job.id, cut.slice_id, lease.generation))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import duckdb
 
+from connectors.databases.shape import Token, fault, tokens
 from jobs.errors import QueryError
 
 _KIND = duckdb.StatementType
@@ -20,27 +20,22 @@ _EXPLAINED = {"select", "with", "from", "values", "table", "describe", "show", "
 _MAY = "select, with, from, values, describe, show, summarize, pivot, explain, and copy (...) to 'file'"
 
 
-class Token(NamedTuple):
-    text: str
-    kind: str  # "keyword", "identifier", "operator", "string_const", "numeric_const"
-
-
-def tokens(query: str) -> list[Token]:
-    """The query's tokens as DuckDB sees them, without comments."""
-    raw = query.encode()
-    marks = [(offset, kind.name) for offset, kind in duckdb.tokenize(query)]  # offsets count bytes
-    ends = [offset for offset, _ in marks[1:]] + [len(raw)]
-    found = [(raw[start:end].decode().strip(), kind) for (start, kind), end in zip(marks, ends, strict=True)]
-    return [Token(text, kind) for text, kind in found if kind != "comment"]
+def check_shape(query: str) -> list[Token]:
+    """The query's tokens. Raises `QueryError` for one that DuckDB would parse or plan for very long."""
+    words = tokens(query)
+    too_much = fault(words)
+    if too_much is not None:
+        raise QueryError(too_much)
+    return words
 
 
 def check_query(connection: duckdb.DuckDBPyConnection, query: str, state_dir: Path) -> None:
     """Raise `QueryError` unless ``query`` is one statement that leaves ``state_dir`` as it is."""
+    words = check_shape(query)
     statements = connection.extract_statements(query)
     if len(statements) != 1:
         raise QueryError(f"give one SQL statement, given {len(statements)}; run the others as separate commands")
     kind = statements[0].type
-    words = tokens(query)
     first = words[0].text.lower()
     if kind == _KIND.COPY and first == "copy":
         _check_copy(words, state_dir)
@@ -53,13 +48,13 @@ def check_query(connection: duckdb.DuckDBPyConnection, query: str, state_dir: Pa
 
 def check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     """Raise `QueryError` unless ``query`` is one statement that only reads, whatever it reads."""
+    words = check_shape(query)
     try:
         statements = connection.extract_statements(query)
     except duckdb.Error as error:
         raise QueryError(str(error).splitlines()[0]) from error
     if len(statements) != 1:
         raise QueryError(f"give one SQL statement, given {len(statements)}")
-    words = tokens(query)
     first, kind = words[0].text.lower(), statements[0].type
     if kind not in _READS and not (kind == _KIND.MULTI and first in ("pivot", "with", "from", "select", "(")):
         raise QueryError(f"{first.upper()} is not allowed here: SQL only reads jobs, leases and results('JOB')")

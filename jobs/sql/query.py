@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -12,13 +12,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connectors.databases.shape import tokens
 from connectors.errors import HarvesterError, StorageError
 from jobs.errors import QueryError
 from jobs.folder import StateFolder
 from jobs.ledger.store import TABLES, read_ledger, statements
 from jobs.result import result_schema
 from jobs.spec import JobSpec
-from jobs.sql.guard import check_query, tokens
+from jobs.sql.guard import check_query
 from jobs.tasks.spec import Task
 
 BATCH_ROWS = 4096  # of a long result: bounds memory where rows are whole documents
@@ -41,7 +42,8 @@ def connect(state_dir: Path, ledger_tables: LedgerTables | None = None, *, is_sa
     ``ledger_tables`` asks a running server for the tables; without one the ledger's file is read. Where neither can be had (a server
     that is starting holds the file), ``results`` works all the same and `run` says why ``jobs`` and ``leases`` do not.
 
-    ``is_sandbox`` leaves only the parts of jobs within reach; the caller then sets its limits and locks the configuration.
+    ``is_sandbox`` leaves only the parts of the jobs in ``ledger_tables`` within reach; the caller then sets its limits
+    and locks the configuration.
     """
     # Without replacements, or a query would see the variables of this program as tables.
     config: dict[str, str | bool | int | float | list[str]] = {"python_enable_replacements": "false"}
@@ -52,9 +54,10 @@ def connect(state_dir: Path, ledger_tables: LedgerTables | None = None, *, is_sa
             _copy_ledger(connection, ledger_tables or (lambda table: read_ledger(state_dir, table)))
         except HarvesterError as error:
             connection.execute("SET VARIABLE ledger_error = $1", [error.message])
-        _name_results(connection, state_dir, Path(scratch))
+        jobs = listed_jobs(connection) if is_sandbox else newest_jobs(connection, state_dir)
+        _name_results(connection, state_dir, Path(scratch), jobs)
         if is_sandbox:
-            _shut_in(connection, state_dir, Path(scratch))
+            _shut_in(connection, state_dir, Path(scratch), jobs)
         else:
             connection.execute("SET lock_configuration = true")  # logging to files is a setting too
         yield connection
@@ -92,9 +95,9 @@ def batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _shut_in(connection: duckdb.DuckDBPyConnection, state_dir: Path, scratch: Path) -> None:
-    """External access off, but for the parts of the jobs; never the rows of their sources, which lie beside them."""
-    folders = [str(path) for path in StateFolder(state_dir).jobs.glob("[!.]*/results")]
+def _shut_in(connection: duckdb.DuckDBPyConnection, state_dir: Path, scratch: Path, jobs: Sequence[str]) -> None:
+    """External access off, but for the parts of ``jobs``; never the rows of their sources, which lie beside them."""
+    folders = [str(StateFolder(state_dir).results(job)) for job in jobs]
     connection.execute("SET allowed_directories = $1", [[f"{folder}/" for folder in folders] + [f"{scratch}/"]])
     connection.execute("SET enable_external_access = false")
 
@@ -115,10 +118,9 @@ def _copy_ledger(connection: duckdb.DuckDBPyConnection, ledger_tables: LedgerTab
         connection.execute(f"CREATE VIEW {table} AS SELECT {shown} FROM ledger.{table}")
 
 
-def _name_results(connection: duckdb.DuckDBPyConnection, state_dir: Path, scratch: Path) -> None:
+def _name_results(connection: duckdb.DuckDBPyConnection, state_dir: Path, scratch: Path, jobs: Sequence[str]) -> None:
     """A macro can look a list of files up in a variable, and in nothing else that it could be given."""
     connection.execute("USE memory")
-    jobs = newest_jobs(connection, state_dir)
     files = {job: _parts(state_dir, job) for job in jobs}
     empty = [job for job, parts in files.items() if parts is None]
     found = files | {job: _write_empty(connection, job, scratch / f"none-{number}.parquet") for number, job in enumerate(empty)}
@@ -149,11 +151,16 @@ def newest_jobs(connection: duckdb.DuckDBPyConnection, state_dir: Path) -> list[
     """Ids of all jobs, newest first: the ledger's, then folders that only the disk knows."""
     folders = [path for path in StateFolder(state_dir).jobs.glob("[!.]*") if path.is_dir()]
     folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    listed: list[str] = []
+    listed = listed_jobs(connection)
+    return [*listed, *(path.name for path in folders if path.name not in set(listed))]
+
+
+def listed_jobs(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Ids of the ledger's jobs, newest first; none where it could not be read."""
     if connection.execute("SELECT getvariable('ledger_error')").fetchall() == [(None,)]:
         rows = connection.sql("SELECT id FROM ledger.jobs ORDER BY created_at_s DESC, id DESC").fetchall()
-        listed = [str(row[0]) for row in rows]
-    return [*listed, *(path.name for path in folders if path.name not in set(listed))]
+        return [str(row[0]) for row in rows]
+    return []
 
 
 def _parts(state_dir: Path, job: str) -> str | None:

@@ -22,7 +22,7 @@ AGAIN_S = 0.05
 ANSWER_BYTES = 16 << 20
 BATCH_ROWS = 256
 MAX_QUERY_CHARS = 100_000
-_LIMITS = {"memory_limit": "1GB", "threads": "2"}
+_LIMITS = {"memory_limit": "1GB", "max_temp_directory_size": "2GB", "threads": "2"}
 
 
 @dataclass(frozen=True, slots=True)

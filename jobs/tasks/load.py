@@ -30,11 +30,15 @@ def load_task(name_or_path: str | Path) -> TaskFile:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or "/" in str(name_or_path):
         return _read(path.expanduser())
+    return built_in_task(str(name_or_path), "a task file is given by its path, like ./mine.yaml")
+
+
+def built_in_task(name: str, hint: str = "a task of your own is given by its content, as task_inline") -> TaskFile:
+    """A built-in task. Opens no other file, whatever ``name`` is. Raises `TaskError`."""
     known = sorted(file.stem for file in _BUILT_IN.glob("*.yaml"))
-    if str(name_or_path) not in known:
-        near = did_you_mean(str(name_or_path), known, "built-in tasks")
-        raise TaskError(f"unknown task {str(name_or_path)!r} (a task file is given by its path, like ./mine.yaml){near}")
-    return _read(_BUILT_IN / f"{name_or_path}.yaml")
+    if name not in known:
+        raise TaskError(f"unknown task {name[:80]!r} ({hint}){did_you_mean(name[:80], known, 'built-in tasks')}")
+    return _read(_BUILT_IN / f"{name}.yaml")
 
 
 def _read(path: Path) -> TaskFile:
@@ -57,12 +61,12 @@ def resolve_task(
     max_tokens: int | None = None,
     temperature: float | None = None,
 ) -> Task:
-    """The task that a job runs: ``inline`` (a task file's content, named ``name`` unless it names itself) or the one named.
+    """The task that a job runs: ``inline`` (a task file's content, named ``name`` unless it names itself) or the built-in one named.
 
     An option given as None counts as not given. ``max_tokens`` and ``temperature`` lay themselves over the file's.
     Raises `TaskError` for an unknown task or option, a missing option, and labels, schemas and templates that are none.
     """
-    file = load_task(name) if inline is None else parse_task({"name": name, **inline}, f"task {name}")
+    file = built_in_task(name) if inline is None else parse_task({"name": name, **inline}, f"task {name}")
     values = option_values(file.name, file.options, file.option_fields(), options or {})
     labels = _labels(file, _whole(file.labels, values))
     if labels is not None and file.labels != _whole(file.labels, values):

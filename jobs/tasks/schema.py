@@ -60,7 +60,7 @@ def _check_names(properties: dict[str, Any], origin: str, reserved: Collection[s
 def _references(node: object) -> Iterator[str]:
     if isinstance(node, dict):
         for key, value in node.items():
-            if key == "$ref" and isinstance(value, str):
+            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
                 yield value
             yield from _references(value)
     elif isinstance(node, list):

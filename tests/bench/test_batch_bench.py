@@ -9,7 +9,7 @@ import pytest
 
 from bench.harness.load.batch_client import _is_right, write_input
 from bench.harness.load.prober import summary
-from bench.harness.measure.sharing import jain, sharing
+from bench.harness.measure.job.sharing import jain, sharing
 from bench.scenarios.job_path.batch import _goals
 from harvester.errors import EngineError
 from jobs.batches.line import LineRules

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.harness.measure.finished import Finished
+from bench.harness.measure.job.finished import Finished
 from bench.scenarios.job_path.real_path import _report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,6 +48,8 @@ def test_the_cost_of_a_step_is_found_from_noisy_steps_and_deviates_as_they_did()
     noisy = fit(recorded(0.2, seed=1))
     others = recorded(0.2, seed=2)
     assert noisy.bias(others) == pytest.approx(1.0, abs=0.04)
+    load = StepLoad.prefill(64)
+    assert replace(noisy, slower=1.5).cost(3)(load) == pytest.approx(1.5 * noisy.cost(3)(load))
     cost, draw = noisy.cost(0), random.Random(3)
     load = draw.choice(others).load
     ratios = sorted(cost(load) / noisy.model.predict(load) for _ in range(400))

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import harvester.config
-from harvester.cli import progress
+from harvester.cli.job import progress
 from harvester.cli.main import app
 from tests.fakes.http_server import FakeServer, handler_of
 

@@ -1,12 +1,19 @@
-"""The client, where the connection under a request is closed."""
+"""The client, where the connection under a request is closed, and how it shows whose it is."""
 
 from __future__ import annotations
+
+import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from harvester.cli.client import Client
 from harvester.errors import UnreachableError
+from jobs.folder import StateFolder
+from jobs.handle import HEADER, is_signed, make_key
+from jobs.spec import JobRequest, SourceSpec
+from tests.fakes.http_server import job_view
 
 
 class Closing:
@@ -47,3 +54,19 @@ def test_an_order_is_not_given_twice() -> None:
     with client_of(server) as client, pytest.raises(UnreachableError):
         client.count_tokens("m", [])
     assert server.asked == ["POST"]
+
+
+def test_a_submission_is_signed_with_the_key_of_the_servers_state_folder(tmp_path: Path) -> None:
+    key, sent = make_key(StateFolder(tmp_path)), list[httpx.Request]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        info = {"version": "0.1.0", "model": "tiny", "state": str(tmp_path), "url": "http://127.0.0.1:8000"}
+        found = info if request.method == "GET" else {"job": job_view().model_dump(mode="json"), "created": True}
+        return httpx.Response(200, json=found)
+
+    with Client("http://127.0.0.1:8000", httpx.MockTransport(answer)) as client:
+        client.submit(JobRequest(source=SourceSpec(uri="/docs.parquet")))
+    *_, last = sent
+    assert is_signed(key, last.headers[HEADER], "POST", "/api/jobs", last.content, time.time())
+    assert key not in str(last.headers)

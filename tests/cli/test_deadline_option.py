@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from harvester.cli.deadline import parse_deadline
+from harvester.cli.job.deadline import parse_deadline
 from harvester.errors import UsageError
 
 NOW_S = datetime(2030, 1, 31, 12, 0, tzinfo=UTC).timestamp()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harvester.cli import doctor
+from harvester.cli.server import doctor
 from harvester.engine.vllm import surface
 
 

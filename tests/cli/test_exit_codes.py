@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from harvester.cli import status
+from harvester.cli.job import status
 from harvester.errors import EngineError
 from tests.fakes.http_server import job_view
 

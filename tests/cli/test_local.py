@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harvester.cli import local
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation
-from harvester.cli.local import EmbeddedServer, last_word, serving
+from harvester.cli.server import local
+from harvester.cli.server.local import EmbeddedServer, last_word, serving
 from harvester.errors import EngineError, StorageError, UnreachableError
 from jobs.folder import StateFolder
 
@@ -87,7 +87,7 @@ def test_a_server_that_is_never_ready_is_stopped(tmp_path, state):
 
 def test_a_state_folder_that_cannot_be_made_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="choose a folder with --state"), EmbeddedServer(tmp_path / "file" / "state"):
+    with pytest.raises(StorageError, match="give another one with --state"), EmbeddedServer(tmp_path / "file" / "state"):
         pass
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harvester.cli import serve as serve_commands
+from harvester.cli.server import serve as serve_commands
 
 URL = "http://127.0.0.1:8000"
 STARTING = {"model": "tiny", "note": "embedded, for trying things out", "state": "/s", "url": URL, "engine": "cpu, small"}

@@ -9,8 +9,8 @@ import duckdb
 import pytest
 
 from harvester.cli.client import Client
-from harvester.cli.jobtext import duration, share_done
-from harvester.cli.progress import updates
+from harvester.cli.job.progress import updates
+from harvester.cli.job.text import duration, share_done
 from harvester.errors import StateError, UnreachableError
 from jobs.ledger.store import statements
 from tests.fakes.http_server import job_view
@@ -114,7 +114,7 @@ def test_a_job_that_was_ended_is_followed_until_what_it_has_done_is_published():
 
 
 def test_a_server_that_stays_away_ends_the_watch(monkeypatch):
-    monkeypatch.setattr("harvester.cli.progress.POLL_S", 0.5)
+    monkeypatch.setattr("harvester.cli.job.progress.POLL_S", 0.5)
     client = Away(1000)
     with pytest.raises(UnreachableError):
         list(updates(client, ["latest"], sleep=lambda seconds: None))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harvester.cli import local
+from harvester.cli.server import local
 from jobs.forecast.lengths import Lengths, counted
 from jobs.ledger.history import task_key
 from jobs.ledger.store import statements

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harvester.cli import verify as command
+from harvester.cli.server import verify as command
 
 RIGHT = [
     {"part": "tokens", "ok": True, "said": "64 of 64 answers as stock vLLM's"},

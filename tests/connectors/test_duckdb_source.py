@@ -110,10 +110,10 @@ def test_a_changed_file_gives_a_new_snapshot_but_the_old_one_can_be_asked_for(pa
 
 
 def test_table_and_query_are_part_of_the_fingerprint(path: Path, kept: Path) -> None:
-    options = ({"table": "docs"}, {"query": "from docs"}, {"query": "select id from docs"})
+    options = (("docs", None), (None, "from docs"), (None, "select id from docs"))
     found = set()
-    for option in options:
-        with open_source(str(path), snapshot_dir=kept, **option) as source:
+    for table, query in options:
+        with open_source(str(path), snapshot_dir=kept, table=table, query=query) as source:
             found.add(source.fingerprint())
     assert len(found) == 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from connectors.base import Sink
 from connectors.durable import LEFTOVER_AFTER_S
 from connectors.memory import MemorySink
 from connectors.parquet.parts import PartsSink
-from harvester.errors import StorageError
+from harvester.errors import DamageError, StorageError
 
 TABLE = pa.table({"row_id": pa.array([0, 1], pa.int64()), "output": ["a", None]})
 OTHER = TABLE.slice(1)
@@ -206,8 +207,41 @@ def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
 def test_a_damaged_part_says_how_to_get_it_written_again(parts: PartsSink, read: Callable[[PartsSink, str], object]) -> None:
     parts.write("part-000000", TABLE, {})
     parts.path("part-000000").write_bytes(b"PAR1 torn")
-    with pytest.raises(StorageError, match=r"part-000000.parquet is damaged: .*; remove it and resume the job"):
+    with pytest.raises(StorageError, match=r"part-000000.parquet is damaged: .*; stop the server and run: harvester repair"):
         read(parts, "part-000000")
+
+
+def test_a_flipped_bit_in_a_part_is_damage_or_changes_nothing(parts: PartsSink) -> None:
+    table = pa.table({"row_id": range(64), "output": [f"answer {i} {i * 7919}" for i in range(64)]})
+    parts.write("part-000000", table, {"rows_ok": "64"})
+    whole = parts.path("part-000000").read_bytes()
+    footer_at = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    chance, damaged = random.Random(20), 0
+    for _ in range(500):
+        data = bytearray(whole)
+        bit = chance.randrange(8 * 4, 8 * footer_at)  # pages and their headers; the footer has no checksum in Parquet
+        data[bit // 8] ^= 1 << bit % 8
+        parts.path("part-000000").write_bytes(data)
+        try:
+            assert parts.read("part-000000").equals(table)
+        except DamageError:
+            damaged += 1
+    assert damaged > 400
+
+
+def test_metadata_that_is_not_as_it_was_written_is_damage(parts: PartsSink) -> None:
+    parts.write("part-000000", TABLE, {"rows_ok": "1234567"})
+    path = parts.path("part-000000")
+    path.write_bytes(path.read_bytes().replace(b"1234567", b"1234566"))
+    with pytest.raises(DamageError, match="its metadata does not fit its checksum"):
+        parts.metadata("part-000000")
+
+
+def test_a_part_that_is_put_aside_is_in_the_results_no_more(sink: Sink) -> None:
+    sink.write("part-000000", TABLE, {})
+    sink.put_aside("part-000000")
+    assert sink.metadata("part-000000") is None
+    assert list(sink.names()) == []
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "part-000000.parquet"])

@@ -93,11 +93,11 @@ def driven(load: Load, trace: list[Request], model: Path, monkeypatch: pytest.Mo
     """vLLM keeps one KV block for itself. Each request computes its prompt itself, also one that lost its KV and might find it cached."""
     from bench.harness.engine.drive import Drive
     from harvester.engine.core import ahead
-    from harvester.engine.vllm import reads, scheduler
+    from harvester.engine.vllm import scheduler
 
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])
-    for module in (scheduler, reads, ahead):
+    for module in (scheduler, ahead):
         monkeypatch.setattr(module, "time", clock)
     drive = Drive(model, scheduler.HarvestScheduler, load.blocks + 1, SLOTS, BLOCK, load.sections)
     steps, left = list[dict[str, int]](), list(trace)

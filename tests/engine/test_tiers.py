@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi import Request
 
-from harvester.config import TierConfig
+from harvester.access_config import TierConfig
 from harvester.core import ServiceTier
 from harvester.engine.frontend.tiers import asked_tier, given_priority, without_header
 from harvester.errors import ParameterError
@@ -59,6 +59,7 @@ TIERS = TierConfig(keys={"nightly": ServiceTier.FLEX, "vip": ServiceTier.PRIORIT
 )
 def test_a_tier_is_asked_for_or_that_of_the_key(asked: str | None, key: str | None, tier: str | None) -> None:
     assert asked_tier(TIERS, asked, key) == tier
+    assert asked_tier(TIERS, asked, "hk_secret", key) == tier
 
 
 @pytest.mark.parametrize("asked", ["turbo", "", 7, ["flex"]], ids=repr)

@@ -155,7 +155,7 @@ def test_a_folder_of_another_version_is_left_alone(tmp_path: Path, marker: str, 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=rf"^cannot use state folder {tmp_path}/file: Not a directory; give another one with --state$"):
+    with pytest.raises(StorageError, match=rf"^cannot use state folder {tmp_path}/file: File exists; give another one with --state$"):
         StateFolder(tmp_path / "file").prepare()
 
 

@@ -393,6 +393,32 @@ async def test_a_replica_that_stops_gives_its_leases_back(world: World) -> None:
     assert (view.rows_ok, view.rows_recomputed) == (40, 8)
 
 
+async def test_a_replica_that_leaves_ends_its_rows_and_gives_its_leases_back_with_them(world: World) -> None:
+    world.submit(40)
+    engine = ScriptedEngine(concurrency=8)
+    engine.hold()
+    runner = world.runner(engine)
+    async with at_work(runner):
+        await until(lambda: engine.running == 8)
+        leaving = asyncio.create_task(runner.leave())
+        await asyncio.sleep(0)
+        engine.go_on()
+        await leaving
+        assert (world.slices("leased"), engine.calls, engine.running) == ([], 8, 0)
+        view = await harvest(world, ScriptedEngine(), holder="b")
+    assert (view.rows_ok, view.rows_recomputed, engine.calls) == (40, 0, 8)
+
+
+async def test_an_idle_replica_leaves_at_once_and_leases_no_more(world: World) -> None:
+    engine = ScriptedEngine()
+    runner = world.runner(engine)
+    async with at_work(runner):
+        await runner.leave()
+        world.submit(8)
+        await harvest(world, ScriptedEngine(), holder="b")
+    assert engine.calls == 0
+
+
 async def test_two_jobs_both_move(world: World) -> None:
     asked: list[RowRequest] = []
     world.submit(64, "first")

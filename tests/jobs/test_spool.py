@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 from collections import Counter
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from harvester.errors import StorageError
 from jobs.result import Row
-from jobs.run.spool import Spool
+from jobs.run.spool import Spool, spooled_rows
 from jobs.usage import Usage
 
 
@@ -125,6 +126,53 @@ def test_bytes_that_are_no_lines_of_a_spool_are_ignored(path: Path) -> None:
     again = Spool(path)
     assert (again.rows, again.begins) == ({1: row(1, "one")}, {1: 1})
     again.close()
+
+
+def test_a_record_of_an_earlier_version_without_a_checksum_is_computed_again(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"[1]\n{json.dumps(row(1).to_json())}\n")
+    again = Spool(path)
+    assert (again.rows, again.begins, again.damaged) == ({}, {}, 2)
+    again.close()
+
+
+def test_a_record_of_another_spool_is_not_taken(path: Path) -> None:
+    write(path, [(1, None), (1, "one")])
+    other = path.with_name("slice-000001.g0.jsonl")
+    other.write_bytes(path.read_bytes())
+    again = Spool(other)
+    assert (again.rows, again.begins) == ({}, {})
+    again.close()
+
+
+def test_a_whole_record_of_other_fields_is_computed_again(path: Path) -> None:
+    spool = Spool(path)
+    spool._append({**row(1).to_json(), "new": 1})
+    spool.close()
+    assert spooled_rows(path) == {}
+
+
+def test_rows_begun_do_not_count_against_themselves_where_a_result_may_be_among_the_damage(path: Path) -> None:
+    write(path, [(1, None), (1, None), (2, None), (2, "two")])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5] + b"#" + whole[-4:])
+    again = Spool(path)
+    assert (again.begins, again.rows) == ({1: 2, 2: 1}, {})
+    assert (again.unfinished(1), again.unfinished(2)) == (0, 0)
+    again.close()
+
+
+def test_a_spool_that_the_disk_cannot_read_is_moved_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, [(1, None), (1, "one")])
+
+    def bad_sector(self: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", bad_sector)
+    again = Spool(path)
+    assert (again.rows, again.begins) == ({}, {})
+    again.close()
+    assert [entry.name for entry in sorted(path.parent.iterdir())] == ["slice-000000.g0.jsonl", "slice-000000.g0.unreadable"]
 
 
 def test_a_full_disk_is_a_storage_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,15 +94,18 @@ def test_a_task_file_is_loaded_by_path_and_named_by_it(tmp_path: Path) -> None:
     path = tmp_path / "headline.yaml"
     path.write_text("prompt: 'Headline in {lang} for {text}'\noptions: {lang: {description: l, default: English}}\n")
     assert load_task(path).name == "headline"
-    assert resolve_task(str(path)).prompt == "Headline in English for {text}"
-    assert resolve_task(str(path), options={"lang": "Latin"}).prompt == "Headline in Latin for {text}"
+    inline = load_task(path).inline()
+    assert resolve_task("headline", inline=inline).prompt == "Headline in English for {text}"
+    assert resolve_task("headline", inline=inline, options={"lang": "Latin"}).prompt == "Headline in Latin for {text}"
 
 
 def test_a_loaded_file_travels_inline_and_resolves_to_the_same(tmp_path: Path) -> None:
     path = tmp_path / "mood.yaml"
     path.write_text("prompt: 'Mood of {text}?'\nanswer: choice\nlabels: [up, down]\nmax_tokens: 4\n")
     inline = load_task(path).inline()
-    assert resolve_task("mood", inline=inline) == resolve_task(str(path))
+    assert resolve_task("other", inline=inline) == resolve_task("mood", inline={**inline, "name": "mood"})
+    with pytest.raises(TaskError, match="unknown task"):
+        resolve_task(str(path))
     assert "options" not in inline
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from harvester.errors import StorageError
+from harvester.errors import DamageError, StorageError
 from jobs.batches.record import BatchRecord, BatchWish
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store import Store, read_ledger
@@ -107,11 +107,10 @@ def test_a_ledger_that_cannot_be_used_says_which_and_why(tmp_path: Path) -> None
     assert caught.value.message.endswith("; check the disk of the state folder")
     store.close()
     (tmp_path / "ledger.duckdb").write_bytes(b"x" * 5000)
-    with pytest.raises(StorageError, match=rf"^cannot read the ledger {tmp_path}/ledger\.duckdb: .*not a valid DuckDB"):
+    damaged = rf"^the ledger {tmp_path}/ledger\.duckdb is damaged: .*not a valid DuckDB.*; stop the server and run: harvester repair$"
+    with pytest.raises(DamageError, match=damaged):
         read_ledger(tmp_path, "jobs")
-    with pytest.raises(
-        StorageError, match=rf"^cannot open the ledger {tmp_path}/ledger\.duckdb: .*; is another server using this state folder\?$"
-    ):
+    with pytest.raises(DamageError, match=damaged):
         Store(tmp_path / "ledger.duckdb")
     (tmp_path / "ledger.duckdb").unlink()
     assert read_ledger(tmp_path, "jobs") is None

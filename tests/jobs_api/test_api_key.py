@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from test_jobs_api import INFO, MODEL, Office, office, refused
+from test_jobs_api import INFO, Office, office, refused
 
 from harvester.config import ServeConfig
-from harvester.serve.broadcast import Broadcaster
-from harvester.serve.jobs_api import JobPlanner, jobs_api
-from jobs.config import HarvestConfig
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.keys import KeyRing
+from harvester.serve.http.broadcast import Broadcaster
+from harvester.serve.http.jobs_api import jobs_api
 from jobs.testing import DirectLedger
 
 __all__ = ["office"]
@@ -26,8 +27,10 @@ def guarded(office: Office) -> FastAPI:
     async def look() -> dict[str, str]:
         return {}
 
-    planner = JobPlanner(office.folder, HarvestConfig(), MODEL)
-    return jobs_api(DirectLedger(office.ledger, office.clock), planner, info, broadcaster=Broadcaster(look), keys=["one", "two"])
+    planner = office.planner
+    return jobs_api(
+        DirectLedger(office.ledger, office.clock), planner, info, broadcaster=Broadcaster(look), gate=Gate(KeyRing(["one", "two"]))
+    )
 
 
 @pytest.fixture

@@ -19,7 +19,9 @@ from openai import AsyncOpenAI
 from openai.types import Batch
 
 from connectors.parquet.parts import PartsSink
-from harvester.serve.openai_api import openai_api
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.keys import KeyRing
+from harvester.serve.openai.api import openai_api
 from jobs.batches import controller as keeper_module
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore
@@ -51,7 +53,7 @@ def jsonl(lines: Sequence[object]) -> bytes:
 
 
 class Bureau:
-    """A server without Ray: what `harvester.serve.openai_app` puts together, and a replica."""
+    """A server without Ray: what `harvester.serve.deployments.openai_app` puts together, and a replica."""
 
     def __init__(self, root: Path, limits: BatchConfig, reply: Callable[[ApiCall], str]) -> None:
         self.clock = ManualClock()
@@ -613,7 +615,7 @@ async def test_an_upload_that_is_none_is_refused_and_leaves_nothing(
         ("GET", "/v1/files/%2e%2e/content", 404),
         ("GET", "/v1/batches/batch_nothing", 404),
         ("POST", "/v1/batches/batch_nothing/cancel", 404),
-        ("PUT", "/v1/files", 405),
+        ("PUT", "/v1/files", 404),
         ("GET", "/v1/files?limit=0", 400),
         ("GET", "/v1/files?limit=999999999999999999999", 400),
         ("GET", "/v1/files?order=up", 400),
@@ -670,7 +672,7 @@ def test_no_wish_and_no_address_makes_the_server_fail(tmp_path_factory: pytest.T
 
 async def test_a_servers_api_key_guards_files_and_batches(tmp_path: Path) -> None:
     store = FileStore(tmp_path, ManualClock())
-    app = openai_api(store, None, keys=["secret", "other"])
+    app = openai_api(store, None, gate=Gate(KeyRing(["secret", "other"])))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bureau") as http:
         statuses = []
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"authorization": "Bearer other"}):

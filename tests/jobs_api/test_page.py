@@ -12,19 +12,22 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from test_jobs_api import INFO, MODEL, Office, office, refused
+from test_jobs_api import INFO, Office, office, refused
 
 from harvester.engine.frontend.metrics import Recent
 from harvester.errors import BusyError
-from harvester.serve.broadcast import Broadcaster, Frame
-from harvester.serve.events import FrameSource, add_events
-from harvester.serve.jobs_api import JobPlanner, jobs_api
-from harvester.serve.openai_api import openai_api
-from harvester.serve.page import POLICY, STATIC, add_page
-from harvester.serve.rates import RateWindow
-from harvester.serve.walls import known_hosts
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.origin import OriginCheck, known_hosts
+from harvester.serve.access.routes import OPEN, RouteTable
+from harvester.serve.access.wall import guard
+from harvester.serve.http.broadcast import Broadcaster, Frame
+from harvester.serve.http.events import FrameSource, add_events
+from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.page import POLICY, STATIC, add_page
+from harvester.serve.http.rates import RateWindow
+from harvester.serve.openai.api import openai_api
 from jobs.batches.files import FileStore
-from jobs.config import HarvestConfig
+from jobs.plan.planner import JobPlanner
 from jobs.testing import DirectLedger, ManualClock
 
 __all__ = ["office"]
@@ -49,7 +52,7 @@ def replica(at_s: float = 0.0, name: str = "a", **fields: Any) -> dict[str, Any]
 
 
 def planner(office: Office) -> JobPlanner:
-    return JobPlanner(office.folder, HarvestConfig(), MODEL)
+    return office.planner
 
 
 # -- the documents ------------------------------------------------------------------------------------------------------------------
@@ -173,14 +176,19 @@ async def test_a_server_on_loopback_is_not_read_under_a_foreign_name(office: Off
     async def info() -> dict[str, Any]:
         return INFO
 
-    app = jobs_api(DirectLedger(office.ledger, office.clock), planner(office), info, hosts=known_hosts("127.0.0.1", ["Harvester.example"]))
+    app = jobs_api(
+        DirectLedger(office.ledger, office.clock),
+        planner(office),
+        info,
+        gate=Gate(origin=OriginCheck(known_hosts("127.0.0.1", ["Harvester.example"]))),
+    )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         answer = await http.get("/server", headers={"host": host})
     assert answer.status_code == status, answer.text
 
 
 async def test_files_are_behind_the_same_wall_and_refused_as_openai_does(tmp_path: Path) -> None:
-    app = openai_api(FileStore(tmp_path, ManualClock()), None, hosts=())
+    app = openai_api(FileStore(tmp_path, ManualClock()), None, gate=Gate(origin=OriginCheck(())))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
         form = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
         foreign = await http.post("/", headers={"origin": "http://evil.example"}, **form)  # type: ignore[arg-type]
@@ -258,7 +266,7 @@ async def test_a_look_tells_of_replicas_and_jobs(office: Office) -> None:
 
 
 async def test_old_jobs_that_have_ended_are_only_counted(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harvester.serve.events.MAX_ENDED", 2)
+    monkeypatch.setattr("harvester.serve.http.events.MAX_ENDED", 2)
     going, *ended = [(await office.submitted(new=True)).id for _ in range(5)]
     for job in ended:
         await office.post(f"/jobs/{job}/cancel")
@@ -406,6 +414,7 @@ async def stream(app: FastAPI, until: str) -> str:
 async def test_the_stream_is_of_named_events_and_ends_with_its_reader(source: Source, broadcaster: Broadcaster) -> None:
     app = FastAPI()
     add_events(app, broadcaster)
+    guard(app, RouteTable({"GET /events": OPEN}), Gate())
     await source.looks.put({"look": "1", "trouble": "null"})
     sent = await stream(app, "data: null\n\n")
     assert sent.startswith("200\n")

@@ -613,7 +613,7 @@ def test_everything_a_job_says_survives_opening_again(kept_desk: Desk) -> None:
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "not-a-ledger.duckdb"
     broken.write_bytes(b"nothing that DuckDB could read" * 100)
-    with pytest.raises(StorageError, match="cannot open the ledger"):
+    with pytest.raises(StorageError, match=r"the ledger .* is damaged: .*; stop the server and run: harvester repair"):
         Ledger(broken, tmp_path, lease_s=1.0, now_s=0.0, new_server=True)
 
 
@@ -639,5 +639,5 @@ def test_the_table_of_jobs_has_a_line_for_each_job(desk: Desk) -> None:
 
 
 def test_there_are_no_other_tables(desk: Desk) -> None:
-    with pytest.raises(NotFoundError, match="there are jobs, leases, harvest, lengths"):
+    with pytest.raises(NotFoundError, match="there are jobs, leases, harvest, lengths, usage"):
         desk.ledger.table("rows")

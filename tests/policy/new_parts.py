@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 import pytest
 
@@ -10,20 +11,24 @@ from harvester.policy import parts
 from harvester.policy.admission.rule import WorstCase
 from harvester.policy.order import offline, online
 from harvester.policy.order.offline import OfflineRow
+from harvester.policy.order.online import OnlineRequest
 
 
 class NewestFirst(online.Fcfs):
     """Last come, first served."""
 
-    def order(self, now_s: float) -> Sequence[str]:
-        return list(reversed(self._held))
+    def _key(self, request: OnlineRequest) -> float:
+        return -self._came
 
 
 class OneByOne(online.Fcfs):
     """First come, first served, and nobody else until that one has ended."""
 
-    def order(self, now_s: float) -> Sequence[str]:
-        return list(self._held)[:1]
+    def order(self, now_s: float) -> Iterable[str]:
+        return islice(super().order(now_s), 1)
+
+    def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
+        return [name for name in self.order(now_s) if name in names]
 
 
 class SmallestFirst(offline.Fcfs):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from harvester.policy.model.alone import ChatAlone
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.plan import plan_step
-from harvester.policy.step.slo import PLANNED_SLOWDOWN, online_work
+from harvester.policy.step.preempt import PLANNED_SLOWDOWN
+from harvester.policy.step.slo import online_work
 from tests.policy.asked import LIMITS, MODEL, chat, planned_load, prompt, row, slo, view
 
 INF = float("inf")
@@ -61,12 +62,12 @@ def test_gaps_are_counted_once_for_each_request_that_made_a_token() -> None:
 
 
 def test_one_that_was_aborted_is_awaited_no_more() -> None:
-    account = ChatAlone()
+    account = ChatAlone(1.25)
     account.arrive("a", 0.05, 10.0)
     account.ran(0.1, 0.0, [], 0, 10.1)
-    assert account.debt_s(1.25, 10.1) == pytest.approx(0.1)
+    assert account.debt_s(10.1) == pytest.approx(0.1)
     account.finish("a")
-    assert account.debt_s(1.25, 10.1) == 0.0
+    assert account.debt_s(10.1) == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=20))

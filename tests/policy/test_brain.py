@@ -20,7 +20,8 @@ from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, PartsConfig, parts_of
 from harvester.policy.ran import StepRan
-from harvester.policy.view import EngineView, Plan, PolicyConfig, Running, Waiting
+from harvester.policy.view import EngineView, Plan, PolicyConfig, Running
+from harvester.policy.waiting import Waiting, WaitingOnline
 from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request
@@ -35,7 +36,7 @@ def a_brain(config: PartsConfig = PLAIN) -> Brain:
 
 def seen(*running: Running, waiting: tuple[Waiting, ...] = (), **fields: Any) -> EngineView:
     given_ = {"free_blocks": 100, "total_blocks": 200, "max_seqs": 8, "now_s": 1.0, "block_tokens": 16, **fields}
-    return EngineView(running, waiting, **given_)
+    return EngineView(running, WaitingOnline(waiting), **given_)
 
 
 def chat(name: str) -> Running:
@@ -169,8 +170,9 @@ class Watched(Brain):
         waiting = [one.name for one in self.parts.offline.rows()]
         assert list(plan.admit) == waiting[: len(plan.admit)]
         assert not (plan.admit and view.waiting)
-        assert sorted(plan.ranks.values()) == list(range(self.online))
-        assert {one.name for one in view.running if not one.offline} | {one.name for one in view.waiting} <= plan.ranks.keys()
+        assert list(plan.ranks.values()) == list(range(len(plan.ranks)))
+        assert {one.name for one in view.running if not one.offline} <= plan.ranks.keys()
+        assert sum(one.name in plan.ranks for one in view.waiting) >= min(len(view.waiting), view.max_seqs)
         assert plan.budget_tokens is None or plan.budget_tokens >= 0
         assert plan.offline_tokens is None or plan.offline_tokens >= 0
         if plan.may_end:

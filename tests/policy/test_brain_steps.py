@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
 
 from harvester.policy.brain import Brain
-from harvester.policy.kv.policy import CopyState, NoCheckpoints
+from harvester.policy.kv.policy import CopyState, NoCheckpoints, Turns
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import Fcfs, OnlineRequest
@@ -18,7 +18,8 @@ from harvester.policy.ran import StepRan
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.share import FixedShare, Space
 from harvester.policy.step.view import StepPlan, StepView
-from harvester.policy.view import Copies, EngineView, PolicyConfig, Running, Waiting
+from harvester.policy.view import Copies, EngineView, PolicyConfig, Running
+from harvester.policy.waiting import Waiting
 from tests.policy.asked import LIMITS
 from tests.policy.machine import a_model
 from tests.policy.test_brain import PLAIN, chat, row, seen
@@ -53,8 +54,8 @@ class WatchedOrder(Fcfs):
     def ran(self, names: Iterable[str], seconds: float, now_s: float) -> None:
         self.told.append((list(names), seconds, now_s))
 
-    def next_turn_s(self, now_s: float, batch: int) -> Mapping[str, float]:
-        return dict.fromkeys(self.order(now_s), now_s + batch)
+    def next_turn_s(self, names: Collection[str], now_s: float, batch: int) -> Mapping[str, float]:
+        return dict.fromkeys(names, now_s + batch)
 
 
 class Swapping(NoCheckpoints):
@@ -68,8 +69,8 @@ class Swapping(NoCheckpoints):
         self.asked: list[tuple[tuple[str, ...], float, bool]] = []
         self.covered: list[CopyState] = []
 
-    def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Callable[[], Mapping[str, float]]) -> tuple[int, ...]:
-        self.turns_s = turns_s()
+    def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Turns) -> tuple[int, ...]:
+        self.turns_s = turns_s([one.name for one in view.running if not one.offline])
         return self.places
 
     def copies(self, view: EngineView, ranks: Mapping[str, int], limit_s: float, alone: bool) -> Copies | None:
@@ -81,11 +82,11 @@ class Swapping(NoCheckpoints):
 
 
 def watched(
-    model: LatencyModel | None = None, *swaps: int, config: PartsConfig = PLAIN
+    model: LatencyModel | None = None, *swaps: int, config: PartsConfig = PLAIN, limits: PolicyConfig = LIMITS
 ) -> tuple[Brain, WatchedShare, WatchedOrder, Swapping]:
     share, order, kv = WatchedShare(), WatchedOrder(), Swapping(*swaps)
     made: Parts = replace(parts_of(config, model or LatencyModel(), kv), budget=share, online=order)
-    return Brain(made, LIMITS), share, order, kv
+    return Brain(made, limits), share, order, kv
 
 
 def test_a_step_is_seen_with_all_that_waits_comes_back_and_is_kept() -> None:
@@ -161,6 +162,32 @@ def test_a_step_of_offline_work_is_as_long_as_arrivals_let_it() -> None:
     often = share.view.offline_step_s
     brain.plan(seen(row("r"), now_s=500.0))
     assert 0.0 < often < share.view.offline_step_s < math.inf
+
+
+def test_where_nothing_is_promised_a_stretch_between_safepoints_takes_half_of_what_a_prompt_does_at_most() -> None:
+    """A quarter more is allowed, of which 0.8 is planned; an arrival waits for half of a stretch on average."""
+    model = a_model()
+    promised, *_ = watched(model)
+    unpromised = Brain(parts_of(PLAIN, model), replace(LIMITS, max_slowdown=1.25, reserve_s=60.0))
+    for brain in (promised, unpromised):
+        brain.arrive(OnlineRequest("a", prompt_tokens=300), 10.0)
+        brain.plan(seen(chat("a"), now_s=10.0))
+        brain.finish("a")
+    prefill_s = model.predict(StepLoad.prefill(300))
+    assert unpromised.plan(seen(row("r"), now_s=70.0)).detect_s == pytest.approx(0.4 * prefill_s)
+    assert unpromised.plan(seen(row("r"), now_s=70.1)).detect_s == math.inf  # long after the last arrival
+    assert promised.plan(seen(row("r"), now_s=12.0)).detect_s == math.inf  # who has a number is kept within it by the signal
+
+
+def test_a_step_of_offline_work_is_no_longer_than_its_stretches_where_nothing_is_promised() -> None:
+    model = a_model()
+    brain, share, _, _ = watched(model, limits=replace(LIMITS, max_slowdown=1.25, reserve_s=60.0))
+    brain.arrive(OnlineRequest("a", prompt_tokens=300), 10.0)
+    brain.plan(seen(chat("a"), now_s=10.0))
+    brain.finish("a")
+    for stretches, parts in ((0, math.inf), (4, 4), (32, 32)):
+        plan = brain.plan(seen(row("r"), now_s=12.0, stretches=stretches))
+        assert share.view.offline_step_s == (parts * plan.detect_s if stretches else math.inf)
 
 
 def test_an_order_is_told_what_a_request_will_take_by_the_model_and_the_reserve_what_it_needs() -> None:

@@ -12,7 +12,14 @@ NEVER = float("inf")
 
 
 def executed(levels: dict[str, int], batch: int = 1) -> dict[str, float]:
-    return enst(levels, dict.fromkeys(levels, NEVER), 1.0, batch)
+    return asked(levels, dict.fromkeys(levels, NEVER), batch)
+
+
+def asked(levels: dict[str, int], promote_s: dict[str, float], batch: int = 1) -> dict[str, float]:
+    counts = [0] * 12
+    for level in levels.values():
+        counts[level] += 1
+    return enst(levels, promote_s, counts, 1.0, batch)
 
 
 def test_the_first_queue_is_next() -> None:
@@ -26,8 +33,8 @@ def test_a_request_waits_for_the_quanta_in_which_all_above_it_sink_to_its_own_qu
 
 
 def test_a_request_that_is_promoted_sooner_is_scheduled_then() -> None:
-    assert enst({"a": 0, "c": 3}, {"a": NEVER, "c": 0.5}, 1.0, 1)["c"] == 0.5
-    assert enst({"a": 0, "c": 3}, {"a": NEVER, "c": -3.0}, 1.0, 1)["c"] == 0.0
+    assert asked({"a": 0, "c": 3}, {"a": NEVER, "c": 0.5})["c"] == 0.5
+    assert asked({"a": 0, "c": 3}, {"a": NEVER, "c": -3.0})["c"] == 0.0
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.integers(0, 11), min_size=1), st.integers(1, 64))

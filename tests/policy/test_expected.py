@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harvester.policy.admission.curve import Curve
-from harvester.policy.admission.expected import LOOK_AGAIN, Expected
+from harvester.policy.admission.curve import ANEW, WIDTH, Curve, Row
+from harvester.policy.admission.expected import LOOK_AGAIN, Expected, _left, _Length
 from harvester.policy.admission.margin import LEAST, MOST, KvMargin
 from harvester.policy.admission.shortage import short_of_kv
 from harvester.policy.bisection import largest, largest_from_below
@@ -18,6 +18,7 @@ from harvester.policy.order.offline import OfflineRow
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import Guarantee, StepPlan, StepView
 from harvester.policy.view import EngineView, PolicyConfig, Running
+from harvester.policy.waiting import WaitingOnline
 from tests.policy.asked import view
 
 BLOCK = 16
@@ -33,11 +34,22 @@ def held_at(rows: list[tuple[int, int]], step: int) -> float:
     return sum(tokens + step + BLOCK / 2 for left, tokens in rows if left >= step)
 
 
+def curve_of(rows: list[tuple[int, int]], width: int = 1) -> Curve:
+    curve, by_name = Curve(width), {f"r{number}": row for number, row in enumerate(rows)}
+    curve.follow(by_name, by_name.__getitem__)
+    return curve
+
+
 @given(rows=ROWS, more=ROWS)
 def test_the_peak_is_the_most_that_the_rows_hold_at_any_step(rows: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
-    curve = Curve([(-left, tokens) for left, tokens in rows], BLOCK)
     expected = max((held_at([*rows, *more], step) for step in range(501)), default=0.0)
-    assert curve.peak_tokens([(-left, tokens) for left, tokens in more]) == expected
+    assert curve_of(rows).peak_tokens(more, BLOCK / 2) == expected
+
+
+@given(rows=ROWS, more=ROWS)
+def test_classes_move_the_peak_by_half_their_width_a_row_at_most(rows: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    fine, coarse = (curve_of(rows, width).peak_tokens(more, BLOCK / 2) for width in (1, WIDTH))
+    assert abs(fine - coarse) <= (len(rows) + len(more)) * WIDTH / 2
 
 
 @given(most=st.integers(0, 70), fit=st.integers(0, 90))
@@ -175,13 +187,8 @@ def test_rows_that_are_about_to_end_make_room_for_those_that_begin() -> None:
 
 
 def test_a_row_that_has_outgrown_the_median_is_thought_to_go_on_but_not_beyond_what_it_may_make() -> None:
-    rule = knowing(100)
-    lefts = []
-    for emitted, most in ((20, 1000), (95, 1000), (400, 1000), (400, 410)):
-        rows = [a_row(f"r{most}-{emitted}", emitted=emitted, most=most)]
-        batch = batch_of(seen(rows, 1000).running)
-        lefts += [-left for left, _ in rule._running(seen(rows, 1000), batch)]
-    assert lefts == [80, 28.5, 120, 10]
+    for emitted, most, left in ((20, 1000, 80), (95, 1000, 28.5), (400, 1000, 120), (400, 410, 10)):
+        assert _left(_Length(64, 100, most), 64 + emitted) == left
 
 
 def test_a_margin_keeps_rows_out() -> None:
@@ -240,20 +247,59 @@ def test_a_row_that_did_not_fit_is_tried_again_when_another_has_ended_or_after_a
     full, looks = seen(rows, 300), 0
     original = Curve.peak_tokens
 
-    def counted(curve: Curve, more: list[tuple[float, float]]) -> float:
+    def counted(curve: Curve, more: list[Row], spare: float) -> float:
         nonlocal looks
         looks += 1
-        return original(curve, more)
+        return original(curve, more, spare)
 
     monkeypatch.setattr(Curve, "peak_tokens", counted)
     for made in range(LOOK_AGAIN):
         assert admitted(rule, WAITING, later(full, made)) == 0
+        rule.ran(len(rows), 0)
     assert looks == 1
     for _ in range(2):
         assert admitted(rule, WAITING, later(full, LOOK_AGAIN)) == 0
     assert looks == 2
-    fewer = seen(rows[:26], 300)
-    assert admitted(rule, WAITING, fewer) == 1
+    fewer = later(seen(rows[:26], 300), LOOK_AGAIN)
+    assert admitted(rule, WAITING, fewer) == admitted(knowing(100), WAITING, fewer) > 0
+
+
+@settings(deadline=None)
+@given(plan=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(1, 90), st.booleans()), max_size=30))
+def test_the_rows_that_are_kept_make_the_curve_of_rows_computed_anew(plan: list[tuple[int, int, int, bool]]) -> None:
+    """Each step: so many rows come with so many tokens left and known, and perhaps the oldest one ends."""
+    curve, rows, number = Curve(width=1), dict[str, tuple[float, float]](), 0
+    for coming, left, tokens, ends in plan:
+        for _ in range(coming):
+            rows[f"r{number}"] = (left + 40, tokens + number)
+            number += 1
+        if ends and rows:
+            del rows[next(iter(rows))]
+        curve.follow(rows, rows.__getitem__)
+        anew = Curve(width=1)
+        anew.follow(rows, rows.__getitem__)
+        assert curve.peak_tokens([(70, 10)], 8.0) == anew.peak_tokens([(70, 10)], 8.0)
+        rows = {name: (one[0] - 1, one[1] + 1) for name, one in rows.items()}
+        curve.passed()
+
+
+def test_a_row_that_was_left_out_of_steps_is_found_within_some_looks() -> None:
+    curve, rows = Curve(width=1), {f"r{number}": (100.0, 50.0) for number in range(20)}
+    curve.follow(rows, rows.__getitem__)
+    for _ in range(10):
+        curve.passed()  # nobody moved, so that each now ends ten steps later
+    assert curve.peak_tokens([(90.0, 60.0)], 0.0) == 21 * 150.0
+    curve.follow(rows, rows.__getitem__)
+    once = curve.peak_tokens([], 0.0)
+    curve.follow(rows, rows.__getitem__)
+    assert curve.peak_tokens([], 0.0) == once, "asked twice at one step"
+    for _ in range(ANEW):
+        rows = {name: (one[0] - 1, one[1] + 1) for name, one in rows.items()}
+        curve.passed()
+        curve.follow(rows, rows.__getitem__)
+    anew = Curve(width=1)
+    anew.follow(rows, rows.__getitem__)
+    assert curve.peak_tokens([(70.0, 50.0)], 0.0) == anew.peak_tokens([(70.0, 50.0)], 0.0)
 
 
 # -- when KV runs out -----------------------------------------------------------------------------------------------------------------
@@ -267,7 +313,7 @@ def decode(name: str, offline: bool = True, full: bool = True, blocks: int = 4) 
 def lost(rows: list[Running], free: int, pause: tuple[int, ...] = (), preempt: tuple[int, ...] = ()) -> tuple[int, ...]:
     run = tuple(place for place in range(len(rows)) if place not in (*pause, *preempt))
     freed = sum(rows[place].blocks_now for place in preempt)
-    return short_of_kv(EngineView(rows, [], free - freed, 999, 32, 0.0, BLOCK, 512), StepPlan(run, pause, preempt, None, 0, 0))
+    return short_of_kv(EngineView(rows, WaitingOnline(), free - freed, 999, 32, 0.0, BLOCK, 512), StepPlan(run, pause, preempt, None, 0, 0))
 
 
 def test_the_newest_rows_give_way_as_many_as_are_needed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pytest
 
@@ -10,7 +10,8 @@ from harvester.policy.kv.checkpoint import CPU_COST, Holder, Thresholds, limit_b
 from harvester.policy.kv.policy import Checkpoints, CopyState
 from harvester.policy.kv.victims import in_order_of_loss, victims
 from harvester.policy.step.view import StepView
-from harvester.policy.view import EngineView, Running, Waiting
+from harvester.policy.view import EngineView, Running
+from harvester.policy.waiting import Waiting, WaitingOnline
 
 RANKS = {"new": 0, "a": 1, "b": 2, "c": 3}
 TURNS = {"new": 0.0, "a": 1.0, "b": 9.0, "c": 5.0}
@@ -30,7 +31,7 @@ def waiting(name: str, blocks: int) -> Waiting:
 
 
 def view(*running: Running, waits: tuple[Waiting, ...] = (), free: int = 2, loading: bool = False) -> EngineView:
-    return EngineView(running, waits, free, 60, 8, 0.0, 16, loading_online=loading)
+    return EngineView(running, WaitingOnline(waits), free, 60, 8, 0.0, 16, loading_online=loading)
 
 
 FULL = view(chat("a"), chat("b"), chat("c"), waits=(waiting("new", 12),))
@@ -54,18 +55,18 @@ def stepped(made: Checkpoints, *at_s: float, block_s: float | None = None, holde
 
 
 def test_the_one_whose_turn_comes_last_gives_its_kv_up_for_the_first_that_waits() -> None:
-    assert policy().swap_out(FULL, RANKS, lambda: TURNS) == (1,)
+    assert policy().swap_out(FULL, RANKS, lambda names: TURNS) == (1,)
     one = view(*FULL.running, waits=(waiting("new", 3),))
-    assert policy().swap_out(one, RANKS, lambda: TURNS) == (1,)
+    assert policy().swap_out(one, RANKS, lambda names: TURNS) == (1,)
     more = view(*FULL.running, waits=(waiting("new", 13),))
-    assert policy().swap_out(more, RANKS, lambda: TURNS) == (1, 2)
+    assert policy().swap_out(more, RANKS, lambda names: TURNS) == (1, 2)
 
 
-def test_the_first_that_waits_is_the_first_by_rank_and_who_has_no_rank_comes_after_all() -> None:
+def test_the_first_that_waits_is_the_first_by_rank_and_who_has_no_rank_has_no_turn() -> None:
     waits = (waiting("stranger", 3), waiting("later", 40), waiting("new", 12))
     seen = view(*FULL.running, waits=waits)
     ranks = {**RANKS, "later": 4}
-    assert policy().swap_out(seen, ranks, lambda: {**TURNS, "stranger": 0.0, "later": 0.0}) == (1,)
+    assert policy().swap_out(seen, ranks, lambda names: {**TURNS, "stranger": 0.0, "later": 0.0}) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -78,27 +79,27 @@ def test_the_first_that_waits_is_the_first_by_rank_and_who_has_no_rank_comes_aft
     ids=["nobody waits", "blocks are free", "offline work gives way first"],
 )
 def test_turns_are_not_asked_for_where_nobody_must_give_up_kv(seen: EngineView) -> None:
-    def asked() -> Mapping[str, float]:
+    def asked(names: Collection[str]) -> Mapping[str, float]:
         raise AssertionError("an order walks all its requests for this")
 
     assert policy().swap_out(seen, RANKS, asked) == ()
 
 
 def test_one_without_a_turn_neither_gives_nor_takes_kv() -> None:
-    assert policy().swap_out(FULL, RANKS, lambda: {name: at for name, at in TURNS.items() if name != "new"}) == ()
-    assert policy().swap_out(FULL, RANKS, lambda: {name: at for name, at in TURNS.items() if name != "b"}) == (2,)
+    assert policy().swap_out(FULL, RANKS, lambda names: {name: at for name, at in TURNS.items() if name != "new"}) == ()
+    assert policy().swap_out(FULL, RANKS, lambda names: {name: at for name, at in TURNS.items() if name != "b"}) == (2,)
 
 
 def test_kv_that_is_back_too_late_for_its_turn_stays() -> None:
     """b's 10 blocks take 8 s to come back, and its turn is in 9; with copies of 1 s each it would be late."""
-    assert stepped(policy(), 0.0, block_s=0.8).swap_out(FULL, RANKS, lambda: TURNS) == (1,)
-    assert stepped(policy(), 0.0, block_s=1.0).swap_out(FULL, RANKS, lambda: TURNS) == ()
+    assert stepped(policy(), 0.0, block_s=0.8).swap_out(FULL, RANKS, lambda names: TURNS) == (1,)
+    assert stepped(policy(), 0.0, block_s=1.0).swap_out(FULL, RANKS, lambda names: TURNS) == ()
 
 
 def test_nobody_gives_up_kv_that_a_step_would_wait_for_longer_than_it_may() -> None:
     seen = view(chat("a"), chat("b", unsaved=4), chat("c"), waits=(waiting("new", 12),))
-    assert policy(wait_blocks=4).swap_out(seen, RANKS, lambda: TURNS) == (2,)
-    assert policy(wait_blocks=5).swap_out(seen, RANKS, lambda: TURNS) == (1,)
+    assert policy(wait_blocks=4).swap_out(seen, RANKS, lambda names: TURNS) == (2,)
+    assert policy(wait_blocks=5).swap_out(seen, RANKS, lambda names: TURNS) == (1,)
 
 
 def test_offline_requests_lose_their_kv_first_the_newest_first_and_then_online_ones_by_their_turn() -> None:

@@ -69,9 +69,15 @@ def test_beside_chat_that_decodes_a_short_step_grows_to_use_the_time_of_a_step_a
         assert alone_s + 0.7 * added_s < MODEL.predict(load) <= alone_s + added_s * 1.0001
 
 
-def test_a_step_with_a_prompt_of_chat_grows_by_a_share_of_itself() -> None:
-    load, alone_s = beside(chat(tpot_s=10.0), prompt(800, due_s=50.0))
-    assert alone_s * 1.01 < MODEL.predict(load) <= alone_s * 1.05 * 1.0001
+def test_a_step_with_a_prompt_of_chat_grows_as_long_as_one_without_and_no_longer() -> None:
+    without, _ = beside(chat(tpot_s=10.0))
+    long_s = MODEL.predict(without)
+    short, alone_s = beside(chat(tpot_s=10.0), prompt(8, due_s=50.0))
+    assert alone_s < 0.9 * long_s
+    assert 0.9 * long_s < MODEL.predict(short) <= long_s * 1.001
+    full, alone_s = beside(chat(tpot_s=10.0), prompt(4000, due_s=50.0))
+    assert alone_s > long_s
+    assert MODEL.predict(full) == pytest.approx(alone_s)
 
 
 def test_no_share_of_a_first_tokens_time_is_no_offline_work_beside_chat() -> None:
@@ -88,6 +94,15 @@ def test_a_prompt_is_cut_where_it_would_break_the_tpot_of_those_that_decode() ->
     assert plan.budget_tokens is not None
     load = StepLoad.prefill(plan.budget_tokens - 4) + StepLoad(0, 0.0, 4, 400, 4)
     assert 0.08 < MODEL.margin_at(0.1) * MODEL.predict(load) <= 0.101
+
+
+@pytest.mark.parametrize(("of_tpot", "cut"), [(0.95, False), (1.03, False), (1.1, True)])
+def test_a_prompt_is_cut_only_where_the_step_would_be_a_twentieth_longer_than_the_tpot(of_tpot: float, cut: bool) -> None:
+    arrives = {"online_waiting": 1, "waiting_tokens": 600, "waiting_due_s": 60.0}
+    whole = view(*[chat(1.0)] * 4, **arrives)
+    step_s = MODEL.predict(online_load(whole, batch_of(whole.running)))
+    seen = view(*[chat(step_s * MODEL.margin_at(step_s) / of_tpot)] * 4, **arrives)
+    assert (plan_step(seen, LIMITS, slo(MODEL)).budget_tokens is not None) == cut
 
 
 def test_a_prompt_that_runs_is_cut_behind_the_tokens_of_those_that_decode() -> None:

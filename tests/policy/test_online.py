@@ -11,7 +11,8 @@ from harvester.policy.order.econo import RANGE_TOKENS, Econo
 from harvester.policy.order.online import EarliestDeadline, OnlineOrder, OnlineRequest, ShortestFirst
 from harvester.policy.order.turns import give_up
 from harvester.policy.parts import ONLINE_ORDERS, PartsConfig
-from harvester.policy.view import EngineView, Running, Waiting
+from harvester.policy.view import EngineView, Running
+from harvester.policy.waiting import Waiting, WaitingOnline
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request, promised
 from tests.sim.brains import PLAIN, a_brain, an_engine
@@ -126,7 +127,7 @@ def held(name: str, blocks: int, step: int = 1, offline: bool = False) -> Runnin
 
 
 def short_of_kv(*running: Running, free: int, max_seqs: int = 8) -> EngineView:
-    return EngineView(running, [Waiting("w", 16, 1, 0.0)], free, 100, max_seqs, 0.0, 16)
+    return EngineView(running, WaitingOnline([Waiting("w", 16, 1, 0.0)]), free, 100, max_seqs, 0.0, 16)
 
 
 RANKS = {"a": 2, "b": 0, "c": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.policy.order.mlfq import Mlfq
-from harvester.policy.order.online import MIN_QUANTUM_S, STEPS, OnlineRequest, SkipJoin
-from harvester.policy.order.turns import by_priority, left_out
+from harvester.policy.order.online import MIN_QUANTUM_S, STEPS, Fcfs, OnlineRequest, SkipJoin
+from harvester.policy.order.turns import left_out, ranked
+from harvester.policy.parts import ONLINE_ORDERS, PartsConfig
 
 RANKS = {name: place for place, name in enumerate("abcdef")}
 
@@ -66,9 +68,36 @@ def test_nobody_sits_out_for_less_than_a_full_batch(held: set[str], come: dict[s
     assert not out or len(held - out) + sum(blocks <= free for blocks in waiting.values()) >= slots
 
 
-def test_a_lower_priority_number_goes_before_all_others_and_equals_keep_their_order() -> None:
-    assert by_priority(["a", "b", "c"], {"a": 0, "b": -1, "c": 0}) == {"b": 0, "a": 1, "c": 2}
-    assert by_priority(["b", "a"], {"a": 3, "b": 3}) == {"b": 0, "a": 1}
+@pytest.mark.parametrize("name", ONLINE_ORDERS)
+def test_a_lower_priority_number_goes_before_all_others(name: str) -> None:
+    order = ONLINE_ORDERS[name](PartsConfig())
+    for number, priority in enumerate((0, 7, -1, 0, -1, 7)):
+        order.arrive(OnlineRequest(f"{priority}-{number}", priority), 0.0)
+    whole = [int(one.rsplit("-", 1)[0]) for one in order.order(0.0)]
+    assert whole == sorted(whole)
+    some = ["7-1", "0-3", "0-0", "-1-4"]
+    assert [*order.among(some, 0.0)] == [one for one in order.order(0.0) if one in some]
+
+
+class Counted(Fcfs):
+    """How far it is walked through."""
+
+    walked = 0
+
+    def order(self, now_s: float) -> Iterator[str]:
+        for name in super().order(now_s):
+            self.walked += 1
+            yield name
+
+
+def test_as_many_as_a_step_may_admit_are_looked_at_and_those_that_run_keep_their_places() -> None:
+    order = Counted()
+    for number in range(1000):
+        order.arrive(OnlineRequest(f"r{number}"), 0.0)
+    waiting = {f"r{number}" for number in range(1000)} - {"r1", "r900", "r800"}
+    found = ranked(order, ["r900", "r1", "r800", "stranger"], waiting, 3, 0.0)
+    assert found == {"r0": 0, "r1": 1, "r2": 2, "r3": 3, "r800": 4, "r900": 5}
+    assert order.walked == 4
 
 
 def skip_join(skip: bool = True) -> tuple[SkipJoin, Mlfq]:
@@ -100,9 +129,9 @@ def test_what_ran_sinks_and_what_has_ended_meanwhile_is_passed_over() -> None:
     order.arrive(OnlineRequest("a"), 0.0)
     order.arrive(OnlineRequest("b"), 0.0)
     order.ran(["ended", "a"], 0.01, 0.01)
-    assert (order.order(0.01), mlfq.level("a"), mlfq.level("b")) == (["b", "a"], 1, 0)
+    assert (list(order.order(0.01)), mlfq.level("a"), mlfq.level("b")) == (["b", "a"], 1, 0)
     order.finish("b")
-    assert order.order(0.01) == ["a"]
+    assert list(order.order(0.01)) == ["a"]
 
 
 def test_the_turn_of_a_request_in_a_lower_queue_comes_after_those_above() -> None:
@@ -110,9 +139,9 @@ def test_the_turn_of_a_request_in_a_lower_queue_comes_after_those_above() -> Non
     for number in range(3):
         order.arrive(OnlineRequest(f"first-{number}"), 0.0)
     order.arrive(OnlineRequest("long", prefill_s=0.02), 0.0)
-    assert order.next_turn_s(0.0, 1)["long"] == pytest.approx(0.03)
-    assert order.next_turn_s(0.0, 3)["long"] == pytest.approx(0.01)
-    assert order.next_turn_s(99.999, 1)["first-0"] == 0.0
+    assert order.next_turn_s(["long"], 0.0, 1)["long"] == pytest.approx(0.03)
+    assert order.next_turn_s(["long"], 0.0, 3)["long"] == pytest.approx(0.01)
+    assert order.next_turn_s(["first-0"], 99.999, 1)["first-0"] == 0.0
 
 
 @pytest.mark.parametrize("field", ["levels", "quantum_s", "starvation_s"])
@@ -128,9 +157,9 @@ def test_a_request_waits_longer_in_a_lower_queue_before_it_is_promoted() -> None
     queues.arrive("low", 0.04, 0.0)
     queues.arrive("high", 0.0, 3.5)
     assert (queues.level("low"), queues.quantum(2)) == (2, 0.04)
-    assert queues.order(3.9) == ["high", "low"]
-    assert [queues.enst(now_s, 1)["low"] for now_s in (3.9, 3.99)] == pytest.approx([0.03, 0.01])
-    assert queues.order(4.0) == ["high", "low"]
+    assert list(queues.order(3.9)) == ["high", "low"]
+    assert [queues.enst(["low"], now_s, 1)["low"] for now_s in (3.9, 3.99)] == pytest.approx([0.03, 0.01])
+    assert list(queues.order(4.0)) == ["high", "low"]
     assert queues.level("low") == 0, "4 s in queue 2 are too long"
     queues.ran("low", 0.5, 4.5)
     assert queues.level("low") == 2, "one step, and back"
@@ -141,9 +170,9 @@ def test_one_that_runs_goes_on_before_its_equals() -> None:
     for name in "abc":
         queues.arrive(name, 0.0, 0.0)
     queues.ran("c", 0.1, 0.1)
-    assert queues.order(0.1) == ["c", "a", "b"]
+    assert list(queues.order(0.1)) == ["c", "a", "b"]
     queues.ran("b", 0.1, 0.2)
-    assert queues.order(0.2) == ["b", "a", "c"]
+    assert list(queues.order(0.2)) == ["b", "a", "c"]
 
 
 def test_a_used_up_quantum_leads_to_the_next_queue_that_covers_the_next_step() -> None:

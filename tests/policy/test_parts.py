@@ -21,7 +21,8 @@ from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_ORDERS, RESERVES, TABLES, PartsConfig, parts_of
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import Guarantee, StepView
-from harvester.policy.view import EngineView, Running, Waiting
+from harvester.policy.view import EngineView, Running
+from harvester.policy.waiting import Waiting, WaitingOnline
 from tests.policy.asked import LIMITS, MODEL, chat, prompt, row, view
 
 SETTINGS = settings(max_examples=15, stateful_step_count=25, deadline=None)
@@ -45,16 +46,22 @@ class OnlineOrders(RuleBasedStateMachine):
         super().__init__()
         self.order = ONLINE_ORDERS[name](CONFIG)
         self.now_s = 0.0
-        self.held: set[str] = set()
+        self.held: dict[str, int] = {}  # with their priority
         self.gone: list[str] = []
 
-    @rule(tokens=st.integers(1, 500), prefill_s=st.floats(0.0, 2.0), answer_s=st.floats(0.0, 5.0), slo_s=st.floats(0.1, 9.0))
-    def arrives(self, tokens: int, prefill_s: float, answer_s: float, slo_s: float) -> None:
+    @rule(
+        priority=st.sampled_from([0, 0, -3]),
+        tokens=st.integers(1, 500),
+        prefill_s=st.floats(0.0, 2.0),
+        answer_s=st.floats(0.0, 5.0),
+        slo_s=st.floats(0.1, 9.0),
+    )
+    def arrives(self, priority: int, tokens: int, prefill_s: float, answer_s: float, slo_s: float) -> None:
         name = f"r{len(self.held) + len(self.gone)}"
         told, due_s = tokens if tokens % 2 else None, self.now_s + slo_s
-        new = OnlineRequest(name, 0, tokens, "", tokens, told, prefill_s, answer_s / tokens, due_s, slo_s / tokens)
+        new = OnlineRequest(name, priority, tokens, "", tokens, told, prefill_s, answer_s / tokens, due_s, slo_s / tokens)
         self.order.arrive(new, self.now_s)
-        self.held.add(name)
+        self.held[name] = priority
 
     @rule(most=st.integers(1, 5), seconds=st.floats(0.001, 1.0))
     def steps(self, most: int, seconds: float) -> None:
@@ -67,7 +74,7 @@ class OnlineOrders(RuleBasedStateMachine):
     def finishes(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.held)))
         self.order.finish(name)
-        self.held.remove(name)
+        del self.held[name]
         self.gone.append(name)
 
     @precondition(lambda self: self.gone)
@@ -84,8 +91,12 @@ class OnlineOrders(RuleBasedStateMachine):
     def everyone_held_is_in_the_order_once_and_asking_changes_nothing(self) -> None:
         order = list(self.order.order(self.now_s))
         assert sorted(order) == sorted(self.held)
-        turns_s = self.order.next_turn_s(self.now_s, 2)
-        assert turns_s.keys() <= self.held
+        ranks = [self.held[name] for name in order]
+        assert ranks == sorted(ranks)
+        some = [name for name in sorted(self.held) if len(name) % 2 or name[-1] in "13579"]
+        assert list(self.order.among([*some, "stranger"], self.now_s)) == [name for name in order if name in some]
+        turns_s = self.order.next_turn_s(some, self.now_s, 2)
+        assert turns_s.keys() <= set(some)
         assert all(seconds >= 0.0 for seconds in turns_s.values())
         assert list(self.order.order(self.now_s)) == order
 
@@ -344,18 +355,18 @@ def test_only_online_requests_swap_out_and_only_what_is_held_and_not_saved_is_co
 ) -> None:
     policy = KV_POLICIES[name]()
     running = [held(number, *one) for number, one in enumerate(rows)]
-    waiting = [Waiting("new", 16 * need, need, 1.0)] if need else []
+    waiting = WaitingOnline([Waiting("new", 16 * need, need, 1.0)] if need else [])
     ranks = {one: place for place, one in enumerate(["new", *(r.name for r in running if not r.offline)])}
     seen = EngineView(running, waiting, free, free + sum(one.blocks_now for one in running), 8, 0.0, 16)
     holders = tuple(Holder(r.name, r.full_blocks, r.full_blocks - r.unsaved, r.offline) for r in running)
     unsaved = {r.name: r.unsaved for r in running}
     for step in range(4):
         policy.cover(CopyState(holders, free, max(1, seen.total_blocks), room, 0.1 * step, copied_ms / 1e3 or None))
-        chosen = policy.swap_out(seen, ranks, lambda: {one: float(place) for one, place in ranks.items()})
+        chosen = policy.swap_out(seen, ranks, lambda names: {one: float(place) for one, place in ranks.items()})
         assert len(set(chosen)) == len(chosen)
         assert not any(running[place].offline for place in chosen)
         assert need or not chosen
-        assert chosen == policy.swap_out(seen, ranks, lambda: {one: float(place) for one, place in ranks.items()})
+        assert chosen == policy.swap_out(seen, ranks, lambda names: {one: float(place) for one, place in ranks.items()})
         copies = policy.copies(seen, ranks, 0.05, alone)
         assert (copies is None) == (name == "none")
         assert policy.max_waited >= 0
@@ -367,7 +378,7 @@ def test_only_online_requests_swap_out_and_only_what_is_held_and_not_saved_is_co
 
 def test_without_an_order_that_can_tell_turns_nobody_swaps_out() -> None:
     policy = KV_POLICIES["reactive"]()
-    seen = EngineView([held(0, False, 9, 9)], [Waiting("new", 160, 10, 1.0)], 0, 9, 8, 0.0, 16)
+    seen = EngineView([held(0, False, 9, 9)], WaitingOnline([Waiting("new", 160, 10, 1.0)]), 0, 9, 8, 0.0, 16)
     policy.copies(seen, {}, 0.05, False)
-    assert policy.swap_out(seen, {"new": 0, "r0": 1}, dict) == ()
-    assert policy.swap_out(seen, {"new": 0, "r0": 1}, lambda: {"new": 0.0, "r0": 9.0}) == ()  # 9 blocks are not 10
+    assert policy.swap_out(seen, {"new": 0, "r0": 1}, lambda names: {}) == ()
+    assert policy.swap_out(seen, {"new": 0, "r0": 1}, lambda names: {"new": 0.0, "r0": 9.0}) == ()  # 9 blocks are not 10

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.model.prediction import MAX_KINDS, MIN_ANSWERS, RECENT, LengthPredictor, Prediction
+from harvester.policy.model.prediction import MAX_ANSWERS, MAX_KINDS, MIN_ANSWERS, LengthPredictor, Prediction
 
 
 def taught(*groups: tuple[str, int, int], answers: int = MIN_ANSWERS) -> LengthPredictor:
@@ -42,8 +42,8 @@ def test_a_median_and_what_nine_of_ten_do_not_exceed_are_told() -> None:
 
 
 def test_a_change_is_followed_within_the_window() -> None:
-    lengths = taught(("a", 9, 700), answers=RECENT)
-    for _ in range(RECENT * 51 // 100 + 1):
+    lengths = taught(("a", 9, 700), answers=MAX_ANSWERS)
+    for _ in range(MAX_ANSWERS * 51 // 100 + 1):
         lengths.ended("a", 9, 30, Prediction())
     assert lengths.predict("a", 9).median == 30
 

@@ -22,7 +22,9 @@ CONFIG = Path(__file__).parents[1] / "small.yaml"
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     state = tmp_path_factory.mktemp("serve") / "state"
-    with RealServer(state, CONFIG) as running:
+    config = state.with_name("config.yaml")  # the page names files of the tests
+    config.write_text(CONFIG.read_text() + f"sources: {{roots: ['{tmp_path_factory.getbasetemp()}']}}\n")
+    with RealServer(state, config) as running:
         end_s = time.monotonic() + PROFILE_WAIT_S
         while not list(state.glob("profiles/*.json")):  # a new server measures its engine first, with requests of its own
             assert time.monotonic() < end_s, "the engine was not profiled"

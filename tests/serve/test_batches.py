@@ -189,11 +189,12 @@ def test_a_flex_request_is_offline_work(server: RealServer, client: OpenAI, mode
     assert (queued("offline"), queued("online")) == (before[0] + 1, before[1])
 
 
-def test_what_only_jobs_may_say_is_taken_from_a_flex_request(client: OpenAI, model: str) -> None:
+@pytest.mark.parametrize("tier", ["flex", "default"])
+def test_what_only_jobs_may_say_is_refused_of_a_chat(client: OpenAI, model: str, tier: Any) -> None:
     """A weight of no sense would end the engine."""
     extra = {"vllm_xargs": {"job": "x", "slice": "no number", "weight": -1}}
-    answer = client.chat.completions.create(**chat(model, "Hello"), service_tier="flex", extra_body=extra)
-    assert answer.service_tier == "flex"
+    with pytest.raises(openai.BadRequestError, match="names job, slice, weight"):
+        client.chat.completions.create(**chat(model, "Hello"), service_tier=tier, extra_body=extra)
 
 
 def test_an_unknown_tier_is_refused(client: OpenAI, model: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,33 @@ def test_a_client_that_hangs_up_ends_its_request_in_the_engine(server: RealServe
     while running(server) > 0 and time.monotonic() < end_s:
         time.sleep(0.1)
     assert running(server) == 0
+
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "Hello"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_nine_clients_that_hang_up_while_they_wait_leave_nothing_behind(server: RealServer, model: str, stream: bool) -> None:
+    """On every route, those that run and those that wait for a slot."""
+    asked = {"model": model, "max_tokens": 7000, "ignore_eos": True, "stream": stream}
+    host, port = server.url.removeprefix("http://").split(":")
+    clients = [http.client.HTTPConnection(host, int(port), timeout=60) for _ in range(9)]
+    for number, (client, (path, body)) in enumerate(zip(clients, cycle(ROUTES.items()), strict=False), start=1):
+        client.request("POST", path, json.dumps({**asked, **body}), {"content-type": "application/json"})
+        wait_for(server, number)  # one after the other, or a slow machine would refuse some
+    for client in clients:
+        client.close()
+    wait_for(server, 0)
+
+
+def wait_for(server: RealServer, requests: int) -> None:
+    end_s = time.monotonic() + 60
+    while running(server) != requests:
+        assert time.monotonic() < end_s, f"{running(server)} requests in the engine, not {requests}"
+        time.sleep(0.1)
 
 
 def test_a_seed_with_a_prompt_of_several_chunks_leaves_the_engine_alive(client: OpenAI, model: str) -> None:

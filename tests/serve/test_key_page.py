@@ -15,13 +15,16 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, expect
 
 from harvester.ports import free_port
-from harvester.serve.broadcast import Broadcaster
-from harvester.serve.events import FrameSource
-from harvester.serve.jobs_api import JobPlanner, jobs_api
-from harvester.serve.page import add_page
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.keys import KeyRing
+from harvester.serve.http.broadcast import Broadcaster
+from harvester.serve.http.events import FrameSource
+from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.page import add_page
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
+from jobs.plan.planner import JobPlanner
 from jobs.testing import DirectLedger, scripted_plan
 
 pytestmark = pytest.mark.serve
@@ -46,7 +49,8 @@ def guarded(tmp_path: Path) -> Iterator[str]:
     broadcaster = Broadcaster(FrameSource(no_replicas, client, INFO), every_s=0.1)
     app = FastAPI()
     add_page(app)
-    app.mount("/api", jobs_api(client, JobPlanner(folder, HarvestConfig(), "tiny"), info, broadcaster=broadcaster, keys=["other", "right"]))
+    gate = Gate(KeyRing(["other", "right"]))
+    app.mount("/api", jobs_api(client, JobPlanner(folder, HarvestConfig(), "tiny"), info, broadcaster=broadcaster, gate=gate))
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)

@@ -20,9 +20,9 @@ with warnings.catch_warnings():
     from ray.exceptions import ActorDiedError
     from ray.serve.exceptions import RayServeException
 
-    from harvester.serve import jobs_app, replicas
-    from harvester.serve.jobs_app import JobsApp
-    from harvester.serve.replicas import Replicas
+    from harvester.serve.deployments import jobs_app, replicas
+    from harvester.serve.deployments.jobs_app import JobsApp
+    from harvester.serve.deployments.replicas import Replicas
 
 pytestmark = pytest.mark.serve
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
@@ -93,3 +93,30 @@ async def test_a_time_out_of_the_replicas_own_is_told_as_it_is(monkeypatch: pyte
 async def test_whoever_else_asks_a_replica_is_told_the_same(why: str) -> None:
     with pytest.raises(NoReplicaError, match=why):
         await Replicas().info()
+
+
+class Told(Handle):
+    """What each replica answers to all of them being asked."""
+
+    def __init__(self, told: list[Any]) -> None:
+        super().__init__(None)
+        self._told = told
+
+    def broadcast(self, method: str) -> Told:
+        return self
+
+    async def results_async(self, *, return_exceptions: bool) -> list[Any]:
+        assert return_exceptions
+        return self._told
+
+
+async def test_a_replica_that_dies_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "get_app_handle", lambda name: Told([ActorDiedError(), {"id": "b"}]))
+    assert await Replicas().now() == [{"id": "b"}]
+
+
+@pytest.mark.parametrize("told", [[], [ActorDiedError()]], ids=["none there", "all dying"])
+async def test_without_any_replica_the_page_is_told_so(monkeypatch: pytest.MonkeyPatch, told: list[Any]) -> None:
+    monkeypatch.setattr(serve, "get_app_handle", lambda name: Told(told))
+    with pytest.raises(NoReplicaError):
+        await Replicas().now()

@@ -17,7 +17,7 @@ from harvester.timers import PATIENT_S, USUAL_S, set_timer_slack, timer_slack_s
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own
-    from harvester.serve import openai_app
+    from harvester.serve.deployments import openai_app
 
 pytestmark = [pytest.mark.serve, pytest.mark.skipif(sys.platform != "linux", reason="timer slack is Linux's")]
 

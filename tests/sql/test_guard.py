@@ -8,8 +8,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from connectors.databases.shape import Token, tokens
 from harvester.errors import QueryError
-from jobs.sql.guard import Token, check_query, check_reads, check_target, tokens
+from jobs.sql.guard import check_query, check_reads, check_target
 
 STATE = Path("/srv/harvester")
 MAY = "select, with, from, values, describe, show, summarize, pivot, explain, and copy (...) to 'file'"
@@ -101,6 +102,11 @@ def test_what_could_change_the_state_is_refused_with_what_to_do(
         ("select 1; select 2", "give one SQL statement, given 2"),
         ("explain analyze copy (select 1) to 'x.csv'", EXPLAIN),
         ("with t as (copy (select 1) to 'x.csv') select * from t", COPY_WITHIN),
+        ("select " + "(" * 3000, "the query nests 3,000 brackets; the limit is 500: split it into WITH parts"),
+        (
+            "select 1" + " union all select 1" * 5000,
+            "the query has 5,000 set operations; the limit is 1,000: write the values as one VALUES",
+        ),
         ("selec 1", 'Parser Error: syntax error at or near "selec"'),
     ],
 )
@@ -108,6 +114,12 @@ def test_in_the_sandbox_nothing_is_written_anywhere(connection: duckdb.DuckDBPyC
     with pytest.raises(QueryError) as caught:
         check_reads(connection, query)
     assert caught.value.message == says
+
+
+def test_brackets_within_text_and_as_many_as_may_be_are_taken(connection: duckdb.DuckDBPyConnection) -> None:
+    check_reads(connection, "select '" + "(" * 3000 + "' -- " + "(" * 3000)
+    check_query(connection, "select " + "(" * 500 + "1" + ")" * 500, STATE)
+    check_query(connection, "select 1" + " union all select 1" * 1000, STATE)
 
 
 @pytest.mark.parametrize(

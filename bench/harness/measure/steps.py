@@ -77,11 +77,15 @@ class _Fit(LatencyModel):
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """``deviations``: actual over predicted seconds, by length of the step, in the order in which the steps ran."""
+    """``deviations``: actual over predicted seconds, by length of the step, in the order in which the steps ran.
+
+    ``slower``: by what factor steps take longer where they are played than where they were fitted.
+    """
 
     model: LatencyModel
     deviations: dict[int, Sequence[float]]
     steps: int
+    slower: float = 1.0
 
     def cost(self, seed: int) -> Cost:
         """Seconds of a step, drawn: the prediction times the deviation of a step that was about as long.
@@ -100,7 +104,7 @@ class StepFit:
             if length not in places or place >= len(ratios) or rng.random() < 1.0 / IN_A_ROW:
                 place = rng.randrange(len(ratios))
             places[length] = place
-            return predicted_s * ratios[place]
+            return self.slower * predicted_s * ratios[place]
 
         return drawn
 

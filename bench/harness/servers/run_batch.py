@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from bench.harness.measure.finished import Finished
+from bench.harness.measure.job.finished import Finished
 from harvester.errors import EngineError
 from jobs.tasks.load import resolve_task
 from jobs.tasks.template import build_messages

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
-from harvester.serve.actor import LedgerActor
-from harvester.serve.page import add_page
+from harvester.serve.deployments.actor import LedgerActor
+from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
+from harvester.serve.http.page import add_page
 from jobs.engine import ApiCall, EngineGone, Prompt
 from jobs.folder import StateFolder
 from jobs.run.runner import Runner
@@ -25,6 +29,7 @@ from jobs.testing import ScriptedEngine, last_content
 
 CONTEXT_TOKENS = 8192
 CONCURRENCY = 64
+TOKEN_S = 0.1  # of a scripted stream
 
 
 def last_word(prompt: Prompt) -> str:
@@ -36,13 +41,28 @@ def last_word_asked(call: ApiCall) -> str:
     return last_content(call).rpartition(" ")[2]
 
 
+async def chat(body: dict[str, Any]) -> StreamingResponse:
+    headers = {"x-replica": str(os.getpid())}
+    return StreamingResponse(_tokens(int(body["max_tokens"])), media_type="text/event-stream", headers=headers)
+
+
+async def _tokens(count: int) -> AsyncIterator[str]:
+    for number in range(count):
+        yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'content': f'{number} '}}]})}\n\n"
+        await asyncio.sleep(TOKEN_S)
+    yield "data: [DONE]\n\n"
+
+
 class ScriptedReplica:
-    """`harvester.serve.replica.Replica` without an engine: the same runner, ledger client and sink. It answers no chat.
+    """`harvester.serve.deployments.replica.Replica` without an engine: the same runner, ledger client and sink.
+
+    A chat is answered with ``max_tokens`` tokens as a stream, one each `TOKEN_S`.
 
     ``delay_s``: of each completion, of which `CONCURRENCY` are in work.
     """
 
     def __init__(self, config: ServeConfig, model: str, state: str, ledger: str, delay_s: float) -> None:
+        keep_to_loopback()
         folder = StateFolder(Path(state))
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}",
@@ -56,16 +76,29 @@ class ScriptedReplica:
             now_s=time.time,
         )
         self._app = FastAPI()
+        self._app.post("/v1/chat/completions")(chat)
         add_page(self._app)
         self._harvest: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         self._harvest = asyncio.create_task(self._runner.run())
+        self._leaving = asyncio.create_task(self._leave())
         return self._app
 
+    async def _leave(self) -> None:
+        await told_to_leave()
+        await self._runner.leave()
+
     async def check_health(self) -> None:
-        if self._harvest is not None and self._harvest.done():
+        if self._harvest is not None and self._harvest.done() and not self._harvest.cancelled():
             await self._harvest  # raises why it ended
+
+    async def stop_harvest(self) -> None:
+        if self._harvest is not None:
+            self._harvest.cancel()
+            with suppress(asyncio.CancelledError, EngineGone):
+                await self._harvest
 
     async def info(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "context_tokens": CONTEXT_TOKENS, "max_seqs": CONCURRENCY}
@@ -75,10 +108,9 @@ class ScriptedReplica:
         return {"id": serve.get_replica_context().replica_id.unique_id}
 
     async def __del__(self) -> None:
-        if self._harvest is not None:
-            self._harvest.cancel()
-            with suppress(asyncio.CancelledError, EngineGone):
-                await self._harvest
+        if self._leaving is not None:
+            await self._leaving
+            await self.stop_harvest()
 
 
 def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, delay_s: float = 0.0) -> serve.Application:
@@ -90,6 +122,6 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         ray_actor_options={"num_cpus": 1},
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=3.0,
+        graceful_shutdown_timeout_s=config.drain_s,
     )(serve.ingress()(ScriptedReplica))
     return deployment.bind(config, choice.name, str(state), ledger, delay_s)

@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--harvest", type=json.loads, default={}, help="section `harvest` of the config, as JSON")
     parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS", help="that each completion takes")
+    parser.add_argument("--config", type=json.loads, default={}, help="further keys of the config, as JSON")
     given = parser.parse_args()
 
     def chat_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str) -> serve.Application:
@@ -32,7 +33,7 @@ def main() -> int:
         return scripted_app(config, choice, state, ledger, given.delay)
 
     try:
-        config = parse_config({"port": given.port, "harvest": given.harvest}, "command line")
+        config = parse_config({"port": given.port, "harvest": given.harvest, **given.config}, "command line")
         server.run(config, given.state, lambda kind, fields: print(json.dumps({"event": kind, **fields}), flush=True), chat_app)
     except HarvesterError as error:
         print(f"error: {error.message}", file=sys.stderr)

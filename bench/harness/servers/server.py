@@ -15,7 +15,7 @@ from typing import Self
 import psutil
 
 from harvester.cli.invocation import server_file
-from harvester.cli.local import last_word
+from harvester.cli.server.local import last_word
 from harvester.errors import EngineError
 from harvester.ports import free_port
 from harvester.serve.processes import mark_of, marked, stop_marked

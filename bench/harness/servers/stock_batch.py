@@ -21,7 +21,7 @@ from prometheus_client import generate_latest
 from vllm.entrypoints.launchers import run_batch
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from bench.harness.measure.finished import engine_steps
+from bench.harness.measure.job.finished import engine_steps
 
 
 class Span:

@@ -18,7 +18,7 @@ from bench.harness.device import on_cpu
 from bench.harness.load.offline_client import USED_UP
 from bench.harness.load.table import write_speeches
 from bench.harness.measure import counters
-from bench.harness.measure.job_watch import submit
+from bench.harness.measure.job.job_watch import submit
 from bench.harness.servers import run_batch as runbatch
 from bench.harness.servers.server import ServerProcess
 from harvester.cli.client import Client

@@ -16,6 +16,7 @@ from bench.papers.machines import Setting
 from bench.papers.systems.srtf import shortest
 from bench.papers.systems.system import Parts, Rule, System
 from bench.papers.systems.vllm import first_come, greedy
+from harvester.policy.admission.curve import Curve
 from harvester.policy.admission.expected import Expected
 from harvester.policy.admission.rule import Admission
 from harvester.policy.model.lengths import AnswerLengths
@@ -46,7 +47,7 @@ class Told(AnswerLengths):
 
 
 def expected(predicted: Mapping[str, int]) -> Admission:
-    made = Expected()
+    made = Expected(Curve(width=1e-6, anew=1))  # of every row by itself, as the compiled loop has it
     made.lengths = Told(predicted)
     return made
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.brains import FIRST_COME, NOTHING_KEPT, settings_with
 from bench.harness.load.arrivals import SHAREGPT as RECORDED
 from bench.harness.load.arrivals import read_lengths, read_trace, replay
 from bench.scenarios.admission.greedy import Greedy
 from bench.scenarios.order.mlfq_sim import Recorded
-from harvester.config import ServeConfig
-from harvester.engine.shared.settings import KEY, Settings, pack
 from harvester.policy.brain import Brain
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.parts import PartsConfig, parts_of
@@ -93,13 +92,12 @@ def run_case(case: Case, quick: bool, seed: int) -> dict[str, Any]:
 
 def _alone(rule: str) -> Brain:
     """Without a latency model there is no chat to be kept from waiting; nothing is kept for it."""
-    return _with(rule, PartsConfig(online_order="fcfs", budget="fixed", reserve="fixed"), PolicyConfig(0, 0.0, 1))
+    return _with(rule, FIRST_COME, NOTHING_KEPT)
 
 
 def _beside(rule: str, case: Case, ttft_s: float, tpot_s: float) -> Brain:
     """With the shipped defaults, and what chat has alone as its SLO (ConServe 6.2)."""
-    slo = {"ttft_slo_ms": 1000 * ttft_s, "tpot_slo_ms": 1000 * tpot_s}
-    settings = Settings.parse({KEY: pack(ServeConfig.model_validate({"slo": slo}))})
+    settings = settings_with(ttft_s, tpot_s)
     return _with(rule, settings.parts(case.kv_tokens // 16), settings.policy)
 
 

@@ -16,7 +16,7 @@ import httpx
 
 from bench.harness.load.bench_serve import RandomChat, Served, play
 from bench.harness.load.table import write_speeches
-from bench.harness.measure.job_watch import submit, wait
+from bench.harness.measure.job.job_watch import submit, wait
 from bench.harness.options import Options
 from bench.harness.servers.server import ServerProcess
 from harvester.cli.client import Client

@@ -2,8 +2,9 @@
 
 Stock vLLM runs chat alone, offline work alone, and both with its priority policy; the time of a step is fitted to the steps of those three.
 With it the simulator, which holds the brain that the engine holds, predicts a run of harvester that it has seen nothing of. What it is
-given beside: when chat comes and how long it is, how long the offline rows are that the stock engines ended, and what lies between a
-client and the engine, from chat alone. A second simulation takes the step cost from harvester's own run: what is left of the error then
+given beside: when chat comes and how long it is, how long the offline rows are that the stock engines ended, what lies between a client
+and the engine, from chat alone, and by how much harvester's processes slow a step down beside its own, from the span in which the job
+runs without chat. A second simulation takes the step cost from harvester's own run: what is left of the error then
 is of the simulated schedule, the rest is of the cost, on a machine that is not the same from run to run.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.brains import first_come, settings_with, shipped
 from bench.harness.compare import Comparison, Load, Setting, harvester, over, priority, stock_alone
 from bench.harness.knobs import described, knobs, set_up
 from bench.harness.load.arrivals import read_trace, replay
@@ -27,12 +29,6 @@ from bench.harness.measure.steps import Ran, Record, StepFit, fit, read_record
 from bench.harness.measure.stretch import Stretch
 from bench.harness.options import Options
 from bench.scenarios.coserving.coserve import MOST
-from harvester.config import ServeConfig
-from harvester.engine.shared.settings import KEY, Settings, pack
-from harvester.policy.brain import Brain
-from harvester.policy.model.latency import LatencyModel
-from harvester.policy.parts import PartsConfig, parts_of
-from harvester.policy.view import PolicyConfig
 from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request, promised
@@ -76,7 +72,11 @@ def run(options: Options) -> dict[str, Any]:
         bench = _Bench(comparison, load, found, mixed, layers, options.seed)
         alone = bench.chat_alone()
         front_s = max(0.0, (figures_of(online).ttft_p50_ms - alone.ttft_p50_ms) / 1000)
-        predicted = {"online_only": bench.chat_alone(front_s), "harvester": bench.harvester(slo, front_s)}
+        slower = found.bias(before(real, ours)) or 1.0
+        predicted = {
+            "online_only": bench.chat_alone(front_s),
+            "harvester": replace(bench, fit=replace(found, slower=slower)).harvester(slo, front_s),
+        }
         measured = {"online_only": figures_of(online), "harvester": figures_of(ours)}
         systems = {name: compared(predicted[name], measured[name]) for name in predicted}
         own = replace(bench, fit=fit(_settled(real.steps))).harvester(slo, front_s)
@@ -89,6 +89,7 @@ def run(options: Options) -> dict[str, Any]:
                 "coefficients": found.model.coefficients,
                 "actual_over_predicted": {"p50": found.model.error()[0], "p99": found.model.error()[1]},
                 "front_ms": round(1000 * front_s, 3),
+                "actual_over_predicted_with_the_job_alone": slower,
                 "actual_over_predicted_at_harvester": found.bias(during(real, ours)),
             },
             "ratios": {f"{name}_predicted_over_measured": line["ratio"] for name, line in systems["harvester"].items()},
@@ -109,15 +110,12 @@ class _Bench:
 
     def chat_alone(self, front_s: float = 0.0) -> Figures:
         """Stock vLLM, first come, first served. ``front_s``: between client and engine, on the way in."""
-        config = PartsConfig(online_order="fcfs", budget="fixed", reserve="fixed")
-        brain = Brain(parts_of(config, LatencyModel()), PolicyConfig(0, 0.0, 1))
-        return self._played(Simulation(self._engine(), brain), self._chat(0.0, front_s), 0.0)
+        return self._played(Simulation(self._engine(), first_come()), self._chat(0.0, front_s), 0.0)
 
     def harvester(self, slo: Slo, front_s: float) -> Figures:
         """As `bench.harness.compare.harvester` runs it: a job, alone at first, then beside the load."""
-        objectives = {"ttft_slo_ms": round(slo.ttft_ms, 3), "tpot_slo_ms": round(slo.tpot_ms, 3)}
-        settings = Settings.parse({KEY: pack(ServeConfig.model_validate({"slo": objectives, **CONFIG}))})
-        brain = Brain(parts_of(settings.parts(self.record.blocks), LatencyModel()), settings.policy)
+        settings = settings_with(slo.ttft_ms / 1000, slo.tpot_ms / 1000, **CONFIG)
+        brain = shipped(settings, self.record.blocks)
         given, engine = self.comparison.knobs, self._engine(self.layers, settings.schedule.max_ttft_delay_fraction)
         begin_s = given.warm_s + given.idle_s + CLIENT_START_S
         simulation = Simulation(engine, brain)
@@ -183,6 +181,11 @@ def during(record: Record, stretch: Stretch) -> list[Ran]:
     """The steps that were answered while the load was played."""
     begin_s, end_s = stretch.samples[0].at_s, stretch.samples[-1].at_s
     return [step for step in record.steps if begin_s <= step.at_s < end_s]
+
+
+def before(record: Record, stretch: Stretch) -> list[Ran]:
+    """The steps that were answered before the load was played."""
+    return [step for step in _settled(record.steps) if step.at_s < stretch.samples[0].at_s]
 
 
 def compared(predicted: Figures, measured: Figures) -> dict[str, dict[str, Any]]:

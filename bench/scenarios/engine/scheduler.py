@@ -28,11 +28,15 @@ from harvester.engine.vllm.scheduler import HarvestScheduling
 BLOCK_TOKENS = 32
 LAYERS = 32
 PROMPT, ANSWER = 200, 1200  # tokens: long answers keep a batch full while it is measured
+CROWD_SLOTS, CROWD_TOKENS = 256, 224  # of each of a crowd, prompt and answer
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``online`` and ``offline`` requests run, ``waiting`` offline ones stand behind them; every ``arrivals_every`` steps chat arrives."""
+    """``online`` and ``offline`` requests run, ``waiting`` offline ones stand behind them; every ``arrivals_every`` steps chat arrives.
+
+    ``crowd``: so many short chat requests wait at first, more than the run will answer, and KV is there for twice as many as have slots.
+    """
 
     name: str
     online: int
@@ -40,9 +44,14 @@ class Case:
     waiting: int
     goal_p99_ms: float
     arrivals_every: int = 10
+    crowd: int = 0
 
 
-CASES = (Case("256_running", 64, 192, 0, 0.3), Case("1024_running_10000_waiting", 256, 768, 10_000, 1.0))
+CASES = (
+    Case("256_running", 64, 192, 0, 0.3),
+    Case("1024_running_10000_waiting", 256, 768, 10_000, 1.0),
+    Case("20000_chats_waiting", 0, 0, 0, 1.0, crowd=20_000),
+)
 
 
 class Clock:
@@ -116,8 +125,8 @@ def run(options: Options) -> dict[str, Any]:
 
 def measure(case: Case, model: Path, steps: int) -> dict[str, Any]:
     """Fill the batch, then time ``steps`` steps, a request that ends replaced by one of its kind."""
-    slots = case.online + case.offline + 64  # room that the reserve keeps
-    blocks = 2 * slots * MODEL_TOKENS // BLOCK_TOKENS
+    slots = CROWD_SLOTS if case.crowd else case.online + case.offline + 64  # room that the reserve keeps
+    blocks = 2 * slots * (CROWD_TOKENS if case.crowd else MODEL_TOKENS) // BLOCK_TOKENS
     with tempfile.TemporaryDirectory(prefix="harvester-bench-"):
         shared = SharedState.make()
         shared[Field.PLACES] = LAYERS
@@ -136,6 +145,8 @@ def _fill(drive: Drive, case: Case) -> None:
         drive.add(f"on-{number}", PROMPT, ANSWER, offline=False, arrived_s=time.time())
     for _ in range(100):
         drive.step()
+    for number in range(case.crowd):
+        drive.add(f"crowd-{number}", PROMPT, CROWD_TOKENS - PROMPT, offline=False, arrived_s=time.time())
     gc.collect()
     gc.freeze()  # as vLLM's engine core does when it is up: its collector would look through every waiting prompt
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from bench.harness.load.batch_client import BatchClient, write_input
 from bench.harness.load.prober import probing
+from bench.harness.measure.job.sharing import rows_served, sharing
 from bench.harness.measure.memory import MemoryWatch
-from bench.harness.measure.sharing import rows_served, sharing
 from bench.harness.options import Options
 from bench.harness.servers.server import ServerProcess
 from harvester.errors import EngineError

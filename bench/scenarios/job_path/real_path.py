@@ -19,8 +19,8 @@ import yaml
 
 from bench.harness.device import on_cpu
 from bench.harness.load.table import write_speeches
-from bench.harness.measure.finished import Finished, engine_steps, pooled, share_equal
-from bench.harness.measure.job_watch import submit, wait
+from bench.harness.measure.job.finished import Finished, engine_steps, pooled, share_equal
+from bench.harness.measure.job.job_watch import submit, wait
 from bench.harness.servers import run_batch as runbatch
 from bench.harness.servers.server import ServerProcess
 from harvester.cli.client import Client

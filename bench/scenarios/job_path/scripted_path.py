@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.load.table import write_synthetic
-from bench.harness.measure.job_watch import submit, wait
+from bench.harness.measure.job.job_watch import submit, wait
+from bench.harness.measure.job.oracle import check_results, time_count
 from bench.harness.measure.memory import MemoryWatch
-from bench.harness.measure.oracle import check_results, time_count
 from bench.harness.servers.server import ServerProcess
 from harvester.cli.client import Client
 from harvester.errors import EngineError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 from harvester.policy.order.online import Fcfs, OnlineRequest
 
@@ -19,10 +20,13 @@ class Batches(Fcfs):
         super().finish(name)
         self._batch.pop(name, None)
 
-    def order(self, now_s: float) -> Sequence[str]:
+    def order(self, now_s: float) -> Iterable[str]:
         if not self._batch:
-            self._batch = dict.fromkeys(list(super().order(now_s))[: self._most])
+            self._batch = dict.fromkeys(islice(super().order(now_s), self._most))
         return list(self._batch)
+
+    def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
+        return [name for name in self.order(now_s) if name in names]
 
 
 class ShortestRemaining:
@@ -52,10 +56,13 @@ class ShortestRemaining:
     def order(self, now_s: float) -> Sequence[str]:
         return sorted(self._held, key=self._left_s.__getitem__)
 
-    def next_turn_s(self, now_s: float, batch: int) -> Mapping[str, float]:
+    def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
+        return [name for name in self.order(now_s) if name in names]
+
+    def next_turn_s(self, names: Collection[str], now_s: float, batch: int) -> Mapping[str, float]:
         """When those before it have ended, ``batch`` at a time."""
         turns_s, before_s = {}, 0.0
         for place, name in enumerate(self.order(now_s)):
             turns_s[name] = before_s / max(1, batch) if place >= batch else 0.0
             before_s += max(0.0, self._left_s[name])
-        return turns_s
+        return {name: turns_s[name] for name in names if name in turns_s}

@@ -43,10 +43,21 @@ class Reporting:
         """Whether a step that is run by ``plan`` gets safepoints."""
         return self.can_end_steps and plan.may_end and (plan.alone or self._beside_chat)
 
-    def layers_between(self, step_s: float) -> int:
-        """Every how many layers a step of ``step_s`` has a safepoint."""
+    @property
+    def stretches(self) -> int:
+        """Most parts that safepoints can cut a step into, as long as what still runs after a signal; 0 where no step can end."""
+        assert self._shared is not None or not self.can_end_steps
+        return int(self._shared[Field.PLACES]) // self._segments if self._shared is not None and self.can_end_steps else 0
+
+    def layers_between(self, step_s: float, detect_s: float) -> int:
+        """Every how many layers a step of ``step_s`` has a safepoint, so that it ends within ``detect_s``."""
         assert self._shared is not None
-        return layers_between(int(self._shared[Field.PLACES]), step_s, self._shared[Field.SAFEPOINT_S], self._detect_s, self._segments)
+        bound_s = min(self._detect_s, detect_s)
+        return layers_between(int(self._shared[Field.PLACES]), step_s, self._shared[Field.SAFEPOINT_S], bound_s, self._segments)
+
+    def chat_only(self, now_s: float) -> bool:
+        """Whether the front end sees chat wait so long that offline work should stand still."""
+        return self._shared is not None and now_s < self._shared[Field.YIELD_UNTIL_S]
 
     def planned(self, plan: Plan) -> None:
         if self._shared is None:
@@ -98,6 +109,7 @@ class Reporting:
             return
         for count, value in (
             (Count.FIRST_TOKENS, times.first_tokens),
+            (Count.CHATS_GONE, times.gone),
             (Count.TTFT_S, times.ttft_s),
             (Count.TTFT_ALONE_S, times.ttft_alone_s),
             (Count.GAPS, times.gaps),

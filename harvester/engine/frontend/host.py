@@ -10,7 +10,9 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
-from harvester.config import TierConfig
+from harvester.access_config import TierConfig
+from harvester.engine.frontend.door import Door
+from harvester.engine.frontend.hangups import HangUps
 from harvester.engine.frontend.metrics import BoardMetrics
 from harvester.engine.frontend.offline import OfflineEngine
 from harvester.engine.frontend.snapshot import snapshot
@@ -51,6 +53,7 @@ class EngineHost:
         if shared is not None:
             llm.attend(shared)
             REGISTRY.register(BoardMetrics(shared))
+        _receive(app, llm, tiers or TierConfig())
         return cls(llm, app, args.chat_template, shared, tiers)
 
     @property
@@ -114,3 +117,10 @@ class EngineHost:
             self.shared.remove()
         if self._offline is not None:
             self._offline.close()
+
+
+def _receive(app: FastAPI, llm: HarvestLLM, tiers: TierConfig) -> None:
+    """What every request passes before vLLM's own application, whose list of middleware is closed by now."""
+    inner = app.middleware_stack or app.build_middleware_stack()
+    door = inner if llm.overload is None else Door(inner, llm.overload, tiers, llm.settings.slo_of)
+    app.middleware_stack = HangUps(door)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
-from harvester.config import TierConfig
+from harvester.access_config import TierConfig
 from harvester.core import ServiceTier, WorkClass, work_class
 from harvester.errors import ParameterError
 from jobs.hint import ARGS
@@ -26,13 +26,13 @@ class TieredRequest(Protocol):
     def use_beam_search(self) -> bool: ...
 
 
-def asked_tier(config: TierConfig, asked: object, key: str | None) -> ServiceTier | None:
-    """The tier of a request that came with ``key``; None where neither it, its key nor the config chooses one.
+def asked_tier(config: TierConfig, asked: object, key: str | None, name: str | None = None) -> ServiceTier | None:
+    """The tier of a request that came with ``key``, which is called ``name``; None where neither it, its key nor the config chooses one.
 
     Raises `ParameterError` for an unknown one.
     """
     if asked in (None, "auto"):
-        own = config.keys.get(key, config.default) if key is not None else config.default
+        own = next((config.keys[one] for one in (key, name) if one in config.keys), config.default)
         return None if own is ServiceTier.DEFAULT and asked is None else own
     try:
         return ServiceTier(str(asked))

@@ -32,7 +32,7 @@ def engine_arguments(
         values.setdefault("distributed_executor_backend", "mp")
     values.setdefault("async_scheduling", None)  # vLLM decides; `harvester.engine.launch.abilities.settle` takes the scheduler that fits
     values["scheduling_policy"] = "priority"
-    values |= {"api_key": list(config.api_keys)} if config.api_keys else {}  # vLLM takes a plain string letter by letter
+    values["api_key"] = [""]  # none for vLLM, not even the environment's: the wall before its application asks, and knows more keys
     extra = {**values.get("additional_config", {}), KEY: pack(config, shared, profile)}
     if shared is not None and config.schedule.safepoints != "off":
         extra[SAFEPOINTS_KEY] = {"shared_state": str(shared)} | extra.get(SAFEPOINTS_KEY, {})

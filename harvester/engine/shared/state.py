@@ -40,6 +40,7 @@ class Field(IntEnum):
     SAVED_PROFILE = 14  # engine core: the last such wish that was fulfilled
     ASKED = 15  # front end: how often it asked that steps end
     PLACES = 16  # worker 0: how many safepoints the model has room for; 0: its steps cannot be ended
+    YIELD_UNTIL_S = 17  # front end: until then chat waits so long that offline work stands still
     MODEL = 24  # engine core: the first coefficient
     COUNTERS = 40  # engine core: the first of `Count`
     STEPS_S = 120  # engine core: seconds of the last `RING` steps of offline work alone, a ring
@@ -112,6 +113,7 @@ class Count(IntEnum):
     WITHIN_MEDIAN = 49  # of those, no longer than the predicted median
     WITHIN_HIGH = 50  # no longer than what was predicted that nine of ten would not exceed
     LENGTH_ERROR = 51  # gauge: median of abs(predicted - made) / made of the latest, where there are any
+    CHATS_GONE = 52  # online requests that ended without a first token
 
 
 SIZE = (Field.IN_FLIGHT + DEPTH * len(Place)) * 8

@@ -21,7 +21,9 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from harvester.core import PRIORITY_OFFLINE, WorkClass, work_class
 from harvester.engine.frontend.engine import Generated, Sizes, Top
 from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
+from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.signal import ArrivalSignal
+from harvester.engine.frontend.spending import told
 from harvester.engine.launch.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
@@ -40,6 +42,7 @@ class HarvestLLM(AsyncLLM):
     _metrics: ClassMetrics | None = None
     _settings: Settings | None = None
     _in_flight: Counter[WorkClass] | None = None
+    overload: Overload | None = None
 
     def attend(self, shared: SharedState) -> None:
         """Signal arrivals and count what becomes of them."""
@@ -47,6 +50,7 @@ class HarvestLLM(AsyncLLM):
         policy = self._settings.policy
         self._signal = ArrivalSignal(shared, policy.max_ttft_delay_fraction, policy.max_slowdown, graph_sizes(self.vllm_config))
         self._metrics = ClassMetrics()
+        self.overload = Overload(shared, self.sizes, self._signal.bound_s)
         self._in_flight = Counter()
 
     def stop_signals(self) -> None:
@@ -112,8 +116,11 @@ class HarvestLLM(AsyncLLM):
         self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, *given: Any, **named: Any
     ) -> RequestOutputCollector:
         """vLLM's. The signal comes after the request is sent, so that the engine core finds it when the step has ended."""
+        online = work_class(named.get("priority", 0)) is WorkClass.ONLINE
         collector = await super().add_request(request_id, prompt, params, arrival_time, *given, **named)
-        if self._signal is not None and work_class(named.get("priority", 0)) is WorkClass.ONLINE:
+        if self.overload is not None and online:
+            self.overload.sent(getattr(params, "n", 1), _tokens(prompt))
+        if self._signal is not None and online:
             waited_s = max(0.0, time.time() - arrival_time) if arrival_time is not None else 0.0
             self._signal.arrived(_tokens(prompt), self._promise(params).ttft_s, waited_s)
         return collector
@@ -128,6 +135,7 @@ class HarvestLLM(AsyncLLM):
             clock = StreamClock(self._metrics, self._promise(sampling_params), time.monotonic())
         output: RequestOutput | None = None
         stream = super().generate(prompt, sampling_params, request_id, *given, **named)
+        stream = told(stream, is_delta=sampling_params.output_kind is RequestOutputKind.DELTA)
         async with aclosing(stream):  # a client that hangs up aborts it
             with self._counted(work):
                 async for output in stream:
@@ -148,6 +156,8 @@ class HarvestLLM(AsyncLLM):
             yield
         finally:
             counts[work] -= 1
+            if self.overload is not None and not counts[WorkClass.ONLINE]:
+                self.overload.nobody_is_there()
 
     def _promise(self, params: Any) -> Slo:
         assert self._settings is not None, "asked of an engine that nobody attends"

@@ -11,25 +11,31 @@ from vllm.v1.request import Request
 
 from harvester.engine.vllm.reads import is_offline
 from harvester.policy.order.offline import OfflineOrder
+from harvester.policy.waiting import Waiting, WaitingOnline
 
 
 class WaitingQueue(RequestQueue):
     """`__len__` and iteration see everything; `__bool__`, `peek_request` and `pop_request` only what the plan ranks or admits.
 
-    ``arrive`` tells the brain of every offline request that waits, ``order`` is told of every one that waits no longer.
+    ``arrive`` tells the brain of every offline request that waits, ``order`` is told of every one that waits no longer. ``waits``: an
+    online request as the brain sees it.
     """
 
-    def __init__(self, order: OfflineOrder, arrive: Callable[[Request], None]) -> None:
-        self._order, self._arrive = order, arrive
+    def __init__(self, order: OfflineOrder, arrive: Callable[[Request], None], waits: Callable[[Request], Waiting]) -> None:
+        self._order, self._arrive, self._waits = order, arrive, waits
         self._online: dict[str, Request] = {}
+        self._seen = WaitingOnline()  # the same
+        self._in_flight: set[str] = set()  # of those, whose tokens of steps in flight are not known yet
+        self._turns: deque[str] = deque()  # names by rank; one that waits no longer is passed over
         self._offline: dict[str, Request] = {}
         self._ranks: Mapping[str, int] = {}
         self._admitted: deque[str] = deque()
 
-    @property
-    def online(self) -> Iterable[Request]:
-        """In no order."""
-        return self._online.values()
+    def seen(self) -> WaitingOnline:
+        """The online requests that wait."""
+        for name in list(self._in_flight):
+            self._see(self._online[name])
+        return self._seen
 
     @property
     def has_online(self) -> bool:
@@ -43,6 +49,7 @@ class WaitingQueue(RequestQueue):
     def rank(self, ranks: Mapping[str, int]) -> None:
         """The order of the online requests from now on. One without a rank has no turn: it waits until it has one."""
         self._ranks = ranks
+        self._turns = deque(sorted([name for name in ranks if name in self._online], key=ranks.__getitem__))
 
     def open(self, admitted: Sequence[str]) -> None:
         """Let these offline requests through, in this order, once no online request waits."""
@@ -58,6 +65,7 @@ class WaitingQueue(RequestQueue):
             self._arrive(request)
         else:
             self._online[request.request_id] = request
+            self._see(request)
 
     def prepend_request(self, request: Request) -> None:
         self.add_request(request)
@@ -67,10 +75,9 @@ class WaitingQueue(RequestQueue):
             self.add_request(request)
 
     def peek_request(self) -> Request:
-        first = min((name for name in self._online if name in self._ranks), key=self._ranks.__getitem__, default=None)
-        if first is not None:
-            return self._online[first]
         self._skip_the_gone()
+        if self._turns:
+            return self._online[self._turns[0]]
         return self._offline[self._admitted[0]]
 
     def pop_request(self) -> Request:
@@ -91,7 +98,7 @@ class WaitingQueue(RequestQueue):
 
     def __bool__(self) -> bool:
         self._skip_the_gone()
-        return bool(self._admitted) or any(name in self._ranks for name in self._online)
+        return bool(self._turns or self._admitted)
 
     def __len__(self) -> int:
         return len(self._online) + len(self._offline)
@@ -108,8 +115,16 @@ class WaitingQueue(RequestQueue):
         if self._offline.pop(name, None) is not None:
             self._order.take(name)
             return True
+        self._seen.remove(name)
+        self._in_flight.discard(name)
         return self._online.pop(name, None) is not None
 
+    def _see(self, request: Request) -> None:
+        self._seen.add(self._waits(request))
+        (self._in_flight.add if request.num_stale_output_tokens else self._in_flight.discard)(request.request_id)
+
     def _skip_the_gone(self) -> None:
+        while self._turns and self._turns[0] not in self._online:
+            self._turns.popleft()
         while self._admitted and self._admitted[0] not in self._offline:
             self._admitted.popleft()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -17,7 +16,8 @@ from harvester.policy.order.offline import PREFIX_TOKENS, OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.view import Guarantee
-from harvester.policy.view import EngineView, Running, Waiting
+from harvester.policy.view import EngineView, Running
+from harvester.policy.waiting import Waiting
 from jobs.hint import SchedulingHint
 
 TASK_ARG = "task"  # of a request's `vllm_xargs`: what a client calls requests that share a template
@@ -99,6 +99,12 @@ def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float
     )
 
 
+def waiting(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> Waiting:
+    """An online request that waits. ``shift_s``: from wall to monotonic clock."""
+    due_s = request.arrival_time + shift_s + slo.ttft_s
+    return Waiting(request.request_id, request.num_tokens, waiting_blocks(request, block_tokens), due_s)
+
+
 def running(request: Request, block_tokens: int, max_tokens: int, slo: Slo, shift_s: float) -> Running:
     """What the request is when the steps planned so far are done. ``max_tokens``: of any step; ``shift_s``: from wall to monotonic clock.
 
@@ -123,19 +129,15 @@ def running(request: Request, block_tokens: int, max_tokens: int, slo: Slo, shif
 
 
 def view(
-    scheduler: Any, rows: list[Running], batch: Batch | None, now_s: float, slo_of: Callable[[Request], Slo], *, stalled: bool
+    scheduler: Any, rows: list[Running], batch: Batch | None, now_s: float, *, stretches: int, stalled: bool, chat_only: bool
 ) -> EngineView:
     """What the scheduler holds now; ``rows``: of its running requests."""
     pool, block_tokens = scheduler.kv_cache_manager.block_pool, scheduler.block_size
-    shift_s = now_s - time.time()
     loading = list(scheduler.kv_holding_waiting)
     back = [r for r in loading if r.request_id in scheduler.finished_recving_kv_req_ids and not is_offline(r)]
     return EngineView(
         running=rows,
-        waiting=[
-            Waiting(r.request_id, r.num_tokens, waiting_blocks(r, block_tokens), r.arrival_time + shift_s + slo_of(r).ttft_s)
-            for r in scheduler.waiting.online
-        ],
+        waiting=scheduler.waiting.seen(),
         free_blocks=pool.get_num_free_blocks(),
         total_blocks=pool.num_gpu_blocks,
         max_seqs=scheduler.max_num_active_reqs,
@@ -148,8 +150,11 @@ def view(
         loading_rows={r.request_id: r.num_tokens for r in loading if is_offline(r)},
         returning=sum(max(1, r.num_tokens - r.num_computed_tokens) for r in back),
         returning_context=sum(r.num_computed_tokens for r in back),
+        deferred=len(scheduler.deferred_waiting),
         stalled=stalled,
+        chat_only=chat_only,
         batch=batch,
+        stretches=stretches,
     )
 
 

@@ -30,6 +30,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import parts_of
 from harvester.policy.view import EngineView, Plan, Running
+from harvester.policy.waiting import Waiting
 
 if TYPE_CHECKING:
     Stock = Scheduler
@@ -56,7 +57,7 @@ class HarvestScheduling(Stock):
         self._covers = planner is not None and planner.able
         kv = settings.kv_policy(cpu) if self._covers else None
         self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), settings.policy)
-        self.waiting = WaitingQueue(self._brain.offline, self._arrive)
+        self.waiting = WaitingQueue(self._brain.offline, self._arrive, self._waits)
         self._report = Reporting(settings, config, shared)
         self._ahead = PlanAhead(self._row)
         self._steps = StepsInFlight()
@@ -88,6 +89,7 @@ class HarvestScheduling(Stock):
         name = request.request_id
         self._ahead.left(name)
         self._brain.finish(name, reads.answer_tokens(request))
+        self._report.chat(self._brain.chat_times)
         if self._checkpoints is not None:
             self._checkpoints.forget(name)
         return super()._free_request(request, *args, **kwargs)
@@ -154,7 +156,8 @@ class HarvestScheduling(Stock):
         rows, batch = self._ahead.rows(self.running, now_s)
         if self._covers and self._checkpoints is not None and self.waiting.has_online:
             rows, batch = self._checkpoints.marked(rows, self.running), None
-        return reads.view(self, rows, batch, now_s, self._slo, stalled=self._stalled)
+        chat_only = self._report.chat_only(now_s)
+        return reads.view(self, rows, batch, now_s, stretches=self._report.stretches, stalled=self._stalled, chat_only=chat_only)
 
     @contextmanager
     def _applied(self, plan: Plan, now_s: float) -> Iterator[None]:
@@ -187,7 +190,8 @@ class HarvestScheduling(Stock):
         estimate_s = self._brain.parts.model.high_s(reads.rough_load(output)) or 0.0
         may_end = self._report.may_end(plan)
         step = Step(self._steps.next_number, output, tokens, plan.alone, now_s, estimate_s)
-        setattr(output, ORDER, Order(self._steps.next_number, self._report.layers_between(estimate_s) if may_end else 0, self._epoch))
+        every = self._report.layers_between(estimate_s, plan.detect_s) if may_end else 0
+        setattr(output, ORDER, Order(self._steps.next_number, every, self._epoch))
         self._steps.plan(step)
         self._report.sends(step, plan.tpot_s, endable=may_end)
 
@@ -249,6 +253,9 @@ class HarvestScheduling(Stock):
 
     def _online_request(self, request: Request, shift_s: float) -> OnlineRequest:
         return reads.online_request(request, self.block_size, self._slo(request), shift_s)
+
+    def _waits(self, request: Request) -> Waiting:
+        return reads.waiting(request, self.block_size, self._slo(request), time.monotonic() - time.time())
 
     def _slo(self, request: Request) -> Slo:
         return NO_SLO if reads.is_offline(request) else self._settings.slo_of(reads.extra_of(request))

@@ -18,8 +18,9 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse, UsageInfo
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from harvester.config import TierConfig
+from harvester.access_config import TierConfig
 from harvester.core import PRIORITY_OFFLINE, TIER_PRIORITY, ServiceTier, tier_of_priority
+from harvester.engine.frontend.spending import ASKER
 from harvester.engine.frontend.tiers import asked_tier, bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.errors import ParameterError
@@ -61,7 +62,7 @@ def install(serving: Any, method: str, config: TierConfig) -> Create:
 
     async def create_in_tier(request: Any, raw_request: Request | None = None) -> Any:
         try:
-            tier = asked_tier(config, (request.model_extra or {}).get("service_tier"), bearer_key(raw_request))
+            tier = asked_tier(config, (request.model_extra or {}).get("service_tier"), bearer_key(raw_request), ASKER.get())
         except ParameterError as error:
             return serving.create_error_response(error.message, param=error.param)
         # Without a tier the request's own priority stands, as a header or in its body.

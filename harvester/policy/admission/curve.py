@@ -6,29 +6,88 @@ longer by what k had left:
     U_k = sum of tokens_i over i <= k, + k * (left_k + half a block)
 
 Half a block is what the last block of a request has free on average. The largest U_k is the most KV that they need at any one time.
+
+A row that runs makes one token a step and has one less left, so that the sum of both stays. Counted from a step that is the same for all,
+neither changes, and the curve is kept from plan to plan: who has ended leaves it, who has come joins it. A sixteenth of the others is
+computed anew, which finds those that were left out of steps or have outgrown what was expected of them. Rows that end within a few
+tokens of each other are one class, which ends at their mean: the peak is one look at some dozens of classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+
+ANEW = 16
+WIDTH = 16  # tokens
 
 Row = tuple[float, float]
-"""Tokens left, negative so that the most comes first, and tokens known."""
+"""Tokens left and tokens known."""
+
+_Class = list[float]
+"""How many rows, and the sums of both."""
 
 
 class Curve:
-    """``rows``: those that run; ``block_tokens``: of a KV block."""
+    """Of the rows that run. ``width``: tokens left that are of one class; ``anew``: steps within which each row is computed anew."""
 
-    def __init__(self, rows: Sequence[Row], block_tokens: int) -> None:
-        self._half = block_tokens / 2
-        self._rows = sorted(rows)
+    def __init__(self, width: float = WIDTH, anew: int = ANEW) -> None:
+        self._width, self._anew = width, anew
+        self._step = 0
+        self._looked: int | None = None  # step of the last look
+        self._rows: dict[str, Row] = {}  # when each ends and what it knew, both at the first step; who was not looked at for longest first
+        self._classes: dict[int, _Class] = {}
 
-    def peak_tokens(self, more: Sequence[Row] = ()) -> float:
-        """The largest U_k of those that run and ``more``; 0 of none. More requests never lower it."""
-        rows = sorted((*self._rows, *more)) if more else self._rows
-        if not rows:
-            return 0.0
-        half = self._half
-        held = accumulate([tokens for _, tokens in rows])
-        return max([here + count * (half - row[0]) for count, (row, here) in enumerate(zip(rows, held, strict=True), 1)])
+    def passed(self) -> None:
+        """Those that run have made a token each."""
+        self._step += 1
+
+    def follow(self, running: Collection[str], now: Callable[[str], Row]) -> None:
+        """These run. ``now``: of one of them. O(running), of which a sixteenth and those that are new are asked for.
+
+        A second look at the same step asks for the new ones alone, so that it finds the same curve.
+        """
+        known = self._rows
+        for name in [name for name in known if name not in running]:
+            self._leave(name)
+        new = [name for name in running if name not in known] if len(known) < len(running) else []
+        for name in list(islice(known, -(-len(known) // self._anew))) if self._looked != self._step else ():
+            self._leave(name)
+            self._join(name, now(name))
+        self._looked = self._step
+        for name in new:
+            self._join(name, now(name))
+
+    def peak_tokens(self, more: Sequence[Row], spare: float) -> float:
+        """The largest U_k of those that run and ``more``, at least 0. More requests never lower it.
+
+        ``spare``: tokens by which each holds more than it knows: half a block, without what it shares with others.
+        """
+        classes = self._classes
+        if more:
+            classes = {place: list(held) for place, held in classes.items()}
+            for left, tokens in more:
+                self._add(classes, (left + self._step, tokens - self._step), 1)
+        rows = tokens = peak = 0.0
+        for place in sorted(classes, reverse=True):
+            count, ends, here = classes[place]
+            rows += count
+            tokens += here
+            peak = max(peak, tokens + rows * (ends / count + spare))
+        return peak
+
+    def _join(self, name: str, row: Row) -> None:
+        self._rows[name] = kept = row[0] + self._step, row[1] - self._step
+        self._add(self._classes, kept, 1)
+
+    def _leave(self, name: str) -> None:
+        self._add(self._classes, self._rows.pop(name), -1)
+
+    def _add(self, classes: dict[int, _Class], row: Row, count: int) -> None:
+        ends, tokens = row
+        held = classes.setdefault(int(ends // self._width), [0, 0.0, 0.0])
+        held[0] += count
+        held[1] += count * ends
+        held[2] += count * tokens
+        if not held[0]:
+            del classes[int(ends // self._width)]

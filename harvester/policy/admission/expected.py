@@ -46,8 +46,9 @@ class _Refused(NamedTuple):
 class Expected:
     """Rows are admitted while the peak of their curve stays within the KV that chat, its reserve and the margin leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, curve: Curve | None = None) -> None:
         self.lengths, self.margin = AnswerLengths(), KvMargin()
+        self._curve = curve or Curve()
         self._by_name: dict[str, _Length] = {}  # of rows, by the medians of ``_version``
         self._version = 0
         self._kv_tokens = 0
@@ -66,24 +67,27 @@ class Expected:
         return opened((max(slots, least[0]), max(free - kept_blocks, least[1])), view, batch, free, held)
 
     def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
-        """O(running), twice where one row is admitted and the next one is not; less while the same row is refused."""
+        """O(running); O(1) while the same row is refused. KV that rows share is counted only for those that come."""
         self._kv_tokens = view.total_blocks * view.block_tokens
         queue = _Queue(rows, space)
         if not queue.reach(1):
             return ()
         idle = not view.running and not view.loading_rows
-        cap = self._cap_tokens(view, batch, config)
+        held = _held(view, batch)
+        cap = self._cap_tokens(view, batch, config, held)
         if not idle and self._is_still_refused(queue.found[0].name, view, batch, cap):
             return ()
         if self._version != self.lengths.version:
             self._by_name, self._version = {}, self.lengths.version
-        curve = Curve(self._running(view, batch), view.block_tokens)
+        self._follow(view, batch)
+        shared = _shared_tokens(view, batch, held)
+        spare = view.block_tokens / 2 - shared
 
         def fits(count: int) -> bool:
             if not queue.reach(count):
                 return False
-            more = [(-_left(self._length(row), row.tokens), row.tokens) for row in queue.found[:count]]
-            return (idle and count == 1) or curve.peak_tokens(more) <= cap
+            more = [(_left(self._length(row), row.tokens), row.tokens + shared) for row in queue.found[:count]]
+            return (idle and count == 1) or self._curve.peak_tokens(more, spare) <= cap
 
         admitted = queue.found[: largest_from_below(space[0], fits)]
         if not admitted:
@@ -97,6 +101,8 @@ class Expected:
 
     def ran(self, computed: int, recomputed: int) -> None:
         self.margin.ran(computed, recomputed, self._kv_tokens)
+        if computed:
+            self._curve.passed()
 
     def _is_still_refused(self, name: str, view: StepView, batch: Batch, cap: float) -> bool:
         """The rows that run have not changed but for getting longer, which changes the curve little, and there is no more KV for them."""
@@ -105,25 +111,30 @@ class Expected:
             return False
         return now.cap <= before.cap and 0 <= now.context - before.context < LOOK_AGAIN
 
-    def _cap_tokens(self, view: StepView, batch: Batch, config: PolicyConfig) -> float:
+    def _cap_tokens(self, view: StepView, batch: Batch, config: PolicyConfig, held: tuple[int, int]) -> float:
         """What the peak of the curve may be: all KV without chat's, the margin, and what is kept or the guarantee opens of that."""
-        blocks = (1.0 - self.margin.share) * view.total_blocks - _others(view, batch)
+        blocks = (1.0 - self.margin.share) * view.total_blocks - _others(view, batch, held)
         cap = blocks - kept(view, config)[1]
         if view.guarantee is not None:
             cap = max(cap, min(blocks, view.guarantee.share * view.total_blocks))
         return cap * view.block_tokens
 
-    def _running(self, view: StepView, batch: Batch) -> list[Row]:
-        """Each with the tokens that it knows, and less of those that it shares with others."""
-        running, lengths, shared = view.running, self._by_name, _shared_tokens(view, batch)
-        found: list[Row] = []
-        for one in [running[place] for place in (*batch.decodes, *batch.prefills)]:
-            tokens = one.context + one.step_tokens
-            found.append((-_left(lengths.get(one.name) or self._length_of(one, view), tokens), tokens - shared))
-        for name, tokens in view.loading_rows.items():
-            row = view.offline_rows.get(name)
-            found.append((-_left(self._length(row), tokens) if row is not None else 0.0, tokens - shared))
-        return found
+    def _follow(self, view: StepView, batch: Batch) -> None:
+        """Tell the curve who runs, and whose KV is read back."""
+        running, loading, lengths = view.running, view.loading_rows, self._by_name
+        places = [*batch.decodes, *batch.prefills]
+        found: dict[str, Running | None] = {running[place].name: running[place] for place in places}
+        found.update(dict.fromkeys(loading))
+
+        def now(name: str) -> Row:
+            one = found[name]
+            if one is not None:
+                tokens = one.context + one.step_tokens
+                return _left(lengths.get(name) or self._length_of(one, view), tokens), tokens
+            row, tokens = view.offline_rows.get(name), loading[name]
+            return (_left(self._length(row), tokens) if row is not None else 0.0), tokens
+
+        self._curve.follow(found, now)
 
     def _length_of(self, one: Running, view: StepView) -> _Length:
         row = view.offline_rows.get(one.name)
@@ -191,15 +202,15 @@ def _held(view: StepView, batch: Batch) -> tuple[int, int]:
     return offline, view.total_blocks - view.free_blocks - online
 
 
-def _others(view: StepView, batch: Batch) -> int:
+def _others(view: StepView, batch: Batch, held: tuple[int, int]) -> int:
     """KV blocks that are not for offline work: what chat that runs knows so far, and what is in use for who does not run."""
     chat = sum([-(-(view.running[place].context + view.running[place].step_tokens) // view.block_tokens) for place in batch.online])
-    offline, held = _held(view, batch)
-    return chat + max(0, held - offline)
+    offline, whole = held
+    return chat + max(0, whole - offline)
 
 
-def _shared_tokens(view: StepView, batch: Batch) -> float:
+def _shared_tokens(view: StepView, batch: Batch, held: tuple[int, int]) -> float:
     """Tokens that an offline request shares with others, on average: blocks of a common prefix are there once."""
-    offline, held = _held(view, batch)
+    offline, whole = held
     rows = len(batch.decodes) + len(batch.prefills) + len(view.loading_rows)
-    return max(0, offline - held) * view.block_tokens / rows if rows else 0.0
+    return max(0, offline - whole) * view.block_tokens / rows if rows else 0.0

@@ -22,6 +22,9 @@ def short_of_kv(view: EngineView, step: StepPlan) -> tuple[int, ...]:
     running, free_blocks = view.running, view.free_blocks + sum([view.running[place].blocks_now for place in step.preempt])
     if free_blocks >= len(step.run) and max([running[place].step_tokens for place in step.run], default=0) <= 1:
         return ()  # a decode needs one block at most
+    block_tokens, runs = view.block_tokens, [running[place] for place in step.run]
+    if sum([-(-(one.context + one.step_tokens) // block_tokens) - one.blocks_now for one in runs]) <= free_blocks:
+        return ()  # though the step may have tokens for less
     needs = _needs(view, step)
     short = sum(needs.values()) - free_blocks
     if short <= 0:
@@ -54,3 +57,11 @@ def _needs(view: EngineView, step: StepPlan) -> dict[int, int]:
         left -= tokens
         needs[place] = -(-(one.context + tokens) // view.block_tokens) - one.blocks_now if tokens else 0
     return needs
+
+
+def yielding(view: EngineView, step: StepPlan) -> StepPlan:
+    """``step`` without its offline work, which keeps its KV: chat is about to be refused."""
+    offline = [place for place in step.run if view.running[place].offline]
+    run = tuple([place for place in step.run if not view.running[place].offline])
+    pause = (*step.pause, *offline)
+    return replace(step, run=run, pause=pause, offline_slots=0, offline_blocks=0, offline_tokens=0, may_end=False)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from harvester.policy.kv.checkpoint import CopyView, Coverage, Holder, Thresholds, limit_blocks, waited_blocks
 from harvester.policy.order.enst import Resident, swap_out
-from harvester.policy.view import Copies, EngineView, Running, Waiting
+from harvester.policy.view import Copies, EngineView, Running
+from harvester.policy.waiting import Waiting
 
 AVERAGE = 0.1  # weight of the newest step
 MAX_GAP_S = 5.0  # two steps further apart had something else between them
+
+
+Turns = Callable[[Collection[str]], Mapping[str, float]]
+"""Seconds until each of these is scheduled next; one that is left out cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class KvPolicy(Protocol):
     def max_waited(self) -> int:
         """Most KV blocks that a step waits for, of the requests that lose theirs in it."""
 
-    def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Callable[[], Mapping[str, float]]) -> tuple[int, ...]:
-        """Places of the running online requests that give their KV up for the first that waits. ``turns_s``: `OnlineOrder.next_turn_s`."""
+    def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Turns) -> tuple[int, ...]:
+        """Places of the running online requests that give their KV up for the first that waits. ``turns_s``: see `OnlineOrder`."""
 
     def copies(self, view: EngineView, ranks: Mapping[str, int], limit_s: float, alone: bool) -> Copies | None:
         """What to copy beside a step that may last ``limit_s``. ``alone``: it holds no online work. None: there are no checkpoints."""
@@ -51,7 +56,7 @@ class NoCheckpoints:
 
     max_waited = 0
 
-    def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Callable[[], Mapping[str, float]]) -> tuple[int, ...]:
+    def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Turns) -> tuple[int, ...]:
         return ()
 
     def copies(self, view: EngineView, ranks: Mapping[str, int], limit_s: float, alone: bool) -> Copies | None:
@@ -78,12 +83,15 @@ class Checkpoints:
         self._sent_s: float | None = None
         self.max_waited = 0
 
-    def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Callable[[], Mapping[str, float]]) -> tuple[int, ...]:
+    def swap_out(self, view: EngineView, ranks: Mapping[str, int], turns_s: Turns) -> tuple[int, ...]:
         first, need = _first(view, ranks), _short_blocks(view, ranks)
-        next_turn_s = turns_s() if first is not None and need > 0 else {}
-        if first is None or first.name not in next_turn_s:
+        if first is None or need <= 0:
             return ()
-        places = {one.name: place for place, one in enumerate(view.running) if one.name in next_turn_s}
+        online = {one.name: place for place, one in enumerate(view.running) if not one.offline}
+        next_turn_s = turns_s([first.name, *online])
+        if first.name not in next_turn_s:
+            return ()
+        places = {name: place for name, place in online.items() if name in next_turn_s}
         residents = [Resident(name, next_turn_s[name], *_blocks(view.running[place])) for name, place in places.items()]
         chosen = swap_out(residents, need, next_turn_s[first.name], self._block_s or 0.0, self.max_waited)
         return tuple(places[name] for name in chosen)
@@ -113,7 +121,8 @@ def _blocks(one: Running) -> tuple[int, int]:
 
 
 def _first(view: EngineView, ranks: Mapping[str, int]) -> Waiting | None:
-    return min(view.waiting, key=lambda one: ranks.get(one.name, len(ranks)), default=None)
+    name = min((name for name in ranks if name in view.waiting), key=ranks.__getitem__, default=None)
+    return None if name is None else view.waiting.get(name)
 
 
 def _short_blocks(view: EngineView, ranks: Mapping[str, int]) -> int:

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+MIN_STALE = 64  # entries of requests that are awaited no more; fewer are not worth a new heap
+RECENT = 8  # arrivals that a mean is taken over
 
 
 @dataclass(slots=True)
 class _Awaited:
-    """An online request without its first token. ``delayed_s``: of those ahead of it when it came, and of itself until the last step."""
+    """An online request without its first token. ``delayed_s``: of those ahead of it when it came, and of itself.
+
+    Once it is not new, the delay of all steps (`ChatAlone._delay_s`) comes to that.
+    """
 
     arrived_s: float
     prefill_s: float
@@ -25,6 +32,7 @@ class ChatTimes:
     """Sums over first tokens, and over gaps between tokens: seconds that they took, and seconds that they would have taken alone."""
 
     first_tokens: int = 0
+    gone: int = 0  # ended without one
     ttft_s: float = 0.0
     ttft_alone_s: float = 0.0
     gaps: int = 0
@@ -33,29 +41,42 @@ class ChatTimes:
 
 
 class ChatAlone:
-    """Of one brain. Calls cost O(requests without a first token)."""
+    """Of one brain. A step costs O(requests that came or got their first token in it), whatever number waits.
 
-    def __init__(self) -> None:
+    ``max_slowdown``: what a first token may take, as a multiple of what it would have taken alone; None: no bound. ``prefill_s``: what the
+    prompts of the last arrivals took on average; None before there was one.
+    """
+
+    def __init__(self, max_slowdown: float | None = None) -> None:
         self.times = ChatTimes()
+        self._more = None if max_slowdown is None else max_slowdown - 1.0
+        self.prefill_s: float | None = None
         self._awaited: dict[str, _Awaited] = {}
+        self._new: dict[str, _Awaited] = {}  # of those, who may have come in the middle of the step that runs
+        self._delay_s = 0.0  # of all steps so far
+        self._ahead_s = 0.0  # of all that are awaited
         self._last = (0.0, 0.0, 0.0)  # the last step: from, until, delay a second
         self._busy_delay_s = 0.0  # since somebody has awaited a first token, without a break
+        self._behind: list[tuple[float, str]] = []  # a heap of those that are not new, the one most behind first
 
     def arrive(self, name: str, prefill_s: float, arrived_s: float) -> None:
         """An online request waits for its first token, since ``arrived_s``, which may be in the step before.
 
         ``prefill_s``: what its prompt takes.
         """
+        self.prefill_s = prefill_s if self.prefill_s is None else self.prefill_s + (prefill_s - self.prefill_s) / RECENT
         if not self._awaited:
-            self._busy_delay_s = 0.0
-        ahead_s = sum(one.prefill_s for one in self._awaited.values())
+            self._busy_delay_s = self._ahead_s = self._delay_s = 0.0
+            self._behind.clear()
         from_s, until_s, delay = self._last
         waited_s = max(0.0, until_s - max(from_s, arrived_s))
-        self._awaited[name] = _Awaited(arrived_s, prefill_s, delay * waited_s + min(self._busy_delay_s, ahead_s))
+        delayed_s = delay * waited_s + min(self._busy_delay_s, self._ahead_s)
+        self._awaited[name] = self._new[name] = _Awaited(arrived_s, prefill_s, delayed_s)
+        self._ahead_s += prefill_s
 
     def finish(self, name: str) -> None:
         """It ended or was aborted."""
-        self._awaited.pop(name, None)
+        self.times.gone += self._take(name) is not None
 
     def ran(self, seconds: float, alone_s: float, first_tokens: Iterable[str], gaps: int, now_s: float) -> None:
         """A step took ``seconds`` until ``now_s``, of which its online work would have taken ``alone_s``.
@@ -64,24 +85,48 @@ class ChatAlone:
         """
         delay = max(0.0, seconds - alone_s) / seconds if seconds > 0.0 else 0.0  # a second of it
         self._last = now_s - seconds, now_s, delay
-        for one in self._awaited.values():
-            one.delayed_s += delay * min(seconds, max(0.0, now_s - one.arrived_s))
         if self._awaited:
             self._busy_delay_s += delay * seconds
+        self._delay_s += delay * seconds
+        for name, one in self._new.items():
+            one.delayed_s += delay * min(seconds, max(0.0, now_s - one.arrived_s)) - self._delay_s
+            if self._more is not None:
+                heappush(self._behind, (-self._behind_s(one, 0.0), name))
+        self._new.clear()
         for name in first_tokens:
             self._first_token(name, now_s)
         self.times.gaps += gaps
         self.times.gap_s += gaps * seconds
         self.times.gap_alone_s += gaps * (1.0 - delay) * seconds
 
-    def debt_s(self, max_slowdown: float, now_s: float) -> float:
-        """By how much the most delayed first token is behind ``max_slowdown`` times what it would have taken so far; at least 0."""
-        more = max_slowdown - 1.0
-        behind_s = (one.delayed_s - more * (now_s - one.arrived_s - one.delayed_s) for one in self._awaited.values())
-        return max(0.0, max(behind_s, default=0.0))
+    def debt_s(self, now_s: float) -> float:
+        """By how much the most delayed first token is behind ``max_slowdown`` times what it would have taken so far; at least 0.
+
+        What delays all alike changes nothing about who that is, so that those who have waited through a step stay in one heap.
+        """
+        if self._more is None:
+            return 0.0
+        while self._behind and (self._behind[0][1] not in self._awaited):
+            heappop(self._behind)
+        old_s = (1.0 + self._more) * self._delay_s - self._more * now_s - self._behind[0][0] if self._behind else 0.0
+        return max(0.0, old_s, max((self._behind_s(one, now_s) for one in self._new.values()), default=0.0))
+
+    def _behind_s(self, one: _Awaited, now_s: float) -> float:
+        assert self._more is not None, "nobody is behind where there is no bound"
+        return one.delayed_s - self._more * (now_s - one.arrived_s - one.delayed_s)
+
+    def _take(self, name: str) -> _Awaited | None:
+        one = self._awaited.pop(name, None)
+        if one is not None:
+            self._ahead_s -= one.prefill_s
+            one.delayed_s += 0.0 if self._new.pop(name, None) else self._delay_s
+            if len(self._behind) > 2 * len(self._awaited) + MIN_STALE:
+                self._behind = [entry for entry in self._behind if entry[1] in self._awaited]
+                heapify(self._behind)
+        return one
 
     def _first_token(self, name: str, now_s: float) -> None:
-        one = self._awaited.pop(name, None)
+        one = self._take(name)
         if one is None:
             return
         ttft_s = max(0.0, now_s - one.arrived_s)

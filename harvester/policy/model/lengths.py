@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
+from harvester.policy.model.recent import Recent
 
 MIN_ROWS = 20  # fewer say nothing
 MAX_ROWS = 400  # the newest that a median is taken of
@@ -20,16 +19,16 @@ class AnswerLengths:
 
     def __init__(self) -> None:
         self.version = 0
-        self._jobs: dict[str, dict[int | None, _Recent]] = {}
+        self._jobs: dict[str, dict[int | None, _Told]] = {}
 
     def learn(self, job: str, prompt_tokens: int, answer_tokens: int) -> None:
         """A row has ended by itself; O(log `MAX_ROWS`)."""
         bands = self._jobs.pop(job, None)
-        self._jobs[job] = bands = {None: _Recent()} if bands is None else bands
+        self._jobs[job] = bands = {None: _Told()} if bands is None else bands
         if len(self._jobs) > MAX_JOBS:
             del self._jobs[next(iter(self._jobs))]
         for band in (None, prompt_tokens.bit_length()):
-            self.version += bands.setdefault(band, _Recent()).add(answer_tokens)
+            self.version += bands.setdefault(band, _Told()).add(answer_tokens)
 
     def median(self, job: str, prompt_tokens: int) -> int | None:
         """Answer tokens that half of the job's rows with such a prompt do not exceed; None while too few have ended."""
@@ -40,23 +39,19 @@ class AnswerLengths:
         return bands[None].told if band is None or band.told is None else band.told
 
 
-class _Recent:
+class _Told:
     """The newest lengths, and their median as it was told last; None of fewer than `MIN_ROWS`."""
 
     def __init__(self) -> None:
         self.told: int | None = None
-        self._newest: deque[int] = deque()
-        self._sorted: list[int] = []
+        self._newest = Recent(MAX_ROWS)
 
     def add(self, tokens: int) -> bool:
         """Returns whether another median is told from now on."""
-        self._newest.append(tokens)
-        insort(self._sorted, tokens)
-        if len(self._newest) > MAX_ROWS:
-            del self._sorted[bisect_left(self._sorted, self._newest.popleft())]
-        if len(self._sorted) < MIN_ROWS:
+        self._newest.add(tokens)
+        if len(self._newest) < MIN_ROWS:
             return False
-        median = self._sorted[len(self._sorted) // 2]
+        median = round(self._newest.median())
         if self.told is not None and abs(median - self.told) <= TOLD_ANEW * self.told:
             return False
         self.told = median

@@ -6,34 +6,13 @@ model) share a template, so the answers that ended say how long the others will 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
 from dataclasses import dataclass
 
-RECENT = 256  # answers of a band; older ones are forgotten, so that a change is followed
+from harvester.policy.model.recent import Recent
+
+MAX_ANSWERS = 256  # answers of a band; older ones are forgotten, so that a change is followed
 MIN_ANSWERS = 20  # fewer say nothing about a band
 MAX_KINDS = 64  # clients name them: the others are predicted by all answers together
-
-
-class _Recent:
-    """The latest answers, ordered by time and by length."""
-
-    def __init__(self) -> None:
-        self._latest: deque[float] = deque()
-        self._ordered: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._ordered)
-
-    def add(self, value: float) -> None:
-        self._latest.append(value)
-        insort(self._ordered, value)
-        if len(self._latest) > RECENT:
-            del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
-
-    def quantile(self, share: float) -> float:
-        """The smallest value that at least ``share`` (0 .. 1) of them do not exceed. Raises IndexError where there are none."""
-        return self._ordered[max(0, -int(-share * len(self._ordered) // 1) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +37,9 @@ class LengthPredictor:
     """It learns from each answer that ended and predicts the next ones. O(log answers) a call, plus the move of a short list."""
 
     def __init__(self) -> None:
-        self._answers: dict[tuple[str, int | None] | None, _Recent] = {None: _Recent()}
+        self._answers: dict[tuple[str, int | None] | None, Recent] = {None: Recent(MAX_ANSWERS)}
         self._kinds: set[str] = set()
-        self._errors = _Recent()
+        self._errors = Recent(MAX_ANSWERS)
         self._judged = self._within_median = self._within_high = 0
 
     def predict(self, kind: str, prompt_tokens: int) -> Prediction:
@@ -77,7 +56,7 @@ class LengthPredictor:
         if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
             self._kinds.add(kind)
         for key in _keys(kind, prompt_tokens) if kind in self._kinds else (None,):
-            self._answers.setdefault(key, _Recent()).add(tokens)
+            self._answers.setdefault(key, Recent(MAX_ANSWERS)).add(tokens)
 
     def accuracy(self) -> Accuracy:
         error = self._errors.quantile(0.5) if len(self._errors) else None

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from harvester.policy.order.online import OnlineRequest
+from harvester.policy.order.ranking import Key, MovingRanking
 
 DEADLINES_S = (0.2, 0.5, 2.0)  # ranges of the time that is left to a deadline
 RANGE_TOKENS = 128  # and of KV and predicted length
+ROUNDING_S = 1e-6  # a range is looked at so much too early rather than too late
 
 
 @dataclass(slots=True)
 class _Task:
+    priority: int
+    came: int
     due_s: float
     prompt_tokens: int
     answer_tokens: int
     steps: int = 0
 
-    def key(self, now_s: float) -> tuple[int, int, int]:
+    def key(self, now_s: float) -> Key:
         kv_tokens = self.prompt_tokens + self.steps if self.steps else 0
-        return bisect_right(DEADLINES_S, self.due_s - now_s), -(kv_tokens // RANGE_TOKENS), -(self.answer_tokens // RANGE_TOKENS)
+        wide = RANGE_TOKENS
+        return self.priority, self.range(now_s), -(kv_tokens // wide), -(self.answer_tokens // wide), self.came
+
+    def range(self, now_s: float) -> int:
+        """Of the time that is left to its deadline."""
+        return bisect_right(DEADLINES_S, self.due_s - now_s)
+
+    def changes_s(self, now_s: float) -> float:
+        """When it comes into the next range; inf where there is none."""
+        place = self.range(now_s)
+        return self.due_s - DEADLINES_S[place - 1] if place else math.inf
 
 
 class Econo:
@@ -35,21 +51,38 @@ class Econo:
     last_gives_kv = True
 
     def __init__(self) -> None:
-        self._held: dict[str, _Task] = {}  # in order of arrival
+        self._ranking = MovingRanking[_Task]()
+        self._changes: list[tuple[float, str]] = []  # a heap: when the range of one that has not begun changes
+        self._came = 0
 
     def arrive(self, request: OnlineRequest, now_s: float) -> None:
-        self._held[request.name] = _Task(request.end_due_s, request.prompt_tokens, request.answer_tokens)
+        self._came += 1
+        task = _Task(request.priority, self._came, request.end_due_s, request.prompt_tokens, request.answer_tokens)
+        self._ranking.put(request.name, task, now_s)
+        self._await(request.name, task, now_s)
 
     def ran(self, names: Iterable[str], seconds: float, now_s: float) -> None:
-        for name in names:
-            if name in self._held:
-                self._held[name].steps += 1
+        for task in self._ranking.begun(names):
+            task.steps += 1
 
     def finish(self, name: str) -> None:
-        del self._held[name]
+        self._ranking.drop(name)
 
-    def order(self, now_s: float) -> Sequence[str]:
-        return sorted(self._held, key=lambda name: self._held[name].key(now_s))
+    def order(self, now_s: float) -> Iterable[str]:
+        changed = set[str]()
+        while self._changes and self._changes[0][0] <= now_s + ROUNDING_S:
+            changed.add(heappop(self._changes)[1])
+        for name, task in self._ranking.stale(changed, now_s).items() if changed else ():
+            self._await(name, task, now_s)
+        return self._ranking.order(now_s)
 
-    def next_turn_s(self, now_s: float, batch: int) -> Mapping[str, float]:
+    def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
+        return self._ranking.among(names, now_s)
+
+    def next_turn_s(self, names: Collection[str], now_s: float, batch: int) -> Mapping[str, float]:
         return {}
+
+    def _await(self, name: str, task: _Task, now_s: float) -> None:
+        changes_s = task.changes_s(now_s)
+        if changes_s < math.inf:
+            heappush(self._changes, (changes_s, name))

@@ -22,19 +22,17 @@ class Resident:
     unsaved: int
 
 
-def enst(levels: Mapping[str, int], promote_s: Mapping[str, float], quantum_s: float, batch: int) -> dict[str, float]:
-    """Seconds until each request is scheduled next: min(T_promote, T_execute); O(requests + levels).
+def enst(
+    levels: Mapping[str, int], promote_s: Mapping[str, float], counts: Sequence[int], quantum_s: float, batch: int
+) -> dict[str, float]:
+    """Seconds until each request is scheduled next: min(T_promote, T_execute); O(requests asked for + levels).
 
-    ``levels``: its queue, 0 first served; ``promote_s``: seconds until starvation brings it to the front; ``quantum_s``: of queue 0,
-    doubled in each next; ``batch``: requests of a step. T_execute is the time that all in higher queues take to sink to its own,
-    ``batch`` at once.
+    ``levels``: its queue, 0 first served; ``promote_s``: seconds until starvation brings it to the front; ``counts``: of all requests by
+    queue; ``quantum_s``: of queue 0, doubled in each next; ``batch``: requests of a step. T_execute is the time that all in higher queues
+    take to sink to its own, ``batch`` at once.
     """
-    deepest = max(levels.values(), default=0)
-    counts = [0] * (deepest + 1)
-    for level in levels.values():
-        counts[level] += 1
     execute_s, above = [0.0], counts[0]
-    for level in range(1, deepest + 1):
+    for level in range(1, len(counts)):
         execute_s.append(execute_s[-1] + above * quantum_s * 2 ** (level - 1) / max(1, batch))
         above += counts[level]
     return {name: min(max(0.0, promote_s[name]), execute_s[level]) for name, level in levels.items()}

@@ -10,17 +10,25 @@ and KV is carried to and fro for a token each. What has run long can wait long: 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from harvester.policy.order.enst import enst
+
+MAX_PROMOTED = 256  # at a time
+MIN_STALE = 64  # entries of requests that have ended; fewer are not worth a new heap
 
 
 @dataclass(slots=True)
 class _Place:
+    number: int  # in order of arrival
+    priority: int
     level: int
-    attained_s: float  # in this level
+    joined: int  # its queue, counted over all
     since_s: float  # waits since then
-    ran_s: float | None = None  # end of its last step
+    attained_s: float = 0.0  # in this level
     home: tuple[int, float] | None = None  # level and attained time before a promotion
 
 
@@ -41,10 +49,13 @@ class Mlfq:
         self.quantum_s = quantum_s  # may be set again when the measured shortest step changes
         self._starvation_s = starvation_s
         self._growth = starvation_growth
-        self._queues: list[dict[str, None]] = [{} for _ in range(levels)]  # dicts as ordered sets
+        self._levels = levels
+        self._queues: dict[int, list[dict[str, None]]] = {}  # by priority and level; dicts as ordered sets
         self._places: dict[str, _Place] = {}
+        self._numbers = count()
         self._step_s = float("-inf")  # the latest step that anyone took part in
-        self._look_s = float("-inf")  # nobody starves before then
+        self._latest: set[str] = set()  # who did, and has not ended
+        self._starving: list[tuple[float, str]] = []  # a heap: no later than when each, below queue 0 and not promoted, has waited too long
 
     def __len__(self) -> int:
         return len(self._places)
@@ -59,12 +70,17 @@ class Mlfq:
     def level(self, request: str) -> int:
         return self._places[request].level
 
-    def arrive(self, request: str, prefill_s: float, now_s: float) -> None:
-        """Join the first queue whose quantum covers ``prefill_s``, the predicted time of the prompt (0: no skip-join)."""
-        level = self._covering(0, prefill_s)
-        self._places[request] = _Place(level, 0.0, now_s)
-        self._queues[level][request] = None
-        self._look_s = min(self._look_s, now_s + self._starvation_s)
+    def arrive(self, request: str, prefill_s: float, now_s: float, priority: int = 0) -> None:
+        """Join the first queue whose quantum covers ``prefill_s``, the predicted time of the prompt (0: no skip-join).
+
+        Each ``priority`` has queues of its own; those of a lower one are served before.
+        """
+        if priority not in self._queues:
+            self._queues[priority] = [{} for _ in range(self._levels)]
+        number = next(self._numbers)
+        self._places[request] = place = _Place(number, priority, self._covering(0, prefill_s), number, now_s)
+        self._queues[priority][place.level][request] = None
+        self._watch(request, place)
 
     def ran(self, request: str, seconds: float, now_s: float, next_s: float = 0.0) -> None:
         """It took part in a step of ``seconds`` that ended at ``now_s``. ``next_s``: predicted time of its next one, where that is long.
@@ -72,67 +88,108 @@ class Mlfq:
         A used-up quantum moves it to the next lower queue that covers ``next_s``; one that was promoted goes back where it was.
         """
         place = self._places[request]
-        self._step_s = place.since_s = place.ran_s = now_s
+        if now_s != self._step_s:
+            self._latest.clear()
+        self._latest.add(request)
+        self._step_s = place.since_s = now_s
         place.attained_s += seconds
         if place.home is not None:  # the time that starvation bought is not held against it
             level, attained_s = place.home
             place.home = None
             self._move(request, level)
             place.attained_s = attained_s
-        elif place.attained_s >= self.quantum(place.level) and place.level < len(self._queues) - 1:
+            self._watch(request, place)
+        elif place.attained_s >= self.quantum(place.level) and place.level < self._levels - 1:
+            is_watched = place.level > 0
             self._move(request, self._covering(place.level + 1, next_s))
+            if not is_watched:
+                self._watch(request, place)
 
     def finish(self, request: str) -> None:
         """It ended or was aborted."""
         place = self._places.pop(request)
-        del self._queues[place.level][request]
+        del self._queues[place.priority][place.level][request]
+        self._latest.discard(request)
+        if not any(self._queues[place.priority]):
+            del self._queues[place.priority]
+        if len(self._starving) > 2 * len(self._places) + MIN_STALE:
+            self._starving = [(due_s, name) for due_s, name in self._starving if name in self._places]
+            heapify(self._starving)
 
-    def order(self, now_s: float) -> list[str]:
+    def order(self, now_s: float) -> Iterator[str]:
         """Every request held, the one to serve first in front: by queue; in a queue those of the latest step, then by time of joining it.
 
-        The second rule is the hysteresis: among equals the one that runs goes on, since changing costs KV and wins nothing.
+        The second rule is the hysteresis: among equals the one that runs goes on, since changing costs KV and wins nothing. Whose turn is
+        not asked for costs nothing; nothing may change while it is walked through.
         """
-        if now_s >= self._look_s:
-            self._promote(now_s)
-        ordered: list[str] = []
-        for queue in self._queues:
-            running = [request for request in queue if self._places[request].ran_s == self._step_s]
-            ordered += running
-            if len(running) < len(queue):
-                kept = set(running)
-                ordered += [request for request in queue if request not in kept] if kept else queue
-        return ordered
+        self._promote(now_s)
+        return self._walk()
 
-    def enst(self, now_s: float, batch: int) -> dict[str, float]:
+    def among(self, requests: Iterable[str]) -> list[str]:
+        """Those of ``requests`` that are held, in the order of the last call of `order`."""
+        places = [(self._places[name], name) for name in requests if name in self._places]
+        return [key[-1] for key in sorted([(one.priority, one.level, name not in self._latest, one.joined, name) for one, name in places])]
+
+    def enst(self, requests: Iterable[str], now_s: float, batch: int) -> dict[str, float]:
         """Seconds until each is scheduled next, ``batch`` at a time (FastServe 4.2)."""
-        levels = {request: place.level for request, place in self._places.items()}
-        due_s = {name: place.since_s + self._starvation_s * self._growth**place.level - now_s for name, place in self._places.items()}
-        return enst(levels, due_s, self.quantum_s, batch)
+        places = {name: self._places[name] for name in requests if name in self._places}
+        due_s = {name: self._due_s(place) - now_s for name, place in places.items()}
+        counts = [sum([len(queues[level]) for queues in self._queues.values()]) for level in range(self._levels)]
+        return enst({name: place.level for name, place in places.items()}, due_s, counts, self.quantum_s, batch)
+
+    def _walk(self) -> Iterator[str]:
+        running: dict[tuple[int, int], list[str]] = {}
+        for name in sorted(self._latest, key=lambda name: self._places[name].joined):
+            place = self._places[name]
+            running.setdefault((place.priority, place.level), []).append(name)
+        for priority, queues in sorted(self._queues.items()):
+            for level, queue in enumerate(queues):
+                first = running.get((priority, level), ())
+                yield from first
+                if len(first) < len(queue):
+                    yield from (name for name in queue if name not in self._latest) if first else queue
 
     def _covering(self, least: int, seconds: float) -> int:
-        last = len(self._queues) - 1
+        last = self._levels - 1
         return next((level for level in range(min(least, last), last) if self.quantum(level) >= seconds), last)
 
     def _move(self, request: str, level: int) -> None:
         place = self._places[request]
-        del self._queues[place.level][request]
-        place.level, place.attained_s = level, 0.0
-        self._queues[level][request] = None
+        queues = self._queues[place.priority]
+        del queues[place.level][request]
+        place.level, place.attained_s, place.joined = level, 0.0, next(self._numbers)
+        queues[level][request] = None
+
+    def _due_s(self, place: _Place) -> float:
+        """When it has waited too long."""
+        return place.since_s + self._starvation_s * self._growth**place.level
+
+    def _watch(self, request: str, place: _Place) -> None:
+        if place.level > 0:
+            heappush(self._starving, (self._due_s(place), request))
 
     def _promote(self, now_s: float) -> None:
-        self._look_s = now_s + self._starvation_s
-        for request, place in self._places.items():
-            if place.level == 0 or place.home is not None:
+        """Those that starve, in order of arrival; of thousands at once some each time, the first due first: one promoted waits its turn."""
+        due: dict[str, _Place] = {}
+        while self._starving and self._starving[0][0] <= now_s and len(due) < MAX_PROMOTED:
+            name = heappop(self._starving)[1]
+            place = self._places.get(name)
+            if place is None or place.level == 0 or place.home is not None:
                 continue
-            due_s = place.since_s + self._starvation_s * self._growth**place.level
-            if now_s >= due_s:
-                place.home = (place.level, place.attained_s)
-                self._move(request, 0)
+            if self._due_s(place) <= now_s:
+                due[name] = place
             else:
-                self._look_s = min(self._look_s, due_s)
+                self._watch(name, place)
+        for name, place in sorted(due.items(), key=lambda item: item[1].number):
+            place.home = (place.level, place.attained_s)
+            self._move(name, 0)
 
     def check(self) -> None:
         """Raise AssertionError where a request is in no queue, in two, or in another than it thinks."""
-        assert sorted(request for queue in self._queues for request in queue) == sorted(self._places)
-        assert all(request in self._queues[place.level] for request, place in self._places.items())
+        assert sorted(name for queues in self._queues.values() for queue in queues for name in queue) == sorted(self._places)
+        assert all(name in self._queues[place.priority][place.level] for name, place in self._places.items())
         assert all(place.attained_s >= 0.0 for place in self._places.values())
+        assert all(any(queues) for queues in self._queues.values())
+        assert self._latest <= self._places.keys()
+        watched = {name for _, name in self._starving}
+        assert all(name in watched for name, place in self._places.items() if place.level > 0 and place.home is None)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from harvester.policy.order.mlfq import Mlfq
+from harvester.policy.order.ranking import Key, MovingRanking, Ranking
 
 FIRST_QUANTUM_S = 0.01  # until a step was measured
 MIN_QUANTUM_S = 0.0005
@@ -58,7 +59,8 @@ class OnlineRequest:
 class OnlineOrder(Protocol):
     """An order of online requests. It is told of each once, and of every step that any of them took part in.
 
-    ``now_s`` is one monotonic clock. Calls for a name that is not held raise KeyError.
+    Thousands may wait, and a step serves the first few: what is asked each step must not look at the others. A lower
+    `OnlineRequest.priority` goes before all others. ``now_s`` is one monotonic clock. Calls for a name that is not held raise KeyError.
     """
 
     @property
@@ -72,10 +74,13 @@ class OnlineOrder(Protocol):
 
     def finish(self, name: str) -> None: ...
 
-    def order(self, now_s: float) -> Sequence[str]:
-        """The one to serve first in front. One that is left out is not served."""
+    def order(self, now_s: float) -> Iterable[str]:
+        """The one to serve first in front, found as it is walked through. One that is left out is not served."""
 
-    def next_turn_s(self, now_s: float, batch: int) -> Mapping[str, float]:
+    def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
+        """Those of ``names`` that are in the order, in its order."""
+
+    def next_turn_s(self, names: Collection[str], now_s: float, batch: int) -> Mapping[str, float]:
         """Seconds until each is scheduled next, ``batch`` at a time. Empty where the order cannot tell: nobody swaps out then."""
 
 
@@ -85,24 +90,29 @@ class Fcfs:
     last_gives_kv = False  # the newest is the last
 
     def __init__(self) -> None:
-        self._held: dict[str, float] = {}  # with the key that they are sorted by; in order of arrival
+        self._ranking = Ranking()
+        self._came = 0
 
     def _key(self, request: OnlineRequest) -> float:
         return 0.0
 
     def arrive(self, request: OnlineRequest, now_s: float) -> None:
-        self._held[request.name] = self._key(request)
+        self._came += 1
+        self._ranking.put(request.name, (request.priority, self._key(request), self._came))
 
     def ran(self, names: Iterable[str], seconds: float, now_s: float) -> None:
         """What ran changes nothing."""
 
     def finish(self, name: str) -> None:
-        del self._held[name]
+        self._ranking.drop(name)
 
-    def order(self, now_s: float) -> Sequence[str]:
-        return sorted(self._held, key=self._held.__getitem__)
+    def order(self, now_s: float) -> Iterable[str]:
+        return self._ranking.order()
 
-    def next_turn_s(self, now_s: float, batch: int) -> Mapping[str, float]:
+    def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
+        return self._ranking.among(names)
+
+    def next_turn_s(self, names: Collection[str], now_s: float, batch: int) -> Mapping[str, float]:
         return {}
 
 
@@ -110,6 +120,8 @@ class Fcfs:
 class _Job:
     """``answer_tokens`` as predicted; ``made``: of those, one a step."""
 
+    priority: int
+    came: int
     prefill_s: float
     token_s: float
     answer_tokens: int
@@ -121,30 +133,39 @@ class _Job:
         left = self.answer_tokens - self.made if self.made < self.answer_tokens else OVERDUE_TOKENS
         return (0.0 if self.made else self.prefill_s) + left * self.token_s
 
+    def key(self, now_s: float) -> Key:
+        return self.priority, self.left_s, self.came
 
-class ShortestFirst(Fcfs):
+
+class ShortestFirst:
     """The shortest predicted time that is left first. A long answer starves while shorter ones fill the engine."""
 
     last_gives_kv = True
 
     def __init__(self) -> None:
-        super().__init__()
-        self._jobs: dict[str, _Job] = {}
+        self._ranking = MovingRanking[_Job]()
+        self._came = 0
 
     def arrive(self, request: OnlineRequest, now_s: float) -> None:
-        self._jobs[request.name] = job = _Job(request.prefill_s, request.token_s, request.answer_tokens)
-        self._held[request.name] = job.left_s
+        self._came += 1
+        job = _Job(request.priority, self._came, request.prefill_s, request.token_s, request.answer_tokens)
+        self._ranking.put(request.name, job, now_s)
 
     def ran(self, names: Iterable[str], seconds: float, now_s: float) -> None:
-        for name in names:
-            job = self._jobs.get(name)
-            if job is not None:
-                job.made += 1
-                self._held[name] = job.left_s
+        for job in self._ranking.begun(names):
+            job.made += 1
 
     def finish(self, name: str) -> None:
-        super().finish(name)
-        del self._jobs[name]
+        self._ranking.drop(name)
+
+    def order(self, now_s: float) -> Iterable[str]:
+        return self._ranking.order(now_s)
+
+    def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
+        return self._ranking.among(names, now_s)
+
+    def next_turn_s(self, names: Collection[str], now_s: float, batch: int) -> Mapping[str, float]:
+        return {}
 
 
 class ShortestPrompt(Fcfs):
@@ -176,7 +197,7 @@ class SkipJoin:
         self._steps_s: deque[float] = deque(maxlen=STEPS)
 
     def arrive(self, request: OnlineRequest, now_s: float) -> None:
-        self._mlfq.arrive(request.name, request.prefill_s if self._skip else 0.0, now_s)
+        self._mlfq.arrive(request.name, request.prefill_s if self._skip else 0.0, now_s, request.priority)
 
     def ran(self, names: Iterable[str], seconds: float, now_s: float) -> None:
         self._steps_s.append(seconds)
@@ -188,8 +209,11 @@ class SkipJoin:
     def finish(self, name: str) -> None:
         self._mlfq.finish(name)
 
-    def order(self, now_s: float) -> Sequence[str]:
+    def order(self, now_s: float) -> Iterable[str]:
         return self._mlfq.order(now_s)
 
-    def next_turn_s(self, now_s: float, batch: int) -> Mapping[str, float]:
-        return self._mlfq.enst(now_s, batch)
+    def among(self, names: Collection[str], now_s: float) -> Sequence[str]:
+        return self._mlfq.among(names)
+
+    def next_turn_s(self, names: Collection[str], now_s: float, batch: int) -> Mapping[str, float]:
+        return self._mlfq.enst(names, now_s, batch)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
+from harvester.policy.order.online import OnlineOrder
 from harvester.policy.view import EngineView, Running
 
 
-def by_priority(order: Sequence[str], priority: Mapping[str, int]) -> dict[str, int]:
-    """Place of each in ``order``, 0 first, where a lower ``priority`` goes before all others."""
-    if len(set(priority.values())) > 1:
-        order = sorted(order, key=priority.__getitem__)
-    return {name: place for place, name in enumerate(order)}
+def ranked(order: OnlineOrder, running: Collection[str], waiting: Container[str], max_waiting: int, now_s: float) -> dict[str, int]:
+    """Place of each of ``running``, and of the first ``max_waiting`` that are in ``waiting``: 0 first.
+
+    No step admits more than there are slots, so nobody looks at those behind. Where an order leaves one out it has no place.
+    """
+    names, left, behind = list[str](), max_waiting, set(running)
+    for name in order.order(now_s):
+        names.append(name)
+        behind.discard(name)
+        left -= name in waiting
+        if left <= 0:
+            break
+    return {name: place for place, name in enumerate([*names, *order.among(behind, now_s)] if behind else names)}
 
 
 def left_out(running: Sequence[str], waiting: Mapping[str, int], ranks: Mapping[str, int], slots: int, free_blocks: int) -> frozenset[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from harvester.policy.view import EngineView, Running, Waiting
+from harvester.policy.view import EngineView, Running
+from harvester.policy.waiting import Waiting, WithMore
 
 
 def at(places: Sequence[int] | None, found: Sequence[int]) -> tuple[int, ...]:
@@ -28,7 +29,7 @@ def without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[i
     rest = replace(
         view,
         running=[view.running[place] for place in places],
-        waiting=[*view.waiting, *again],
+        waiting=WithMore(view.waiting, again) if again else view.waiting,
         free_blocks=view.free_blocks + sum(one.blocks_now for one in freed),
         batch=None,
     )

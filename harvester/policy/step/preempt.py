@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 EARLY_SHARE = 0.15  # of a step that holds chat: within it, what would be lost is little
 END_GAIN = 2.5  # times a step's own cost: least that must be left of such a step
+PLANNED_SLOWDOWN = 0.8  # of what chat may be slowed down: longer steps also have more chat in them
 COST_SHARE = 0.01  # of a step, what its safepoints may cost
 
 
@@ -99,6 +100,15 @@ def best_step_s(fixed_s: float, gap_s: float) -> float:
     fixed / step + step / (2 gap), is least at sqrt(2 fixed gap). It is Young's interval between two checkpoints (CACM 17(9), 1974).
     """
     return math.sqrt(2.0 * fixed_s * gap_s) if gap_s < math.inf else math.inf
+
+
+def detect_s(max_slowdown: float, prefill_s: float) -> float:
+    """How long a step of offline work may run on after the signal, where a first token may take ``max_slowdown`` times as long as alone.
+
+    An arrival meets a stretch between two safepoints at any point of it, and waits for half of it on average. That half is what may be
+    added to a first token, of which its own prompt takes ``prefill_s``.
+    """
+    return 2.0 * PLANNED_SLOWDOWN * (max_slowdown - 1.0) * prefill_s
 
 
 def layers_between(layers: int, step_s: float, safepoint_s: float, detect_s: float, segments: int = 1) -> int:

@@ -11,7 +11,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.budget import Prompts, longest_decode, offline_budget
 from harvester.policy.step.guarantee import stretched_s
-from harvester.policy.step.slo import Online, added_s, online_work
+from harvester.policy.step.slo import Online, added_s, decodes_of, online_work
 from harvester.policy.step.view import StepPlan, StepView
 from harvester.policy.view import PolicyConfig
 
@@ -86,7 +86,7 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
     load, alone_s = online.load, model.predict(online.load)
     # The budget counts with the margin of all steps, short ones among them.
     step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
-    step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s)))
+    step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s, model.predict(decodes_of(load)))))
     step_s = stretched_s(step_s, view, model.margin * alone_s)
     longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
     decodes, contexts = batch.decodes, batch.contexts

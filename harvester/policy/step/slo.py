@@ -9,12 +9,13 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.step.batch import Batch
 from harvester.policy.step.budget import Prompts, offline_budget
+from harvester.policy.step.preempt import PLANNED_SLOWDOWN
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig
 
 MIN_PROMPT_CHUNK = 64  # tokens
-PLANNED_SLOWDOWN = 0.8  # of what chat may be slowed down: longer steps also have more chat in them
-FULL_STEP = 3.0  # times its online work alone: a step that offline work fills so far is used well enough
+CUT_GAIN = 1.05  # times the TPOT: a step that is cut to be less shorter than this saves less than the step it adds
+FULL_STEP = 4.0  # times its online work alone: a step that offline work fills so far is used well enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +44,45 @@ def first_token_slack_s(view: StepView, batch: Batch) -> float:
     return min(batch.due_s, view.waiting_due_s if view.online_waiting else math.inf) - view.now_s
 
 
-def added_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float) -> float:
-    """Seconds that offline work may add to a step whose online work takes ``alone_s``.
+def added_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float, decodes_s: float) -> float:
+    """Seconds that offline work may add to a step whose online work takes ``alone_s``, of it without prompts ``decodes_s``.
 
     A step beside chat that decodes keeps an arrival waiting to its end. It grows by at most a share of the TTFT SLO: by more than half of
     that share only where it is short without, so that most of it would be what any step costs.
 
-    Steps that compute prompts follow each other while chat comes in a burst, and what each adds, the last of the burst waits for: they grow
-    by half of that share of their own length.
+    A step with prompts of chat grows to the same length and no further. Such steps follow each other while chat comes in a burst, and what
+    each adds, the last of the burst waits for.
 
     Where chat is promised no number, every step grows by a share of what it would take without: `PolicyConfig.max_slowdown`.
     """
     unpromised_s = math.inf
     if config.max_slowdown is not None and (batch.unpromised or view.waiting_unpromised or view.returning):
         unpromised_s = max(0.0, PLANNED_SLOWDOWN * (config.max_slowdown - 1.0) * alone_s - view.debt_s)
-    return min(unpromised_s, _promised_s(view, batch, config, alone_s))
+    return min(unpromised_s, _promised_s(config, alone_s, decodes_s))
 
 
-def _promised_s(view: StepView, batch: Batch, config: PolicyConfig, alone_s: float) -> float:
+def _promised_s(config: PolicyConfig, alone_s: float, decodes_s: float) -> float:
     if config.ttft_s == math.inf:
         return math.inf
-    prompts = view.online_waiting > 0 or len(batch.prompts) > 0
     most_s = config.max_ttft_delay_fraction * config.ttft_s
-    if prompts:
-        return config.max_ttft_delay_fraction / 2 * min(alone_s, config.ttft_s)
-    return min(most_s, max(most_s / 2, FULL_STEP * alone_s))
+    filled_s = decodes_s + min(most_s, max(most_s / 2, FULL_STEP * decodes_s))
+    return max(0.0, filled_s - alone_s)
 
 
 def online_work(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel) -> Online:
     """What the online requests compute in the step, those that wait among them.
 
-    Prompts are cut where the step would break the TPOT of those that decode, as long as no first token comes late by it, or the further
-    steps delay the first token by less than `PolicyConfig.max_ttft_delay_fraction` of the TTFT SLO. Each extra step costs one more round of
-    decodes.
+    Prompts are cut where the step would break the TPOT of those that decode by more than a twentieth, as long as no first token comes late
+    by it, or the further steps delay the first token by less than `PolicyConfig.max_ttft_delay_fraction` of the TTFT SLO. Each extra step
+    costs one more round of decodes.
     """
     whole = online_load(view, batch)
     if whole.prefill_tokens == 0 or batch.tpot_s == math.inf:
         return Online(whole, None)
     margin = model.margin_at(batch.tpot_s)
-    if margin * model.predict(whole) <= batch.tpot_s:
+    if margin * model.predict(whole) <= CUT_GAIN * batch.tpot_s:
         return Online(whole, None)
-    decodes = StepLoad(0, 0.0, whole.decode_seqs, whole.decode_context, whole.decode_seqs)
+    decodes = decodes_of(whole)
     behind = round(whole.prefill_attention / whole.prefill_tokens)
     prompts = Prompts([(whole.prefill_tokens, behind)])
     beside = decodes + StepLoad(seqs=max(0, whole.seqs - whole.decode_seqs - 1))
@@ -96,6 +95,11 @@ def online_work(view: StepView, batch: Batch, config: PolicyConfig, model: Laten
     ):
         return Online(whole, None)
     return Online(online_load(view, batch, whole.decode_seqs + chunk), chunk)
+
+
+def decodes_of(load: StepLoad) -> StepLoad:
+    """``load`` without its prompts."""
+    return StepLoad(0, 0.0, load.decode_seqs, load.decode_context, load.decode_seqs)
 
 
 def online_load(view: StepView, batch: Batch, max_tokens: int | None = None) -> StepLoad:

@@ -1,0 +1,153 @@
+"""Scenario ``overload``: chat at 1, 3 and 10 times what a server sustains, and one hostile request beside chats.
+
+The rate that is sustained is measured first: twice as many clients as the engine has slots, each asking again when it is answered. Then
+requests come at random at a multiple of it, whatever becomes of those before. Of those that are let in the time to the first token counts,
+of the others how soon they are told, and when they may come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from bench.harness.options import Options
+from bench.harness.servers.server import ServerProcess
+from harvester.sim.measure import percentile
+
+LOADS = (1, 3, 10)
+SLOTS, TOKENS, WORDS = 8, 32, 200
+GOAL_SLO, GOAL_REFUSED_MS = 1.5, 50.0
+HOSTILE = 2000  # choices
+TIMEOUT_S = 300.0
+PROFILE_WAIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``seconds``: to the first token where it was let in, to the whole answer otherwise. ``retry_after_s``: of a refusal."""
+
+    status: int
+    seconds: float
+    retry_after_s: float | None = None
+
+
+def run(options: Options) -> dict[str, Any]:
+    seconds = options.seconds or (12.0 if options.quick else 60.0)
+    slo_ms = options.set.get("ttft_slo_ms", 2000.0)
+    with tempfile.TemporaryDirectory(prefix="harvester-bench-") as name:
+        config = Path(name, "serve.yaml")
+        config.write_text(json.dumps({"model": options.model, "slo": {"ttft_slo_ms": slo_ms}, "engine": {"max_num_seqs": SLOTS}}))
+        with ServerProcess(("-m", "harvester", "serve", "--config", str(config)), Path(name, "state")) as server:
+            _await_profile(Path(name, "state"))
+            return asyncio.run(_measured(server.url, seconds, slo_ms, Random(options.seed)))
+
+
+def _await_profile(state: Path) -> None:
+    """A new server measures its engine first, with requests of its own."""
+    end_s = time.monotonic() + PROFILE_WAIT_S
+    while not list(state.glob("profiles/*.json")) and time.monotonic() < end_s:
+        time.sleep(0.2)
+
+
+async def _measured(url: str, seconds: float, slo_ms: float, draw: Random) -> dict[str, Any]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        await _closed(client, model, seconds / 2, draw)
+        rate = await _closed(client, model, seconds / 2, draw)
+        systems = {f"{times}x": _report(await _open(client, model, times * rate, seconds, draw), slo_ms) for times in LOADS}
+        systems["hostile"] = _report(await _beside_hostile(client, model, rate, seconds, draw), slo_ms)
+    worst = {name: found["ttft_p99_over_slo"] for name, found in systems.items()}
+    told = {name: found["refused_ms"]["p99"] for name, found in systems.items() if found["refused_ms"]}
+    goals = {
+        "ttft_p99_over_slo": {
+            "goal": GOAL_SLO,
+            "measured": worst,
+            "met": all(ratio is not None and ratio <= GOAL_SLO for ratio in worst.values()),
+        },
+        "refused_p99_ms": {"goal": GOAL_REFUSED_MS, "measured": told, "met": all(value <= GOAL_REFUSED_MS for value in told.values())},
+        "failed_beside_a_hostile_request": {"goal": 0, "measured": systems["hostile"]["failed"], "met": systems["hostile"]["failed"] == 0},
+    }
+    ratios = {f"ttft_p99_over_slo_{name}": value for name, value in worst.items()}
+    return {"sustained_per_s": round(rate, 2), "ttft_slo_ms": slo_ms, "systems": systems, "ratios": ratios, "goals": goals}
+
+
+async def _closed(client: httpx.AsyncClient, model: str, seconds: float, draw: Random) -> float:
+    """Requests a second that are answered to twice ``SLOTS`` clients."""
+    end_s, answered = time.monotonic() + seconds, 0
+
+    async def ask_again() -> None:
+        nonlocal answered
+        while time.monotonic() < end_s:
+            found = await _ask(client, model, draw)
+            answered += found.status == 200
+            await asyncio.sleep(found.retry_after_s or 0.0)
+
+    began_s = time.monotonic()
+    await asyncio.gather(*(ask_again() for _ in range(2 * SLOTS)))
+    return answered / (time.monotonic() - began_s)
+
+
+async def _open(client: httpx.AsyncClient, model: str, rate: float, seconds: float, draw: Random) -> list[Asked]:
+    end_s, asked = time.monotonic() + seconds, list[asyncio.Task[Asked]]()
+    due_s = time.monotonic()
+    while (due_s := due_s + draw.expovariate(rate)) < end_s:
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        asked.append(asyncio.create_task(_ask(client, model, draw)))
+    return list(await asyncio.gather(*asked))
+
+
+async def _beside_hostile(client: httpx.AsyncClient, model: str, rate: float, seconds: float, draw: Random) -> list[Asked]:
+    """Chats at half of what is sustained, and one request for thousands of choices."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "n": HOSTILE, "max_tokens": 200}
+    hostile = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+    asked = await _open(client, model, rate / 2, seconds, draw)
+    hostile.cancel()
+    with suppress(asyncio.CancelledError, httpx.HTTPError):
+        await hostile
+    return asked
+
+
+async def _ask(client: httpx.AsyncClient, model: str, draw: Random) -> Asked:
+    text = " ".join(draw.choice(("peace", "nation", "world", "people", "year", "work")) for _ in range(WORDS))
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
+    began_s, first_s = time.monotonic(), 0.0
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if not first_s and '"content":"' in line and '"content":""' not in line:
+                    first_s = time.monotonic() - began_s
+            retry = answer.headers.get("retry-after")
+            status = answer.status_code if first_s or answer.status_code != 200 else 0
+            return Asked(status, first_s or time.monotonic() - began_s, float(retry) if retry else None)
+    except httpx.HTTPError:
+        return Asked(0, time.monotonic() - began_s)
+
+
+def _report(asked: list[Asked], slo_ms: float) -> dict[str, Any]:
+    let_in, refused = ([one for one in asked if one.status == status] for status in (200, 429))
+    ttft = _percentiles([one.seconds for one in let_in])
+    return {
+        "asked": len(asked),
+        "let_in": len(let_in),
+        "refused": len(refused),
+        "failed": len(asked) - len(let_in) - len(refused),
+        "ttft_ms": ttft,
+        "ttft_p99_over_slo": round(ttft["p99"] / slo_ms, 3) if ttft else None,
+        "refused_ms": _percentiles([one.seconds for one in refused]),
+        "retry_after_s": sorted({one.retry_after_s for one in refused if one.retry_after_s is not None}),
+        "without_retry_after": sum(one.retry_after_s is None for one in refused),
+    }
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float]:
+    return {f"p{part}": round(1000 * percentile(seconds, part / 100), 1) for part in (50, 90, 99)} if seconds else {}

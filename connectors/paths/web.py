@@ -1,0 +1,66 @@
+"""Files over HTTP for someone with `SourceRules`: every connection is checked, those after a redirect too."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+
+from connectors.credentials import masked
+from connectors.errors import SourceError
+from connectors.paths.rules import SourceRules, host_of
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+    from aiohttp.abc import ResolveResult
+
+
+def open_web(uri: str, rules: SourceRules) -> fsspec.AbstractFileSystem:
+    """A file system that connects to what ``rules`` permit only. Raises `SourceError` where ``uri`` leads elsewhere already."""
+    import aiohttp
+    from aiohttp.abc import AbstractResolver
+
+    allowed: set[str] = set()  # addresses that a name that may be asked for led to
+
+    class Resolver(AbstractResolver):
+        """Looks a name up once, so that what was checked is what is connected to."""
+
+        async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[ResolveResult]:
+            found = await aiohttp.ThreadedResolver().resolve(host, port, family)
+            kept = [one for one in found if rules.permits(host, ipaddress.ip_address(one["host"]))]
+            if not kept:
+                raise OSError(f"{host} leads to an address that this server does not read")
+            allowed.update(one["host"] for one in kept)
+            return kept
+
+        async def close(self) -> None:
+            return
+
+    def connect(address: Any) -> socket.socket:
+        host = str(address[4][0])
+        if host not in allowed and not rules.permits(host, ipaddress.ip_address(host)):
+            raise OSError(f"{host} is an address that this server does not read")
+        return socket.socket(address[0], address[1], address[2])
+
+    async def client(**options: Any) -> ClientSession:
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=Resolver(), socket_factory=connect), **options)
+
+    _check_first(uri, rules)
+    return fsspec.filesystem(uri.partition(":")[0].lower(), get_client=client, skip_instance_cache=True)
+
+
+def _check_first(uri: str, rules: SourceRules) -> None:
+    """For a clear message: fsspec calls whatever fails a file that is not there."""
+    host = host_of(uri)
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError) as error:
+        raise SourceError(f"cannot read {masked(uri)}: the host {host!r} is not known; check the address") from error
+    refused = [address for address in found if not rules.permits(host, ipaddress.ip_address(address.partition("%")[0]))]
+    if len(refused) == len(found):
+        raise SourceError(
+            f"{masked(uri)} leads to {refused[0]}, which this server does not read for its clients; "
+            "list the host under sources.hosts in the server's config"
+        )

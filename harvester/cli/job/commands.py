@@ -1,0 +1,154 @@
+"""`harvester submit`: make a job of a table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from connectors.targets.target import TargetName
+from harvester.cli.client import Client
+from harvester.cli.invocation import Invocation, command
+from harvester.cli.job import options
+from harvester.cli.job.deadline import parse_deadline
+from harvester.cli.job.dryrun import print_estimate
+from harvester.cli.job.into import checked_target, copying, written_line
+from harvester.cli.job.progress import failure, follow, show, updates
+from harvester.cli.job.stdin import Given, given_source
+from harvester.cli.job.text import job_lines
+from harvester.cli.request import build_request, read_schema, task_options
+from harvester.cli.server.local import serving
+from harvester.errors import HarvesterError
+from jobs.spec import JobRequest, JobView, OnLong
+from jobs.states import ENDED
+
+app = typer.Typer()
+
+
+@command(app)
+def submit(
+    here: Invocation,
+    source: options.Source,
+    task: options.Task = None,
+    labels: options.Labels = None,
+    schema: options.Schema = None,
+    to: options.To = None,
+    prompt: options.Prompt = None,
+    option: options.TaskOptions = None,
+    column: options.Column = None,
+    keep: options.Keep = None,
+    id_column: options.IdColumn = None,
+    table: options.Table = None,
+    query: options.Query = None,
+    model: options.Model = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    input_format: options.InputFormat = None,
+    into: options.Into = None,
+    on_long: options.LongTexts = OnLong.TRUNCATE,
+    max_error_rate: options.MaxErrorRate = 0.5,
+    weight: options.Weight = 1.0,
+    deadline: options.Deadline = None,
+    new: options.New = False,
+    watch: options.Watch = False,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Make a job of a table.
+
+    Each row becomes one prompt, answered in the time that chat leaves idle.
+
+    Submitting the same job again finds the existing one. If no server answers, one is started for this job and stopped afterwards.
+
+    \b
+    Example:
+        harvester submit docs.parquet --task summarize --watch
+        harvester submit reviews.parquet --labels positive,negative --column text
+        harvester submit shop.duckdb --query "select * from reviews" --prompt "Is this about price? {text}"
+        harvester submit docs.parquet --task ./tone.yaml --option tone=calm
+        harvester submit "docs/*.md" --into summaries.duckdb:docs
+        cat mails.jsonl | harvester submit - --column body -o mails.csv
+    """
+    target = None if into is None else checked_target(into, here)
+    due = None if deadline is None else parse_deadline(deadline, time.time())
+    asks = {"labels": labels.split(",") if labels else None, "schema": read_schema(schema), "to": to, "prompt": prompt}
+    reads: dict[str, Any] = {"table": table, "query": query, "column": column, "keep": keep, "id_column": id_column}
+    limits: dict[str, Any] = {"on_long": on_long, "max_error_rate": max_error_rate, "weight": weight, "deadline_at_s": due, "new": new}
+    sampled: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
+    with given_source(here, source, input_format, for_a_job=not dry_run) as given:
+        request = build_request(given.uri, task=task, options=task_options(asks, option or ()), **reads, **limits, **sampled)
+        if dry_run:
+            print_estimate(here, request)
+        else:
+            _submit(here, request, watch, target, given)
+
+
+def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetName | None, given: Given) -> None:
+    copied: dict[str, object] = {}
+    with serving(here, request.model, _say) as (client, is_embedded):
+        view, created = client.submit(request)
+        given.in_use = True
+        follows = watch or is_embedded or target is not None
+        if here.json and not follows:
+            here.print_json(_as_json(view, created))
+            return
+        if not here.json:
+            _print_submitted(view, created)
+        if not follows:
+            _print_next(view)
+            return
+        view, copied = _follow(client, view, is_embedded, target)
+    if here.json:
+        here.print_json(_as_json(view, created) | copied)
+    else:
+        print(*job_lines(view), sep="\n")
+        if copied:
+            print(written_line(copied))
+        _print_next(view)
+    fault = failure(view)
+    if fault:
+        raise HarvesterError(fault)
+
+
+def _follow(client: Client, view: JobView, is_embedded: bool, target: TargetName | None) -> tuple[JobView, dict[str, object]]:
+    """Follow the job; return its last view, and what was written to the target, if any."""
+    try:
+        if target is None:
+            return follow(client, view.id), {}
+        with copying(target, Path(client.server().state), view.id) as copy:
+            (ended,) = show(copy.follow(updates(client, [view.id]))).values()
+            return ended, copy.to_json()
+    except KeyboardInterrupt:
+        _say(
+            f"Job {view.id} is kept; the same command takes it up again"
+            if is_embedded
+            else f"Job {view.id} goes on; see it with: harvester watch {view.id}"
+        )
+        raise
+
+
+def _as_json(view: JobView, created: bool) -> dict[str, Any]:
+    return {**view.model_dump(mode="json"), "created": created}
+
+
+def _print_submitted(view: JobView, created: bool) -> None:
+    if created:
+        print(f"Job {view.id}: {view.task} over {view.rows_total:,} rows of {view.source}, with {view.model}")
+    else:
+        print(f"Job {view.id} already exists for this request and is {view.state}; --new makes another")
+    for note in view.notes:
+        print(f"Note: {note}")
+
+
+def _print_next(view: JobView) -> None:
+    print("Next:")
+    if view.state not in ENDED:
+        print(f"  harvester watch {view.id}")
+    print(f"  harvester results {view.id} -o {view.id}.parquet")
+    print(f"""  harvester sql "select * from results('{view.id}') limit 5\"""", flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

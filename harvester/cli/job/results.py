@@ -1,0 +1,162 @@
+"""`harvester results` and `harvester sql`: read results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import duckdb
+import pyarrow as pa
+import typer
+
+from connectors.parquet.parts import PartsSink
+from connectors.targets.target import is_table
+from harvester.cli.invocation import Invocation, command
+from harvester.cli.job.export import Format, format_of, head, replacing, write
+from harvester.cli.job.into import IntoOption, checked_target, copying, written_line
+from harvester.cli.job.progress import show, updates
+from harvester.cli.job.status import SomeJobArgument, all_views, pick
+from harvester.errors import UsageError
+from jobs.folder import StateFolder
+from jobs.sql.guard import check_target
+from jobs.sql.query import batches, connect, newest_jobs, run
+from jobs.states import ENDED
+
+app = typer.Typer()
+
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="File to write: .parquet, .csv, .jsonl, .json or .md.", show_default=False),
+]
+
+
+@command(app)
+def results(
+    here: Invocation,
+    job: SomeJobArgument = "latest",
+    output: OutOption = None,
+    shape: Annotated[
+        Format | None, typer.Option("--format", "-f", help="Output format. Default: by the file's name, else jsonl.", show_default=False)
+    ] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Only rows with status error.")] = False,
+    into: IntoOption = None,
+) -> None:
+    """Print a job's results, or write them to a file.
+
+    Without -o, prints JSON lines. A running job has the rows finished so far. With --into, rows are written as they come until the
+    job has ended. If that is killed, run it again: it continues and writes no row twice.
+
+    \b
+    Example:
+        harvester results docs-7f3a -o summaries.parquet
+        harvester results docs-7f3a --into shop.duckdb:summaries
+    """
+    if into is None and output is not None and is_table(str(output)):
+        into, output = str(output), None
+    if into is not None:
+        if output is not None or shape is not None or errors:
+            raise UsageError("--into cannot be combined with -o, --format or --errors; remove them")
+        _copy_out(here, job, into)
+        return
+    quoted = job.replace("'", "''")
+    query = f"SELECT * FROM results('{quoted}') " + ("WHERE status = 'error'" if errors else "")
+    with _database(here) as (connection, state_dir):
+        if output is not None:  # DuckDB does not check the checksums of pages
+            jobs = newest_jobs(connection, state_dir)
+            PartsSink(StateFolder(state_dir).results(jobs[0] if job == "latest" and jobs else job)).check()
+        reader = run(connection, state_dir, query)
+        _export(here, reader, output, state_dir, shape or (format_of(output) if output else Format.JSONL))
+
+
+@command(app)
+def sql(
+    here: Invocation,
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="One SQL statement that only reads; - takes it from standard input.", show_default=False)
+    ],
+    output: OutOption = None,
+    shape: Annotated[
+        Format | None, typer.Option("--format", "-f", help="Output format. Default: by the file's name, else table.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Maximum rows to print as a table.")] = 40,
+) -> None:
+    """Query jobs, results and files with SQL.
+
+    Views are jobs, leases, harvest and lengths; results('JOB') gives the rows of a job. Name a Parquet, CSV, JSON or DuckDB
+    file in quotes: select * from 'docs.parquet'. SQL cannot change harvester's state. --json prints one JSON array.
+
+    \b
+    Example:
+        harvester sql "select title, output from results('latest') limit 5"
+        harvester sql "select state, count(*) from jobs group by state" --format csv
+    """
+    wanted = shape or (format_of(output) if output else Format.JSON if here.json else Format.TABLE)
+    with _database(here) as (connection, state_dir):
+        reader = run(connection, state_dir, sys.stdin.read() if query == "-" else query)
+        if output is None and wanted is Format.TABLE:
+            _print_table(reader, limit)
+        else:
+            _export(here, reader, output, state_dir, wanted)
+
+
+@contextmanager
+def _database(here: Invocation) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
+    """A connection over the state folder, and the folder. Asks its server for the ledger's tables, if one answers."""
+    reached = here.try_reach()
+    state_dir = here.local_state(reached[1] if reached else None)
+    tables: Callable[[str], pa.Table] | None = None
+    if reached is not None and Path(reached[1].state).resolve() == state_dir.resolve():
+        tables = partial(reached[0].ledger)
+    try:
+        with connect(state_dir, tables) as connection:
+            yield connection, state_dir
+    finally:
+        if reached is not None:
+            reached[0].close()
+
+
+def _copy_out(here: Invocation, job: str, into: str) -> None:
+    reached = here.try_reach()
+    name = checked_target(into, here, reached[1] if reached else None)
+    if reached is None:
+        view = pick(all_views(here), job)
+        with copying(name, here.state_dir, view.id) as copy:
+            copy.bring(is_final=True)
+        if view.state not in ENDED:
+            print(f"job {view.id} has not ended, and no server answers: these are the rows that are done", file=sys.stderr)
+    else:
+        with reached[0] as client:
+            first = client.job(job)
+            with copying(name, here.local_state(reached[1]), first.id) as copy:
+                show(copy.follow(updates(client, [first.id])))
+    if here.json:
+        here.print_json(copy.to_json())
+    else:
+        print(written_line(copy.to_json()), file=sys.stderr)
+
+
+def _print_table(reader: pa.RecordBatchReader, limit_rows: int) -> None:
+    shown, is_cut = head(batches(reader), limit_rows)
+    write(sys.stdout.buffer, Format.TABLE, reader.schema, shown)
+    if is_cut:
+        print(f"... more than {limit_rows} rows; --limit shows more, -o FILE writes all", file=sys.stderr)
+
+
+def _export(here: Invocation, reader: pa.RecordBatchReader, output: Path | None, state_dir: Path, shape: Format) -> None:
+    if output is None:
+        if shape is Format.PARQUET:
+            raise UsageError("Parquet cannot be printed to a screen; write a file with -o FILE.parquet")
+        write(sys.stdout.buffer, shape, reader.schema, batches(reader))
+        sys.stdout.flush()
+        return
+    check_target(output, state_dir)
+    with replacing(output) as out:
+        rows = write(out, shape, reader.schema, batches(reader))
+    if here.json:
+        here.print_json({"file": str(output), "format": shape.value, "rows": rows})
+    else:
+        print(f"wrote {rows:,} rows to {output}", file=sys.stderr)

@@ -1,0 +1,151 @@
+"""`harvester serve` and `harvester stop`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from harvester.cli.invocation import Invocation, command, server_file
+from harvester.config import load_config
+from harvester.errors import EngineError, HarvesterError
+
+STOP_S = 30.0
+
+app = typer.Typer()
+
+
+@command(app)
+def serve(
+    here: Invocation,
+    model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="Hugging Face id or folder.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file; options here win over it.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", metavar="PORT", help="Port to listen on. Default: 8000.")] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Address to listen on. Default: 127.0.0.1.")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", metavar="N", help="Number of engines. Default: 1.")] = None,
+    no_keys: Annotated[
+        bool, typer.Option("--no-keys", help="Listen to the network without API keys: everybody there may do everything.")
+    ] = False,
+    address: Annotated[str | None, typer.Option("--address", metavar="RAY", help="Ray cluster to join. Default: start one here.")] = None,
+) -> None:
+    """Serve chat and batch jobs, until Ctrl-C.
+
+    Without --model, an embedded toy model answers; it needs no GPU and no download. With --json, each event is one line.
+
+    \b
+    Example:
+        harvester serve --model Qwen/Qwen3-8B --port 8000
+    """
+    given = {"model": model, "port": port, "host": host, "replicas": replicas, "address": address}
+    values = load_config(config, given)
+    if no_keys:
+        values = values.model_copy(update={"access": values.access.model_copy(update={"no_keys": True})})
+    require_engine("ray", "vllm")
+    server = importlib.import_module("harvester.serve.server")
+    server.run(values, here.state_dir, _json_events(here) if here.json else Announcer(values.model is None))
+
+
+@command(app)
+def stop(here: Invocation) -> None:
+    """Stop the server of the state folder. Its jobs continue with the next server.
+
+    \b
+    Example:
+        harvester stop
+    """
+    process = _server_process(here.state_dir)
+    if process is None:
+        _say(here, f"no server is running on {here.state_dir}", stopped=False)
+        return
+    try:
+        process.send_signal(signal.SIGTERM)
+        process.wait(STOP_S)
+    except psutil.NoSuchProcess:
+        pass  # it went by itself
+    except psutil.TimeoutExpired as error:
+        raise HarvesterError(
+            f"the server (process {process.pid}) still runs after {STOP_S:.0f} s, as open chats may end; harvester stop again ends them; "
+            f"in need: kill -9 {process.pid}"
+        ) from error
+    except psutil.AccessDenied as error:
+        raise HarvesterError(f"the server (process {process.pid}) belongs to another user; only they can stop it") from error
+    _say(here, f"stopped the server (process {process.pid}) on {here.state_dir}", stopped=True, pid=process.pid)
+
+
+def _say(here: Invocation, line: str, **fields: Any) -> None:
+    if here.json:
+        here.print_json({**fields, "state": str(here.state_dir)})
+    else:
+        print(line)
+
+
+def _server_process(state_dir: Path) -> psutil.Process | None:
+    """The process that ``server.json`` names, if it is still a harvester server: process ids are reused."""
+    pid = server_file(state_dir).get("pid")
+    if not isinstance(pid, int):
+        return None
+    try:
+        process = psutil.Process(pid)
+        words = process.cmdline()
+        is_ours = process.status() != psutil.STATUS_ZOMBIE and "serve" in words and any(Path(word).name == "harvester" for word in words)
+    except (psutil.NoSuchProcess, psutil.AccessDenied, ValueError):
+        return None
+    return process if is_ours else None
+
+
+def require_engine(*modules: str) -> None:
+    """Raise `EngineError` where one of them is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EngineError(
+            f"{' and '.join(missing)} not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda"
+        )
+
+
+def _json_events(here: Invocation) -> Callable[[str, dict[str, Any]], None]:
+    return lambda kind, fields: here.print_json({"event": kind, **fields})
+
+
+class Announcer:
+    """Prints a server's events for a person. ``is_embedded``: no model was asked for, so the embedded one answers."""
+
+    def __init__(self, is_embedded: bool) -> None:
+        self._is_embedded = is_embedded
+
+    def __call__(self, kind: str, fields: dict[str, Any]) -> None:
+        match kind:
+            case "starting":
+                note = f" ({fields['note']})" if fields.get("note") else ""
+                print(f"Starting {fields['model']}{note}; the state folder is {fields['state']}")
+                print(f"Engine: {fields['engine']}", flush=True)
+            case "ready":
+                self._print_ready(fields)
+            case "stopping":
+                print("Stopping: open chats may end (Ctrl-C again: not); unfinished rows continue with the next start", flush=True)
+            case "waiting":
+                print(f"Waiting for {fields['message']}", flush=True)
+            case "stopped":
+                print("Stopped", flush=True)
+            case "warning":
+                print(f"warning: {fields['message']}", file=sys.stderr, flush=True)
+            case _:
+                print(f"{kind}: {fields}", flush=True)
+
+    def _print_ready(self, fields: dict[str, Any]) -> None:
+        print(f"Ready after {fields['seconds']:.0f} s: {fields['url']} serves chat and jobs with model {fields['model']}")
+        if self._is_embedded:
+            print("This is the embedded toy model; for a real one: harvester serve --model Qwen/Qwen3-8B")
+        print(f"Watch it in a browser: {fields['url']}/")
+        if fields.get("open_to"):
+            print(f"No API key is asked for: everybody on {fields['open_to']} may do everything; make a key with: harvester key add NAME")
+        print("Next:")
+        print("  harvester submit docs.parquet --task summarize --watch")
+        print('  harvester chat "Say hello"')
+        print("""  harvester sql "select * from results('latest') limit 5\"""", flush=True)

@@ -1,0 +1,71 @@
+"""`harvester verify`: check tokens, ended steps, step times and KV copies on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harvester.cli.invocation import Invocation, command
+from harvester.cli.server.serve import require_engine
+from harvester.config import load_config
+from harvester.engine.vllm import surface
+from harvester.errors import HarvesterError, StorageError
+from jobs.folder import StateFolder
+
+WORDS = {True: "ok", False: "wrong", None: "unknown"}
+
+app = typer.Typer()
+
+
+@command(app)
+def verify(
+    here: Invocation,
+    model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="Hugging Face id or folder.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file; options here win over it.")] = None,
+) -> None:
+    """Check tokens, ended steps, times and KV copies on this machine.
+
+    Runs three engines one after the other: stock vLLM, harvester with steps ended early and KV taken away, and harvester as configured.
+    Takes two or three minutes and the memory of a server, so stop the server first. Without --model, the embedded model is used.
+    Later servers use the result: they turn off what is wrong, and turn on KV checkpoints if they are right. Exits with 1 if a part
+    is wrong, or if none could be judged.
+
+    \b
+    Example:
+        harvester verify --model Qwen/Qwen3-8B
+    """
+    values = load_config(config, {"model": model})
+    require_engine("vllm")
+    surface.require()
+    whole = importlib.import_module("harvester.engine.verify.whole")
+    log = _log(here)
+    found = whole.verify(whole.subject_of(values), log, lambda line: print(line, file=sys.stderr, flush=True), here.state_dir)
+    if here.json:
+        here.print_json(found)
+    else:
+        print(*_lines(found), sep="\n")
+    if not found["ok"]:
+        wrong = [part["part"] for part in found["parts"] if part["ok"] is False]
+        told = f"wrong on this machine: {', '.join(wrong)}" if wrong else "nothing could be told on this machine"
+        raise HarvesterError(f"{told}; the engines' log is {log}")
+
+
+def _log(here: Invocation) -> Path:
+    """Raises `StorageError` if the log cannot be written."""
+    log = StateFolder(here.state_dir).logs / "verify.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {log}: {error.strerror}; choose a folder with --state") from error
+    return log
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    parts = found["parts"]
+    width = max(len(part["part"]) for part in parts)
+    lines = [f"{WORDS[part['ok']]:<8} {part['part']:<{width}}  {part['said']}" for part in parts]
+    return [*lines, f"{found['seconds']:.0f} s with model {found['model']}"]

@@ -1,0 +1,115 @@
+"""The door of the chat application: a request whose first token would come too late is refused before anything is done for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from harvester.access_config import TierConfig
+from harvester.core import ServiceTier
+from harvester.engine.frontend.hangups import App, Message, Receive, Send
+from harvester.engine.frontend.overload import Overload
+from harvester.engine.frontend.tiers import asked_tier
+from harvester.engine.shared.settings import Slo
+from harvester.errors import OverloadError, ParameterError
+from jobs.limits import Limits, check_size
+
+IDENTITY = "harvester.identity"  # in the ASGI scope: who asks, with a `name`; absent where there are no keys
+CHARS_PER_TOKEN = 4  # about
+UNLIMITED = Limits(max_choices=None, max_grammar_cost=None)
+GENERATING = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/cohere/v2/chat",
+        "/inference/v1/generate",
+        "/invocations",
+    }
+)
+
+
+class Door:
+    """ASGI middleware before ``app``, behind whatever bounds the body of a request. Offline tiers are let through: the plan of each step
+    lets chat go first.
+
+    ``slo_of``: what a request with these `vllm_xargs` is promised.
+    """
+
+    def __init__(self, app: App, overload: Overload, tiers: TierConfig, slo_of: Callable[[Any], Slo]) -> None:
+        self._app, self._overload, self._tiers, self._slo_of = app, overload, tiers, slo_of
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING:
+            await self._app(scope, receive, send)
+            return
+        body = await _read(receive)
+        if body is None:
+            return
+        receive = _again(body, receive)
+        asked = _parsed(body)
+        if self._is_offline(scope, asked):
+            await self._app(scope, receive, send)
+            return
+        name = getattr(scope.get(IDENTITY), "name", None)
+        ttft_slo_s = self._slo_of(asked.get("vllm_xargs") if isinstance(asked.get("vllm_xargs"), dict) else None).ttft_s
+        try:
+            with self._overload.entered(name, check_size(asked, UNLIMITED), len(body) // CHARS_PER_TOKEN, ttft_slo_s):
+                await self._app(scope, receive, send)
+        except OverloadError as error:
+            await _refuse(error, send)
+
+    def _is_offline(self, scope: Any, asked: dict[str, Any]) -> bool:
+        key = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), "")
+        scheme, _, key = key.partition(" ")
+        own = key.strip() if scheme.lower() == "bearer" else None
+        try:
+            return asked_tier(self._tiers, asked.get("service_tier"), own) is ServiceTier.FLEX
+        except ParameterError:
+            return False  # the application says what is wrong
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """None: the client hung up."""
+    chunks = list[bytes]()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A body that was read, once more; then what comes after it."""
+    left = [body]
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return replay
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """Empty for what is no JSON object: the application refuses it."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return asked if isinstance(asked, dict) else {}
+
+
+async def _refuse(error: OverloadError, send: Send) -> None:
+    what = {"message": error.message, "type": "requests", "param": None, "code": error.code}
+    content = json.dumps({"error": what}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(content)).encode()),
+        (b"retry-after", str(error.retry_after_s).encode()),
+    ]
+    await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,112 @@
+"""What a replica asks its policy before it lets a chat request in, and what it counts for that: all of it in the front end.
+
+The engine core says how many first tokens it has made (shared state); how many requests it was sent is known here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from harvester.engine.frontend.engine import Sizes
+from harvester.engine.shared.state import Count, Field, SharedState
+from harvester.errors import OverloadError
+from harvester.policy.admission.chat import Asked, ChatAdmission, Crowd
+from harvester.policy.model.load import StepLoad
+
+AWAITING_STEPS = 16  # batches of requests that may await a first token, whatever is predicted
+MIN_AWAITING = 256
+RECENT = 32  # prompts that a mean length is taken over
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A request that was let in. ``at_door``: of its choices, those that the engine was not sent yet."""
+
+    at_door: int
+
+
+TICKET: ContextVar[Ticket | None] = ContextVar("TICKET", default=None)
+
+
+class Overload:
+    """Of one replica; used from one event loop. ``bound_s``: P99 of a step, 0 while nobody can tell."""
+
+    def __init__(
+        self, shared: SharedState, sizes: Sizes, bound_s: Callable[[StepLoad], float], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._shared, self._sizes, self._bound_s, self._now_s = shared, sizes, bound_s, now_s
+        self._policy = ChatAdmission(max(MIN_AWAITING, AWAITING_STEPS * sizes.max_seqs))
+        self._at_door = 0  # choices of requests that were let in and not sent yet
+        self._sent = 0  # online requests that the engine was sent
+        self._open: Counter[str | None] = Counter()  # choices by key
+        self._prompt_tokens = 0.0  # of the last prompts, on average
+        self.refused = 0
+
+    @contextmanager
+    def entered(self, key: str | None, requests: int, prompt_tokens: int, ttft_slo_s: float) -> Iterator[None]:
+        """Have a request open within the block. ``prompt_tokens``: about. Raises `OverloadError` where it would be too late."""
+        self._enter(key, requests, prompt_tokens, ttft_slo_s)
+        ticket = Ticket(requests)
+        self._at_door += requests
+        self._open[key] += requests
+        token = TICKET.set(ticket)
+        try:
+            yield
+        finally:
+            TICKET.reset(token)
+            self._at_door -= ticket.at_door
+            self._open[key] -= requests
+            if not self._open[key]:
+                del self._open[key]
+
+    def sent(self, requests: int, prompt_tokens: int) -> None:
+        """The engine has so many online requests more, of one prompt."""
+        self._sent += requests
+        self._prompt_tokens += (prompt_tokens - self._prompt_tokens) / RECENT if self._prompt_tokens else prompt_tokens
+        ticket = TICKET.get()
+        if ticket is not None:
+            gone = min(ticket.at_door, requests)
+            ticket.at_door -= gone
+            self._at_door -= gone
+        self._look()
+
+    def nobody_is_there(self) -> None:
+        """No online request is open: whatever was counted otherwise is put right."""
+        self._sent = self._over()
+
+    def _enter(self, key: str | None, requests: int, prompt_tokens: int, ttft_slo_s: float) -> None:
+        now_s, awaiting = self._now_s(), self._look()
+        prompt_s = self._bound_s(StepLoad.prefill(min(prompt_tokens, self._sizes.step_tokens)))
+        asked = Asked(requests, ttft_slo_s, prompt_s, prompt_tokens / self._prompt_tokens if self._prompt_tokens else 1.0)
+        keys = len(self._open) + (key not in self._open)
+        have_slots = max(awaiting, self._open.total()) + requests <= self._sizes.max_seqs
+        crowd = Crowd(awaiting, self._prompts_s(awaiting), self._open.total(), self._open[key], keys, have_slots)
+        if self._policy.must_yield(asked, crowd, now_s):
+            self._shared[Field.YIELD_UNTIL_S] = now_s + self._policy.wait_s(asked, crowd, now_s)
+        retry_s = self._policy.refused_s(asked, crowd, now_s)
+        if retry_s is not None:
+            self.refused += 1
+            retry_s = max(1, math.ceil(retry_s))
+            raise OverloadError(f"{awaiting} requests wait for their first token here; try again in {retry_s} s", retry_s)
+
+    def _look(self) -> int:
+        """How many await a first token, those that are on their way to the engine among them."""
+        in_engine = max(0, self._sent - self._over())
+        self._policy.look(int(self._shared.count(Count.FIRST_TOKENS)), in_engine, self._now_s())
+        return self._at_door + in_engine
+
+    def _over(self) -> int:
+        """Online requests that have their first token, or never will."""
+        return int(self._shared.count(Count.FIRST_TOKENS) + self._shared.count(Count.CHATS_GONE))
+
+    def _prompts_s(self, awaiting: int) -> float:
+        """What the prompts of those that await take by the latency model, beside as many that decode as there are slots."""
+        whole, rest = divmod(round(awaiting * self._prompt_tokens), self._sizes.step_tokens)
+        step_s = self._bound_s(StepLoad.prefill(self._sizes.step_tokens)) if whole else 0.0
+        return whole * step_s + (self._bound_s(StepLoad.prefill(rest)) if rest else 0.0)

@@ -1,0 +1,47 @@
+"""Who a request is counted for, and the tokens of its answer, told to whoever counts them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Protocol, TypeVar
+
+# Both are set around a request by what stands before the application. The name of the API key that asks; None where none is asked for.
+ASKER: ContextVar[str | None] = ContextVar("ASKER", default=None)
+# Called with prompt and output tokens once for each answer of the engine.
+SPENT: ContextVar[Callable[[int, int], None] | None] = ContextVar("SPENT", default=None)
+
+
+class Choice(Protocol):
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
+class Output(Protocol):
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def outputs(self) -> Sequence[Choice]: ...
+
+
+Out = TypeVar("Out", bound=Output)
+
+
+def told(stream: AsyncGenerator[Out, None], *, is_delta: bool) -> AsyncGenerator[Out, None]:
+    """The same outputs; their tokens are told at the end, also where the client hung up. ``is_delta``: each holds its new tokens alone."""
+    spent = SPENT.get()
+    return stream if spent is None else _told(stream, spent, is_delta)
+
+
+async def _told(stream: AsyncGenerator[Out, None], spent: Callable[[int, int], None], is_delta: bool) -> AsyncGenerator[Out, None]:
+    prompt_tokens = output_tokens = 0
+    try:
+        async with aclosing(stream):
+            async for output in stream:
+                tokens = sum(len(one.token_ids) for one in output.outputs)
+                output_tokens = output_tokens + tokens if is_delta else max(output_tokens, tokens)
+                prompt_tokens = max(prompt_tokens, len(output.prompt_token_ids or ()))
+                yield output
+    finally:
+        spent(prompt_tokens, output_tokens)

@@ -1,0 +1,150 @@
+"""Which chat requests are let in: those whose first token is expected in time. Waiting for what comes too late helps nobody.
+
+While slots are free a first token waits for the prompts before it, and the latency model says what those take. Else the wait is that of the
+requests without a first token, at the rate at which first tokens come while several wait for theirs: that rate knows of slots, KV and
+batch work, which a model of prompts does not.
+
+A burst that finds slots is no overload. It is let in as long as its last first token is somewhat late at most. Without slots, or once
+several have waited for seconds on end, the bound is one that keeps the promise to ninety-nine of a hundred.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+BACKLOG = 4  # requests that wait for a first token: with fewer a step has room for more, and their rate says little
+WINDOW_S = 3.0  # of backlog, that the rate is taken over
+MAX_AGE_S = 10.0  # without a backlog: then the rate is forgotten
+OVERLOAD_S = 3.0  # with a backlog all the time: then it is no burst
+SHARE = 0.5  # of the time a first token may take, what it may be expected to take: one of a hundred takes twice that and more
+BURST_SHARE, BURST_S = 1.25, 1.0  # the same in a burst, and what is never too long then
+OWN_SHARE = 0.5  # of the time, what every key may fill; the rest is for keys that have no more than their part
+UNPROMISED_S, UNPROMISED_ALONE = 10.0, 4.0  # without an SLO a first token may take so long, and so many times its prompt's own time
+YIELD_SHARE = 0.25  # of the time: with a longer wait, batch work stands still
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A chat request at the door. ``requests``: as many as it has choices. ``prompt_s``: what its prompt takes by itself.
+
+    ``length``: of its prompt, in means of those before it. A long one waits longer: an order that goes by prompts lets others pass.
+    """
+
+    requests: int
+    ttft_slo_s: float
+    prompt_s: float
+    length: float = 1.0
+
+    def limit_s(self, overloaded: bool) -> float:
+        """How long its first token may be expected to take."""
+        promised_s = self.ttft_slo_s if self.ttft_slo_s < math.inf else UNPROMISED_S + UNPROMISED_ALONE * self.prompt_s
+        return SHARE * promised_s if overloaded else max(BURST_S, BURST_SHARE * promised_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Who is there already. ``awaiting``: requests without a first token; ``prompts_s``: what their prompts take by the latency model.
+
+    ``open_requests``: all that have no whole answer, ``of_key``: those of the key that asks, of ``keys`` that have any. ``slots_free``:
+    each of them has a slot, and the one that asks.
+    """
+
+    awaiting: int
+    prompts_s: float
+    open_requests: int = 0
+    of_key: int = 0
+    keys: int = 1
+    slots_free: bool = False
+
+
+class FirstTokenRate:
+    """First tokens a second, while at least `BACKLOG` wait for theirs."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[float, int]] = deque()
+        self._seconds, self._tokens = 0.0, 0  # of all spans
+        self._last: tuple[float, int] | None = None  # time and total of the last look, where there was a backlog
+        self._seen_s = 0.0  # end of the last span
+        self._since_s: float | None = None  # when the backlog began; None: there is none
+
+    def look(self, total: int, awaiting: int, now_s: float) -> None:
+        """``total``: first tokens so far. Looks need not be regular: what lies between two is one span.
+
+        One that ends without a backlog says nothing: nobody knows when the backlog ended.
+        """
+        if awaiting < BACKLOG:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        if self._last is not None:
+            since_s, before = self._last
+            if total == before and awaiting >= BACKLOG:
+                return  # the span goes on
+            if awaiting >= BACKLOG:
+                self._add(now_s - since_s, total - before)
+                self._seen_s = now_s
+        self._last = (now_s, total) if awaiting >= BACKLOG else None
+        if now_s - self._seen_s > MAX_AGE_S:
+            self._spans.clear()
+            self._seconds, self._tokens = 0.0, 0
+
+    def backlog_s(self, now_s: float) -> float:
+        """For how long at least `BACKLOG` have waited."""
+        return 0.0 if self._since_s is None else now_s - self._since_s
+
+    def wait_s(self, ahead: int, now_s: float) -> float | None:
+        """Seconds until ``ahead`` first tokens have come; None where the rate is not known.
+
+        A rate that was seen for a short time is that of a rush into free slots: up to half of it is believed.
+        """
+        seconds = self._seconds + (0.0 if self._last is None else now_s - self._last[0])
+        return ahead * max(seconds, min(2.0 * seconds, WINDOW_S)) / self._tokens if self._tokens else None
+
+    def _add(self, seconds: float, tokens: int) -> None:
+        self._spans.append((seconds, tokens))
+        self._seconds, self._tokens = self._seconds + seconds, self._tokens + tokens
+        while self._seconds - self._spans[0][0] >= WINDOW_S:
+            old_s, old = self._spans.popleft()
+            self._seconds, self._tokens = self._seconds - old_s, self._tokens - old
+
+
+class ChatAdmission:
+    """Of one replica. ``max_awaiting``: requests without a first token that are never exceeded, whatever is predicted."""
+
+    def __init__(self, max_awaiting: int) -> None:
+        self._max_awaiting = max_awaiting
+        self._rate = FirstTokenRate()
+
+    def look(self, first_tokens: int, awaiting: int, now_s: float) -> None:
+        """Told now and then, and before each question: first tokens so far, and who awaits one."""
+        self._rate.look(first_tokens, awaiting, now_s)
+
+    def wait_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float:
+        """Seconds until the last first token of the request, predicted."""
+        ahead = crowd.awaiting + asked.requests - 1
+        is_model_right = ahead < BACKLOG or not self._is_overloaded(crowd, now_s)
+        seen_s = None if is_model_right else self._rate.wait_s(ahead, now_s)
+        return asked.prompt_s + max(1.0, asked.length) * (crowd.prompts_s if seen_s is None else seen_s)
+
+    def refused_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float | None:
+        """None: it is let in. Otherwise seconds after which it is worth asking again.
+
+        Who asks for more than its part of what is open is let in only into the first half of the time, so that others find the second.
+        """
+        wait_s = self.wait_s(asked, crowd, now_s)
+        part = (crowd.open_requests + asked.requests) / max(1, crowd.keys)
+        own = 1.0 if crowd.keys == 1 or crowd.of_key + asked.requests <= part else OWN_SHARE
+        limit_s = own * asked.limit_s(self._is_overloaded(crowd, now_s))
+        if crowd.awaiting + asked.requests > self._max_awaiting:
+            return max(wait_s - limit_s, wait_s / 2)
+        return None if wait_s <= limit_s or not crowd.awaiting else wait_s - limit_s
+
+    def must_yield(self, asked: Asked, crowd: Crowd, now_s: float) -> bool:
+        """Whether batch work stands still so that fewer chat requests are refused."""
+        return crowd.awaiting > 0 and self.wait_s(asked, crowd, now_s) > YIELD_SHARE * asked.limit_s(overloaded=True)
+
+    def _is_overloaded(self, crowd: Crowd, now_s: float) -> bool:
+        """Whether more is there than a burst that finds slots."""
+        return not crowd.slots_free or self._rate.backlog_s(now_s) >= OVERLOAD_S

@@ -1,0 +1,61 @@
+"""What stands before an application: whom it knows, and what is counted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harvester.config import ServeConfig
+from harvester.core import Role
+from harvester.errors import ConfigError
+from harvester.serve.access.identity import Authenticator, Identity
+from harvester.serve.access.keys import KeyRing
+from harvester.serve.access.meter import Meter
+from harvester.serve.access.origin import OriginCheck, is_loopback, known_hosts
+from harvester.serve.access.quota import Quotas
+from harvester.serve.access.tokens import Several, Tokens
+
+NOBODY = Identity(None, frozenset({Role.ADMIN}))  # who asks where no key is asked for
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Made once in each process. ``nobody``: who sends requests where no key is asked for."""
+
+    keys: Authenticator = field(default_factory=KeyRing)
+    origin: OriginCheck = field(default_factory=OriginCheck)
+    quotas: Quotas = field(default_factory=lambda: Quotas(time.monotonic))
+    nobody: Identity = NOBODY
+    meter: Meter | None = None  # of what the model is asked, where it stands before a model
+
+
+def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None) -> Gate:
+    """``keys``: the file of keys, which may come and change at any time. ``replicas``: that share a key's requests to the model."""
+    quotas = Quotas(time.monotonic, replicas or 1)
+    ring = KeyRing(config.api_keys, keys, config.access.limits)
+    tokens = config.access.tokens
+    return Gate(
+        ring if tokens is None else Several([ring, Tokens(tokens, config.access.limits)]),
+        OriginCheck(known_hosts(config.host, config.allowed_hosts), config.access.origins),
+        quotas,
+        Identity(None, NOBODY.roles, config.access.limits),
+        None if replicas is None else Meter(quotas),
+    )
+
+
+def check_listening(config: ServeConfig, keys: Path) -> str | None:
+    """Who may do everything because no key is asked for: ``this machine``, ``the network``, or None.
+
+    Raises `ConfigError` for the network, unless that was asked for.
+    """
+    if config.access.tokens is not None or KeyRing(config.api_keys, keys).asks_for_key():
+        return None
+    if is_loopback(config.host):
+        return "this machine"
+    if not config.access.no_keys:
+        raise ConfigError(
+            f"without API keys everybody who reaches {config.host} could do everything; make a key with: harvester key add NAME, "
+            "or say --no-keys"
+        )
+    return "the network"

@@ -1,0 +1,44 @@
+"""Who asks: a name, what it may do, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from harvester.core import Role
+from jobs.limits import Limits
+
+NO_OWN = Limits()  # what a server has where nothing else is said
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """``name`` owns the jobs, files and batches that it makes. ``limits``: what it may ask."""
+
+    name: str | None
+    roles: frozenset[Role]
+    limits: Limits = NO_OWN
+
+    @property
+    def is_admin(self) -> bool:
+        return Role.ADMIN in self.roles
+
+    def has_one_of(self, needed: Collection[Role]) -> bool:
+        return bool(needed) and (self.is_admin or not self.roles.isdisjoint(needed))
+
+    def owns(self, owner: str | None) -> bool:
+        """Whether a job, file or batch of ``owner`` is there for it. Those of a server without keys have no owner."""
+        return self.is_admin or (owner is not None and owner == self.name)
+
+
+class Authenticator(Protocol):
+    """Who a bearer token belongs to. Other sources of identities (JWT, say) implement it beside `KeyRing`."""
+
+    def asks_for_key(self) -> bool:
+        """Whether requests need a token now. False: everybody is the administrator."""
+        ...
+
+    def identify(self, bearer: str) -> Identity | None:
+        """Called for each request, on the event loop: it does not block. None: unknown, expired or revoked."""
+        ...

@@ -1,0 +1,173 @@
+"""API keys: made once, shown once, kept as hashes in a file that every process of the server reads again when it changes."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from connectors.durable import publish, storage_error
+from harvester.core import Role
+from harvester.errors import NotFoundError, StateError, StorageError, UsageError
+from harvester.serve.access.identity import Identity
+from jobs.limits import Limits
+from jobs.spec import Frozen
+
+log = logging.getLogger("harvester.access")
+
+PREFIX = "hk_"
+SECRET_BYTES = 32
+CONFIG_NAME = "config"  # owner of what keys of the configuration make
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+class KeyRecord(Frozen):
+    """What is kept of a key. The key itself is not."""
+
+    name: str = Field(description="Owner of the jobs, files and batches made with it.")
+    digest: str = Field(description="SHA-256 of the key, in hex: of 256 random bits, which nobody guesses from it.")
+    roles: frozenset[Role]
+    created_at_s: float
+    expires_at_s: float | None = None
+    limits: Limits | None = Field(default=None, description="None: those of the configuration.")
+
+    def is_valid(self, now_s: float) -> bool:
+        return self.expires_at_s is None or now_s < self.expires_at_s
+
+
+class KeyBook(Frozen):
+    """The file. That it is there says that keys are asked for, even where none is left."""
+
+    keys: tuple[KeyRecord, ...] = ()
+
+
+class KeyFile:
+    """The file of keys, for whoever changes it: one at a time, and whole at any moment."""
+
+    def __init__(self, path: Path, now_s: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._now_s = now_s
+
+    def read(self) -> KeyBook:
+        """Raises `StorageError` where it is damaged; no file is a book without keys."""
+        try:
+            return KeyBook.model_validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return KeyBook()
+        except OSError as error:
+            raise storage_error("read", self.path, error) from error
+        except ValidationError as error:
+            raise StorageError(f"the file of keys {self.path} is damaged; put a copy back, or remove it and make new keys") from error
+
+    def add(self, name: str, roles: Sequence[Role], expires_at_s: float | None = None, limits: Limits | None = None) -> str:
+        """The new key. Raises `UsageError` for a name that is none, `StateError` for one that is taken."""
+        if not _NAME.fullmatch(name) or name == CONFIG_NAME:
+            raise UsageError(f"{name!r} cannot name a key; use up to 63 of a-z, 0-9, dot, dash and underscore, other than {CONFIG_NAME}")
+        key = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+        now_s = self._now_s()
+        record = KeyRecord(
+            name=name, digest=_digest(key), roles=frozenset(roles), created_at_s=now_s, expires_at_s=expires_at_s, limits=limits
+        )
+        with self._changing():
+            kept = [one for one in self.read().keys if one.name != name or one.is_valid(now_s)]
+            if any(one.name == name for one in kept):
+                raise StateError(f"there is a key {name}; choose another name, or end it first with: harvester key revoke {name}")
+            self._write(KeyBook(keys=(*kept, record)))
+        return key
+
+    def revoke(self, name: str) -> KeyRecord:
+        """Take a key out; requests with it are refused from now on. Raises `NotFoundError`."""
+        with self._changing():
+            book = self.read()
+            found = next((one for one in book.keys if one.name == name), None)
+            if found is None:
+                raise NotFoundError(f"unknown key {name!r}; list them with: harvester key list")
+            self._write(KeyBook(keys=tuple(one for one in book.keys if one.name != name)))
+        return found
+
+    def _write(self, book: KeyBook) -> None:
+        with publish(self.path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(book.model_dump_json(indent=1).encode())
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise storage_error("write", self.path, error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+class KeyRing:
+    """Who a key belongs to: keys of the configuration, which may do everything, and those of the file.
+
+    The file is looked at with each request and read when it changed. One that was there and is gone, or is damaged, lets nobody in by its
+    keys: a mistake does not open a server.
+    """
+
+    def __init__(
+        self,
+        fixed: Sequence[str] = (),
+        path: Path | None = None,
+        limits: Limits | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._limits = limits or Limits()
+        self._fixed = {_digest(key) for key in fixed}
+        self._file = None if path is None else KeyFile(path)
+        self._now_s = now_s
+        self._stamp: tuple[int, ...] | None = None  # of the file when it was read
+        self._asks = bool(self._fixed)
+        self._records: dict[str, KeyRecord] = {}  # by digest
+        self._look()
+
+    def asks_for_key(self) -> bool:
+        self._look()
+        return self._asks
+
+    def identify(self, bearer: str) -> Identity | None:
+        self._look()
+        given = _digest(bearer)
+        if given in self._fixed:  # how long it takes to find a hash tells nothing of the key
+            return Identity(CONFIG_NAME, frozenset({Role.ADMIN}), self._limits)
+        record = self._records.get(given)
+        if record is None or not record.is_valid(self._now_s()):
+            return None
+        return Identity(record.name, record.roles, record.limits or self._limits)
+
+    def _look(self) -> None:
+        stamp = None if self._file is None else _stamp(self._file.path)
+        if stamp == self._stamp or self._file is None:
+            return
+        self._stamp, self._asks, self._records = stamp, True, {}
+        try:
+            self._records = {record.digest: record for record in self._file.read().keys}
+        except StorageError as error:
+            log.error("keys_unreadable %s", error.message)
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,77 @@
+"""What chat uses, by key: counted against its quota, on `/metrics`, and in the ledger's table ``usage``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter as Tally
+from collections.abc import Sequence
+from typing import Protocol
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
+
+from harvester.errors import HarvesterError
+from harvester.serve.access.identity import Identity
+from harvester.serve.access.quota import Quotas
+from jobs.spec import Spent
+
+log = logging.getLogger("harvester.access")
+
+TELL_S = 5.0  # a replica that is killed loses the usage since
+MAX_LABELS = 100  # keys on `/metrics`; further ones are `other`
+
+
+class UsageLedger(Protocol):
+    async def spend(self, spent: Sequence[Spent]) -> None: ...
+
+
+class Meter:
+    """Used from one event loop. `run` tells the ledger until it is cancelled."""
+
+    def __init__(self, quotas: Quotas, registry: CollectorRegistry = REGISTRY) -> None:
+        self._quotas = quotas
+        self._untold: Tally[tuple[str | None, str]] = Tally()  # by owner and column
+        self._labels: set[str] = set()
+        self._tokens = Counter("harvester_key_tokens", "Tokens of chat by API key.", ["key", "kind"], registry=registry)
+        self._requests = Counter("harvester_key_requests", "Answers of the engine to chat by API key.", ["key"], registry=registry)
+        self._refused = Counter(
+            "harvester_refused_requests", "Requests refused before the model, by error code.", ["code"], registry=registry
+        )
+
+    def spent(self, who: Identity, prompt_tokens: int, output_tokens: int) -> None:
+        """An answer has ended."""
+        self._quotas.spend(who, prompt_tokens + output_tokens)
+        label = self._label(who.name or "none")
+        self._requests.labels(label).inc()
+        for kind, tokens in (("prompt", prompt_tokens), ("output", output_tokens)):
+            self._tokens.labels(label, kind).inc(tokens)
+            self._untold[who.name, f"{kind}_tokens"] += tokens
+        self._untold[who.name, "requests"] += 1
+
+    def refused(self, error: HarvesterError) -> None:
+        self._refused.labels(error.code).inc()
+
+    def _label(self, name: str) -> str:
+        if name not in self._labels and len(self._labels) >= MAX_LABELS:
+            return "other"
+        self._labels.add(name)
+        return name
+
+    async def run(self, ledger: UsageLedger) -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            await self.tell(ledger)
+
+    async def tell(self, ledger: UsageLedger) -> None:
+        """Tell the ledger what it does not know yet. What cannot be told now is told later."""
+        untold, self._untold = self._untold, Tally()
+        names = {name for name, _ in untold}
+        columns = ("requests", "prompt_tokens", "output_tokens")
+        spent = [Spent(owner=name, kind="chat", **{column: untold[name, column] for column in columns}) for name in names]
+        if not spent:
+            return
+        try:
+            await ledger.spend(spent)
+        except HarvesterError as error:
+            self._untold.update(untold)
+            log.warning("usage_waits %s", error.message)

@@ -1,0 +1,109 @@
+"""How much each key has asked of late. Requests are counted when they come, tokens when they are known: a key in debt waits.
+
+Own code, because libraries for rates count by whole windows or keep an entry for every unit, and read the clock themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from harvester.errors import QuotaError
+from harvester.serve.access.identity import Identity
+from jobs.limits import Limits
+
+OPEN_WAIT_S = 1.0  # when a request of the same key may have ended
+MAX_KNOWN = 10_000  # names; those that nothing is known against are forgotten beyond
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Fills at ``per_minute``, holds a minute's worth, and may go below nothing by what it was not asked before."""
+
+    per_minute: float
+    level: float
+    at_s: float
+
+    @classmethod
+    def full(cls, per_minute: float, now_s: float) -> Bucket:
+        return cls(per_minute, per_minute, now_s)
+
+    def wait_s(self, units: float, now_s: float) -> float:
+        """Seconds until it holds ``units``, or is full; 0 where it does now."""
+        self.level = min(self.per_minute, self.level + max(0.0, now_s - self.at_s) * self.per_minute / 60.0)
+        self.at_s = max(self.at_s, now_s)
+        return max(0.0, min(units, self.per_minute) - self.level) * 60.0 / self.per_minute
+
+    def take(self, units: float) -> None:
+        self.level -= units
+
+
+@dataclass(slots=True)
+class Account:
+    """Of one name."""
+
+    requests: Bucket | None
+    tokens: Bucket | None
+    open_requests: int = 0
+
+    def is_idle(self, now_s: float) -> bool:
+        buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
+        return self.open_requests == 0 and all(bucket.wait_s(bucket.per_minute, now_s) == 0.0 for bucket in buckets)
+
+
+class Quotas:
+    """Used from one event loop. ``parts``: processes that the requests of a key are spread over; each allows its part of a rate."""
+
+    def __init__(self, now_s: Callable[[], float], parts: int = 1) -> None:
+        self._now_s = now_s
+        self._parts = parts
+        self._accounts: dict[tuple[str | None, Limits], Account] = {}
+
+    def __len__(self) -> int:
+        """Names that something is known of."""
+        return len(self._accounts)
+
+    @contextmanager
+    def entered(self, who: Identity, requests: int) -> Iterator[None]:
+        """Count a request that asks for as many answers, and have it open within the block. Raises `QuotaError`."""
+        account, limits, now_s = self._account(who), who.limits, self._now_s()
+        if limits.open_requests is not None and account.open_requests >= self._part(limits.open_requests):
+            raise QuotaError(f"{account.open_requests} requests of this key are in work, as many as it may have; wait for one", OPEN_WAIT_S)
+        self._check(account.tokens, 1, now_s, "tokens")
+        self._check(account.requests, requests, now_s, "requests")
+        if account.requests is not None:
+            account.requests.take(requests)
+        account.open_requests += 1
+        try:
+            yield
+        finally:
+            account.open_requests -= 1
+
+    def _check(self, bucket: Bucket | None, units: int, now_s: float, counted: str) -> None:
+        wait_s = 0.0 if bucket is None else bucket.wait_s(units, now_s)
+        if bucket is not None and wait_s > 0.0:
+            rate = bucket.per_minute * self._parts
+            raise QuotaError(f"this key has used its {rate:,.0f} {counted} a minute; try again in {wait_s:.1f} s", wait_s, counted)
+
+    def spend(self, who: Identity, tokens: int) -> None:
+        """Count tokens of an answer, when they are known."""
+        bucket = self._account(who).tokens
+        if bucket is not None:
+            bucket.wait_s(0, self._now_s())
+            bucket.take(tokens)
+
+    def _bucket(self, per_minute: int | None, now_s: float) -> Bucket | None:
+        return None if per_minute is None else Bucket.full(per_minute / self._parts, now_s)
+
+    def _part(self, limit: int) -> float:
+        return max(1.0, limit / self._parts)
+
+    def _account(self, who: Identity) -> Account:
+        place, now_s = (who.name, who.limits), self._now_s()
+        if place not in self._accounts:
+            if len(self._accounts) >= MAX_KNOWN:
+                self._accounts = {name: one for name, one in self._accounts.items() if not one.is_idle(now_s)}
+            limits = who.limits
+            self._accounts[place] = Account(self._bucket(limits.requests_per_minute, now_s), self._bucket(limits.tokens_per_minute, now_s))
+        return self._accounts[place]

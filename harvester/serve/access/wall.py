@@ -1,0 +1,164 @@
+"""The one wall before every application: host, origin, route, key, role, body, quota, in this order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from harvester.engine.frontend.spending import ASKER, SPENT
+from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, ParameterError, RoleError, TooLargeError
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.identity import Identity
+from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
+from harvester.serve.access.who import remember
+from harvester.serve.openai.errors import answer_of
+from jobs.limits import check_own, check_size
+
+PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's, which only harvester sets
+RETRY_AFTER_S = 1
+STRANGER = Identity(None, frozenset())  # at an open route
+_REFUSED = "this server needs an API key, but {what}; send one of its keys as Authorization: Bearer KEY (for commands: HARVESTER_API_KEY)"
+
+
+def guard(app: FastAPI, table: RouteTable, gate: Gate) -> None:
+    """Put the wall before ``app``. Call it last: what was put before it earlier stands behind."""
+    if gate.origin.origins:
+        allowed = sorted(gate.origin.origins)
+        put_before(app, lambda inner: CORSMiddleware(inner, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"]))
+    put_before(app, lambda inner: Wall(inner, table, gate))
+
+
+def put_before(app: FastAPI, layer: Callable[[ASGIApp], ASGIApp]) -> None:
+    """Wrap all that ``app`` does. Its own list of middleware is closed once its stack is built, which vLLM does early."""
+    app.middleware_stack = layer(app.middleware_stack or app.build_middleware_stack())
+
+
+class Wall:
+    """ASGI middleware. Nothing passes that ``table`` does not list; what is refused is not read, and never reaches the application."""
+
+    def __init__(self, app: ASGIApp, table: RouteTable, gate: Gate) -> None:
+        self._app = app
+        self._table = table
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008, "reason": "no such route"})
+            return
+        with ExitStack() as stack:
+            try:
+                receive = await self._passed(scope, receive, stack)
+            except HarvesterError as error:
+                if self._gate.meter is not None:
+                    self._gate.meter.refused(error)
+                await answer_of(error)(scope, receive, send)
+                return
+            await self._app(scope, receive, _with_retry_after(send))
+
+    async def _passed(self, scope: Scope, receive: Receive, stack: ExitStack) -> Receive:
+        """What the application may read. Raises the `HarvesterError` that says why it gets nothing."""
+        headers, method = Headers(scope=scope), scope["method"]
+        self._gate.origin.check(method, headers)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if method == "OPTIONS" and self._table.has_path(path):
+            return receive  # a browser asks whether it may; the application answers
+        route = self._table.find(method, path)
+        if route is None or route.needed == SHUT:
+            raise NotFoundError(f"unknown route {method} {scope['path'][:80]}")
+        who = STRANGER if route.needed is OPEN else self._admit(route, headers)
+        remember(scope, who)
+        requests = 1
+        if method not in ("GET", "HEAD") and not route.is_streamed:
+            body = await _read(receive, headers, who.limits.max_body_bytes)
+            receive = _again(body, receive)
+            requests = _checked(scope, body, who) if route.is_asked else 1
+        if self._gate.meter is not None:
+            stack.callback(SPENT.reset, SPENT.set(partial(self._gate.meter.spent, who)))
+            stack.callback(ASKER.reset, ASKER.set(who.name))
+        if method == "POST" and route.needed is not OPEN:
+            stack.enter_context(self._gate.quotas.entered(who, requests))
+        return receive
+
+    def _admit(self, route: Route, headers: Headers) -> Identity:
+        """Raises `KeyRefusedError` or `RoleError`."""
+        if not self._gate.keys.asks_for_key():
+            return self._gate.nobody
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        is_given = scheme.lower() == "bearer"
+        who = self._gate.keys.identify(key.strip()) if is_given else None
+        if who is None:
+            raise KeyRefusedError(_REFUSED.format(what="the one sent is unknown or expired" if is_given else "none was sent"))
+        if not who.has_one_of(route.needed or ()):
+            needed, own = (" or ".join(sorted(roles)) for roles in (route.needed or (), who.roles))
+            raise RoleError(f"this needs a key of role {needed}, and key {who.name} has {own}; ask the administrator for one")
+        return who
+
+
+def _checked(scope: Scope, body: bytes, who: Identity) -> int:
+    """The choices that a request to the model asks for. Raises `ParameterError` and `TooLargeError`."""
+    if any(name == PRIORITY_HEADER for name, _ in scope["headers"]):
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != PRIORITY_HEADER]
+    try:
+        asked = json.loads(body)  # as the application will read it
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(f"the body is not JSON: {str(error)[:120]}; send an object as application/json") from error
+    if not isinstance(asked, dict):
+        raise ParameterError(f"the body is a JSON {type(asked).__name__}; send an object")
+    check_own(asked)
+    return check_size(asked, who.limits)
+
+
+async def _read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    """The body of a request. Raises `TooLargeError` before more is held."""
+    length = headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 15 or int(length) > max_bytes):
+        raise _too_long(max_bytes)
+    chunks, held_bytes = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ParameterError("the client hung up before the request was whole")
+        chunks.append(message.get("body", b""))
+        held_bytes += len(chunks[-1])
+        if held_bytes > max_bytes:
+            raise _too_long(max_bytes)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_long(max_bytes: int) -> TooLargeError:
+    return TooLargeError(f"the body of the request is larger than {max_bytes:,} bytes, the limit of this key; send less at once")
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A body that was read, once more; then what comes after it."""
+    left = [body]
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return replay
+
+
+def _with_retry_after(send: Send) -> Send:
+    """Gives every 429 and 503 a `Retry-After`, whoever answers it."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start" and message["status"] in (429, 503):
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            if b"retry-after" not in names:
+                message["headers"] = [*message.get("headers", ()), (b"retry-after", str(RETRY_AFTER_S).encode())]
+        await send(message)
+
+    return sending

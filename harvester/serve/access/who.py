@@ -1,0 +1,27 @@
+"""Who sent a request, from the wall to the routes behind it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends
+from starlette.requests import Request
+from starlette.types import Scope
+
+from harvester.serve.access.identity import Identity
+
+_SCOPE_KEY = "harvester.identity"
+
+
+def remember(scope: Scope, identity: Identity) -> None:
+    scope[_SCOPE_KEY] = identity
+
+
+def identity_of(request: Request) -> Identity:
+    """Who sent it, as the wall before the application found. For use as a dependency of FastAPI."""
+    found = request.scope[_SCOPE_KEY]
+    assert isinstance(found, Identity)
+    return found
+
+
+Who = Annotated[Identity, Depends(identity_of)]  # as a parameter of a route

@@ -1,0 +1,173 @@
+"""The ledger as a named, restartable Ray actor, and its client for replicas and the jobs application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from harvester.errors import DamageError, NotFoundError, StorageError
+from harvester.serve.processes import lower_priority
+from jobs.config import DeadlineConfig
+from jobs.folder import StateFolder, keep_private
+from jobs.hint import SchedulingHint
+from jobs.ledger.clock import ClockWatch
+from jobs.ledger.ledger import Ledger
+from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats, Spent
+
+log = logging.getLogger("harvester.ledger")
+
+NAMESPACE = "harvester"
+LOCK_WAIT_S = 20.0
+OPEN_WAIT_S = 300.0
+
+
+class LedgerHost:
+    """The actor. Calls arrive one at a time. A restarted actor opens the file again and continues."""
+
+    def __init__(self, state: str, lease_s: float, deadlines: DeadlineConfig) -> None:
+        lower_priority()
+        keep_private()
+        folder = StateFolder(Path(state))
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._clock = ClockWatch(time.time, time.monotonic)
+        self._ledger = _open(folder, lease_s, deadlines, new_server=not again)
+        if not again:
+            folder.forget_unmade({view.id for view in self._ledger.jobs()})
+
+    def call(self, method: str, args: tuple[Any, ...], timed: bool) -> Any:
+        """Call a `Ledger` method; ``timed`` appends the clock."""
+        by_s = self._clock.set_by_s()
+        if by_s is not None:
+            log.warning("clock_set by_s=%.1f", by_s)
+            self._ledger.clock_set(by_s)
+        return getattr(self._ledger, method)(*args, *((time.time(),) if timed else ()))
+
+    def submit(self, plan: JobPlan, new: bool) -> tuple[JobView, bool]:
+        return self._ledger.submit(plan, new=new)
+
+
+def _open(folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new_server: bool) -> Ledger:
+    """Open the file; waits a while for the lock of a killed owner."""
+    deadline_s = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            return Ledger(folder.ledger, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server, deadlines=deadlines)
+        except StorageError as error:
+            if isinstance(error, DamageError) or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+
+
+def start_ledger(name: str, state: Path, lease_s: float, deadlines: DeadlineConfig | None = None) -> None:
+    """Start the actor, if a joined cluster does not have it from before, and wait until the file is open."""
+    actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
+    handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote(
+        str(state), lease_s, deadlines or DeadlineConfig()
+    )
+    _cause_of(lambda: ray.get(handle.call.remote("expire", (), True), timeout=OPEN_WAIT_S))
+
+
+def _cause_of(work: Any) -> Any:
+    try:
+        return work()
+    except RayTaskError as error:
+        raise (error.cause or error) from None
+    except RayActorError as error:
+        raise StorageError(f"the ledger did not start: {str(error).splitlines()[-1]}") from error
+
+
+class LedgerActor:
+    """Implements `jobs.run.runner.LedgerClient`, and more for the jobs application. Waits up to ``patience_s`` while the actor restarts."""
+
+    def __init__(self, name: str, patience_s: float = 60.0) -> None:
+        self._name = name
+        self._patience_s = patience_s
+        self._handle: Any = None
+
+    async def _call(self, method: str, *args: Any, timed: bool = False) -> Any:
+        return await self._reach(lambda handle: handle.call.remote(method, args, timed))
+
+    async def _reach(self, call: Any) -> Any:
+        deadline_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                if self._handle is None:
+                    self._handle = ray.get_actor(self._name, namespace=NAMESPACE)
+                return await call(self._handle)
+            except RayTaskError as error:
+                raise (error.cause or error) from None
+            except (RayActorError, GetTimeoutError, ValueError) as error:  # ValueError: no actor of that name now
+                self._handle = None
+                if time.monotonic() > deadline_s:
+                    raise StorageError("the ledger does not answer; stop the server and start it again") from error
+                await asyncio.sleep(0.3)
+
+    async def lease(self, holder: str, model: str) -> Lease | None:
+        lease: Lease | None = await self._call("lease", holder, model, timed=True)
+        return lease
+
+    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
+        return list(await self._call("heartbeat", holder, list(progress), timed=True))
+
+    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
+        return bool(await self._call("commit", lease_id, job_id, slice_id, stats, timed=True))
+
+    async def release(self, lease_id: str) -> None:
+        await self._call("release", lease_id, timed=True)
+
+    async def hints(self) -> dict[str, SchedulingHint]:
+        return dict(await self._call("hints", timed=True))
+
+    async def adjust(self, job_id: str, change: JobChange) -> JobView:
+        view: JobView = await self._call("adjust", job_id, change)
+        return view
+
+    async def holds(self, lease_id: str) -> bool:
+        return bool(await self._call("holds", lease_id))
+
+    async def keep(self, lease_id: str, stats: PartStats) -> None:
+        await self._call("keep", lease_id, stats, timed=True)
+
+    async def fail(self, job_id: str, message: str) -> None:
+        await self._call("fail", job_id, message, timed=True)
+
+    async def say(self, job_id: str, message: str | None) -> None:
+        await self._call("say", job_id, message)
+
+    async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
+        view, created = await self._reach(lambda handle: handle.submit.remote(plan, new))
+        return view, bool(created)
+
+    async def jobs(self) -> list[JobView]:
+        return list(await self._call("jobs"))
+
+    async def show(self, job_id: str) -> JobView:
+        view: JobView = await self._call("show", job_id)
+        return view
+
+    async def change(self, job_id: str, verb: str) -> JobView:
+        """``verb``: cancel, pause, resume or retry."""
+        if verb not in ("cancel", "pause", "resume", "retry"):
+            raise NotFoundError(f"unknown action {verb!r}; use cancel, pause, resume or retry")
+        view: JobView = await self._call(verb, job_id, timed=True)
+        return view
+
+    async def spend(self, spent: Sequence[Spent]) -> None:
+        await self._call("spend", list(spent), timed=True)
+
+    async def held(self, job_id: str) -> int:
+        return int(await self._call("held", job_id))
+
+    async def expire(self) -> None:
+        await self._call("expire", timed=True)
+
+    async def table(self, name: str) -> pa.Table:
+        return await self._call("table", name)

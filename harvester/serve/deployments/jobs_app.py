@@ -1,0 +1,82 @@
+"""The jobs application as a Serve deployment."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from harvester.config import ServeConfig
+from harvester.core import __version__
+from harvester.engine.launch.models import ModelChoice
+from harvester.serve.access.gate import gate_of
+from harvester.serve.deployments.actor import LedgerActor
+from harvester.serve.deployments.replicas import Replicas
+from harvester.serve.deployments.seam import keep_to_loopback
+from harvester.serve.http.broadcast import Broadcaster
+from harvester.serve.http.events import FrameSource
+from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.processes import MARK, lower_priority, mark_of
+from jobs.folder import StateFolder
+from jobs.handle import make_key
+from jobs.plan.planner import JobPlanner
+from jobs.sql.pool import QueryPool
+from jobs.sql.process import QueryProcesses
+
+
+class JobsApp:
+    """Holds no state; asks the ledger and the replicas."""
+
+    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int) -> None:
+        keep_to_loopback()
+        lower_priority()
+        self._fixed = {
+            "version": __version__,
+            "model": choice.name,
+            "model_note": choice.note,
+            "state": state,
+            "url": url,
+            "pid": pid,
+            "replicas": config.replicas,
+            "price": None if config.price is None else config.price.model_dump(),
+            "started_at_s": time.time(),
+        }
+        self._context_tokens: int | None = None
+        folder = StateFolder(Path(state))
+        make_key(folder)
+        self._replicas = Replicas()
+        actor = LedgerActor(ledger)
+        queries = QueryPool(QueryProcesses({MARK: mark_of(folder.root)}))
+        queries.start()
+        self._app = jobs_api(
+            actor,
+            JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets),
+            self._info,
+            self._replicas.profile,
+            Broadcaster(FrameSource(self._replicas.now, actor, self._fixed)),
+            gate_of(config, folder.keys),
+            queries,
+        )
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._app
+
+    async def _info(self) -> dict[str, Any]:
+        if self._context_tokens is None:
+            self._context_tokens = int((await self._replicas.info())["context_tokens"])
+        return {**self._fixed, "context_tokens": self._context_tokens}
+
+
+def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int) -> serve.Application:
+    deployment = serve.deployment(
+        name="jobs",
+        max_ongoing_requests=1000,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=1.0,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=1.0,
+    )(serve.ingress()(JobsApp))
+    return deployment.bind(config, choice, str(state), ledger, url, pid)

@@ -1,0 +1,155 @@
+"""A replica: one vLLM engine that answers chat through its own OpenAI app and harvests jobs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import uuid
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from harvester.config import ServeConfig
+from harvester.engine.launch.defaults import gpus_of_engine
+from harvester.engine.launch.models import ModelChoice
+from harvester.serve.access.gate import gate_of
+from harvester.serve.access.routes import CHAT_ROUTES
+from harvester.serve.access.wall import guard
+from harvester.serve.cores import on_own_cores
+from harvester.serve.deployments.actor import LedgerActor
+from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
+from harvester.serve.deployments.turns import turn_on_gpu
+from harvester.serve.http.page import add_page
+from harvester.serve.processes import lower_priority
+from harvester.timers import USUAL_S, set_timer_slack
+from jobs.engine import EngineGone
+from jobs.folder import StateFolder
+from jobs.run.runner import Runner
+from jobs.run.slice import open_parts
+
+
+def _own_cores(config: ServeConfig) -> AbstractContextManager[None]:
+    """Of replicas that share this machine; those of a joined cluster may be anywhere."""
+    if config.replicas == 1 or config.address is not None or sys.platform != "linux":
+        return nullcontext()
+    return on_own_cores(serve.get_replica_context().rank.rank, config.replicas)
+
+
+class Replica:
+    """The Serve deployment. Serve checks its health every second and replaces it when it raises or dies."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
+        self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
+    ) -> None:
+        from harvester.engine.vllm import surface
+
+        surface.require()  # before what a vLLM of another version may not have is imported
+        from harvester.engine.frontend.host import EngineHost
+        from harvester.engine.launch.arguments import engine_arguments
+        from harvester.engine.launch.profiles import profile_path
+        from harvester.engine.shared.state import SharedState
+        from harvester.engine.verify.kept import fitted, read
+
+        keep_to_loopback()
+        lower_priority(whole=False)
+        set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
+        profile = profile_path(Path(state), choice.name, config)
+        config = fitted(config, read(profile))
+        values = engine_arguments(
+            config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, shared=SharedState.make().path, profile=profile
+        )
+        async with turn_on_gpu(config.num_gpus if not cpu else None):
+            with _own_cores(config) if cpu else nullcontext():
+                self._host = await EngineHost.start(values, config.service_tiers)
+        slots = max(1, self._host.max_seqs - config.share.reserved_slots)
+        folder = StateFolder(Path(state))
+        self._runner = Runner(
+            holder=f"replica-{uuid.uuid4().hex[:12]}",
+            ledger=LedgerActor(ledger, patience_s=float("inf")),
+            engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots),
+            folder=folder,
+            config=config.harvest,
+            open_sink=open_parts,
+            now_s=time.time,
+        )
+        self._gate = gate_of(config, folder.keys, config.replicas)
+        self._table = CHAT_ROUTES.with_routes(config.access.routes)
+        self._profile = profile
+        assert self._gate.meter is not None
+        self._telling = asyncio.create_task(self._gate.meter.run(LedgerActor(ledger)))
+        self._harvest = asyncio.create_task(self._runner.run())
+        self._leaving = asyncio.create_task(self._leave())
+        self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))
+
+    async def _leave(self) -> None:
+        """Stop harvesting as soon as Serve stops this replica; its chats end meanwhile."""
+        await told_to_leave()
+        await self._runner.leave()
+
+    async def _measure(self, *, known: bool) -> None:
+        """At the first start of a model on a device: make the short profile, then verify the machine."""
+        await self._host.profile_when_absent(known=known)
+        await self._host.verify_when_absent(self._profile)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        add_page(self._host.app)
+        guard(self._host.app, self._table, self._gate)
+        return self._host.app
+
+    async def check_health(self) -> None:
+        await self._host.check()
+        if self._harvest.done() and not self._harvest.cancelled():
+            await self._harvest  # raises why it ended
+
+    async def stop_harvest(self) -> None:
+        """Give every lease back now: the whole server stops, and rows in work are computed again by the next."""
+        self._harvest.cancel()
+        with suppress(asyncio.CancelledError, EngineGone):
+            await self._harvest
+
+    async def info(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "context_tokens": self._host.context_tokens,
+            "max_seqs": self._host.max_seqs,
+            "models": self._host.models(),
+        }
+
+    async def now(self) -> dict[str, Any]:
+        """What the page shows of this replica: `harvester.engine.frontend.snapshot`, under its name."""
+        return {"id": serve.get_replica_context().replica_id.unique_id, **self._host.now()}
+
+    async def profile(self, seconds: float | None) -> dict[str, Any]:
+        """Measure the engine; see `harvester.engine.launch.profiler`."""
+        return {**await self._host.profile(seconds), "path": str(self._profile)}
+
+    async def __del__(self) -> None:
+        self._profiling.cancel()
+        self._telling.cancel()
+        await self._leaving  # Serve waits `drain_s` for it, and for the chats before
+        await self.stop_harvest()
+        self._host.close()
+
+
+def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, *, cpu: bool) -> serve.Application:
+    """The chat application. Serve's own limit on requests is lifted, because vLLM queues and refuses by itself."""
+    options: dict[str, Any] = {"num_cpus": config.num_cpus if config.num_cpus is not None else 1}
+    if not cpu:
+        options["num_gpus"] = config.num_gpus if config.num_gpus is not None else gpus_of_engine(config)
+    deployment = serve.deployment(
+        name="replica",
+        num_replicas=config.replicas,
+        max_ongoing_requests=100_000,
+        max_constructor_retry_count=1,  # a model that does not start now will not at the third try
+        ray_actor_options=options | {"runtime_env": {"env_vars": config.env}},
+        health_check_period_s=1.0,
+        health_check_timeout_s=60.0,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=config.drain_s,
+    )(serve.ingress()(Replica))
+    return deployment.bind(config, choice, str(state), ledger, cpu)

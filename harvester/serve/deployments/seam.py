@@ -1,0 +1,30 @@
+"""What is private to Ray Serve and used in the process of a deployment: one place, driven by tests on a real Serve."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.serve._private import replica as serve_replica
+
+LOOK_S = 0.25
+
+
+def keep_to_loopback() -> None:
+    """Call it from a deployment's constructor. Serve is about to open a gRPC port on every interface, for calls that we do not make."""
+    module: Any = serve_replica
+    opens = module.add_port_to_grpc_server
+
+    def open_on_loopback(server: Any, address: str) -> int:
+        return int(opens(server, address.replace("[::]", "127.0.0.1")))
+
+    module.add_port_to_grpc_server = open_on_loopback
+
+
+async def told_to_leave() -> None:
+    """Return when Serve has begun to stop this replica: it says so nowhere, and calls the destructor after the last open request."""
+    worker: Any = ray._private.worker.global_worker
+    actor = worker.actors[worker.actor_id]
+    while not actor._replica_impl._shutting_down:  # noqa: ASYNC110 - Serve has no event to wait for
+        await asyncio.sleep(LOOK_S)

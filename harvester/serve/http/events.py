@@ -1,0 +1,97 @@
+"""``GET /events``: state of replicas and jobs, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+from fastapi import Depends, FastAPI
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from harvester.errors import HarvesterError
+from harvester.serve.access.identity import Identity
+from harvester.serve.access.who import Who
+from harvester.serve.http.broadcast import Broadcaster, Frame
+from harvester.serve.http.rates import RateWindow
+from jobs.spec import JobView
+from jobs.states import ENDED
+
+log = logging.getLogger("harvester.page")
+
+LOOK_WAIT_S = 5.0
+MAX_ENDED = 50
+RECONNECT_MS = 2000
+_LEFT_OUT = {"response_lengths", "results", "notes", "rows_recomputed", "preemptions", "cached_tokens"}
+
+Replicas = Callable[[], Awaitable[list[dict[str, Any]]]]
+
+
+class JobsSeen(Protocol):
+    async def jobs(self) -> list[JobView]: ...
+
+
+class FrameSource:
+    """The frames of a `Broadcaster`: every replica's `now` and all jobs. Where one cannot be had, the event ``trouble`` says so."""
+
+    def __init__(self, replicas: Replicas, ledger: JobsSeen, server: dict[str, Any]) -> None:
+        self._replicas, self._ledger = replicas, ledger
+        self._server = json.dumps(server)
+        self._rates = RateWindow()
+        self._number = 0
+
+    async def __call__(self) -> Frame:
+        told, listed = await asyncio.gather(_in_time(self._replicas()), _in_time(self._ledger.jobs()))
+        self._number += 1
+        frame, trouble = {"look": str(self._number), "server": self._server}, None
+        if told is None:
+            trouble = "No replica answers; what is shown is from before."
+        else:
+            frame["replicas"] = json.dumps(self._rates.take(told))
+        if listed is None:
+            trouble = "The ledger does not answer; jobs are as they were."
+        else:
+            frame["jobs"] = _jobs(listed)
+        return {**frame, "trouble": json.dumps(trouble)}  # never empty: browsers drop events without data
+
+
+async def _in_time(work: Awaitable[list[Any]]) -> list[Any] | None:
+    try:
+        async with asyncio.timeout(LOOK_WAIT_S):  # `wait_for` of Python 3.11 may lose a cancellation
+            return await work
+    except (TimeoutError, HarvesterError):
+        return None
+    except Exception:  # of Ray, while a replica starts or goes; the next frame finds out
+        log.debug("look_failed", exc_info=True)
+        return None
+
+
+def _jobs(views: list[JobView]) -> str:
+    """All active jobs, and the newest ended ones."""
+    ended = [view.id for view in views if view.state in ENDED]
+    left_out = set(ended[MAX_ENDED:])
+    shown = [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in views if view.id not in left_out]
+    return json.dumps({"jobs": shown, "older": len(left_out)})
+
+
+def _own_jobs(text: str, who: Identity) -> str:
+    """Of the frame that all viewers share, those that are the viewer's."""
+    return json.dumps({"jobs": [job for job in json.loads(text)["jobs"] if who.owns(job["owner"])], "older": 0})
+
+
+def add_events(app: FastAPI, broadcaster: Broadcaster) -> None:
+    """Add ``GET /events``: ``server``, ``replicas``, ``jobs`` and ``trouble``, at first and when it changed; ``look`` each time."""
+
+    async def seat() -> AsyncIterator[None]:
+        with broadcaster.seat():
+            yield
+
+    # Not in the OpenAPI document, which cannot say that an answer never ends.
+    @app.get("/events", include_in_schema=False, response_class=EventSourceResponse, dependencies=[Depends(seat)])
+    async def events(who: Who) -> AsyncIterator[ServerSentEvent]:
+        yield ServerSentEvent(comment="harvester", retry=RECONNECT_MS)
+        async for frame in broadcaster.frames():
+            for name, text in frame.items():
+                yield ServerSentEvent(event=name, raw_data=text if name != "jobs" or who.is_admin else _own_jobs(text, who))

@@ -1,0 +1,218 @@
+"""The jobs application: submit, list, change and read jobs over HTTP. Knows the ledger as a Protocol, so tests run it without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import pyarrow as pa
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from harvester.core import __version__
+from harvester.errors import HarvesterError, NotFoundError, UsageError
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.routes import JOBS_ROUTES
+from harvester.serve.access.wall import guard
+from harvester.serve.access.who import Who
+from harvester.serve.http.broadcast import Broadcaster
+from harvester.serve.http.contract import describe, refusal
+from harvester.serve.http.events import add_events
+from harvester.serve.http.owned import own_job, own_table
+from harvester.serve.http.page import add_assets
+from harvester.serve.http.sql_api import add_sql
+from harvester.serve.openai.errors import answer_of, error_answer
+from harvester.serve.openai.objects import OpenAiRefusal
+from jobs.folder import StateFolder
+from jobs.handle import HEADER, is_signed, read_key
+from jobs.plan.job import check_deadline
+from jobs.plan.planner import JobPlanner
+from jobs.spec import JobChange, JobPlan, JobRequest, JobView
+from jobs.sql.pool import QueryPool
+from jobs.tasks.load import list_tasks
+from jobs.tasks.options import TaskOption
+
+log = logging.getLogger("harvester.jobs")
+
+ServerInfo = Callable[[], Awaitable[dict[str, Any]]]
+Profile = Callable[[float | None], Awaitable[dict[str, Any]]]
+
+
+class JobsLedger(Protocol):
+    async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]: ...
+    async def jobs(self) -> list[JobView]: ...
+    async def show(self, job_id: str) -> JobView: ...
+    async def change(self, job_id: str, verb: str) -> JobView: ...
+    async def adjust(self, job_id: str, change: JobChange) -> JobView: ...
+    async def table(self, name: str) -> pa.Table: ...
+
+
+class Submitted(BaseModel):
+    job: JobView
+    created: bool
+
+
+class Jobs(BaseModel):
+    jobs: list[JobView]
+
+
+class TaskShown(BaseModel):
+    name: str
+    description: str
+    options: dict[str, TaskOption]
+
+
+class Tasks(BaseModel):
+    tasks: list[TaskShown]
+
+
+class ArrowStream(Response):
+    media_type = "application/vnd.apache.arrow.stream"
+
+
+class ProfileWish(BaseModel):
+    seconds: float | None = Field(default=None, gt=0.0, le=600.0)
+
+
+_SUBMIT: dict[int | str, dict[str, Any]] = {
+    200: {"model": Submitted, "description": "The same job is there already."},
+    409: refusal(409, OpenAiRefusal),
+    503: refusal(503, OpenAiRefusal),
+}
+_ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, OpenAiRefusal)}
+
+
+async def is_unknown(ledger: JobsLedger, plan: JobPlan) -> bool:
+    """Whether the ledger says that it has no such job. Where it says nothing, the job may be there."""
+    try:
+        await ledger.show(plan.spec.id)
+    except NotFoundError:
+        return True
+    except HarvesterError:
+        return False
+    return False
+
+
+async def _is_user(sent: Request, folder: StateFolder) -> bool:
+    """Whether the server's own user sent this, who may read what the server may."""
+    key = read_key(folder)
+    return key is not None and is_signed(key, sent.headers.get(HEADER), "POST", "/api/jobs", await sent.body(), time.time())
+
+
+def jobs_api(
+    ledger: JobsLedger,
+    planner: JobPlanner,
+    server_info: ServerInfo,
+    profile: Profile | None = None,
+    broadcaster: Broadcaster | None = None,
+    gate: Gate | None = None,
+    queries: QueryPool | None = None,
+) -> FastAPI:
+    """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events.
+
+    ``gate``: whom it lets in; None: everybody. ``queries``: processes for SQL; None makes them.
+    """
+    app = FastAPI(title="harvester jobs", version=__version__)
+    gate = gate or Gate()
+    describe(app, OpenAiRefusal, asks_for_key=gate.keys.asks_for_key)
+    _answer_errors(app)
+    _add_server(app, server_info, profile)
+    _add_jobs(app, ledger, planner, server_info)
+    add_sql(app, ledger, planner.folder, queries or QueryPool())
+    add_assets(app)
+    if broadcaster is not None:
+        add_events(app, broadcaster)
+    _add_tables(app, ledger)
+    guard(app, JOBS_ROUTES, gate)
+    return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(HarvesterError)
+    async def _refuse(request: Request, error: HarvesterError) -> Response:
+        return answer_of(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return answer_of(UsageError(f"{where or 'request'}: {first['msg'].removeprefix('Value error, ')}"))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        asked = f"{request.method} {request.url.path}"
+        is_unknown = error.status_code in (404, 405)
+        message = f"unknown route {asked}; see /api/openapi.json" if is_unknown else str(error.detail)
+        return error_answer(error.status_code, message, code=(NotFoundError if is_unknown else UsageError).code)
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> Response:
+        log.exception("jobs_bug path=%s", request.url.path, exc_info=error)
+        return answer_of(HarvesterError("the server failed; its log has the cause"))
+
+
+def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) -> None:
+    @app.get("/server", responses=_ASKS_A_REPLICA)
+    async def server() -> dict[str, Any]:
+        return await server_info()
+
+    @app.get("/tasks")
+    def tasks() -> Tasks:
+        return Tasks(tasks=[TaskShown(name=task.name, description=task.description, options=task.options) for task in list_tasks()])
+
+    @app.post("/profile", responses=_ASKS_A_REPLICA)
+    async def measure(wish: ProfileWish) -> dict[str, Any]:
+        if profile is None:
+            raise UsageError("this server has no engine to profile")
+        return await profile(wish.seconds)
+
+
+def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo) -> None:
+    @app.post("/jobs", status_code=201, responses=_SUBMIT)
+    async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
+        context_tokens = int((await server_info())["context_tokens"])
+        is_user = await _is_user(sent, planner.folder)
+        plan = await asyncio.to_thread(planner.plan, request, context_tokens, who.name, who.limits, is_user=is_user)
+        try:
+            view, created = await ledger.submit(plan, new=request.new)
+        except HarvesterError:
+            if await is_unknown(ledger, plan):
+                await asyncio.to_thread(planner.forget, plan)
+            raise
+        if not created:
+            if view.id != plan.spec.id:
+                await asyncio.to_thread(planner.forget, plan)
+            response.status_code = 200
+        return Submitted(job=view, created=created)
+
+    @app.get("/jobs")
+    async def jobs(who: Who) -> Jobs:
+        return Jobs(jobs=[view for view in await ledger.jobs() if who.owns(view.owner)])
+
+    @app.get("/jobs/{job_id}")
+    async def show(job_id: str, who: Who) -> JobView:
+        return await own_job(ledger, job_id, who)
+
+    @app.patch("/jobs/{job_id}")
+    async def adjust(job_id: str, change: JobChange, who: Who) -> JobView:
+        check_deadline(change.deadline_at_s, time.time())
+        return await ledger.adjust((await own_job(ledger, job_id, who)).id, change)
+
+    @app.post("/jobs/{job_id}/{verb}")
+    async def change(job_id: str, verb: str, who: Who) -> JobView:
+        return await ledger.change((await own_job(ledger, job_id, who)).id, verb)
+
+
+def _add_tables(app: FastAPI, ledger: JobsLedger) -> None:
+    @app.get("/ledger/{name}", response_class=ArrowStream)
+    async def table(name: str, who: Who) -> Response:
+        found = await own_table(ledger, name, who)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, found.schema) as writer:
+            writer.write_table(found)
+        return ArrowStream(sink.getvalue().to_pybytes())

@@ -1,0 +1,55 @@
+"""What of the ledger is the asker's: the administrator's is all, another's the jobs of its own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harvester.errors import NotFoundError
+from harvester.serve.access.identity import Identity
+from jobs.spec import JobView
+
+LATEST = "latest"
+_OF_NOBODY = ("harvest",)  # rates of the whole server, by model; `lengths` would show the names of others' tasks
+
+
+class LedgerJobs(Protocol):
+    async def jobs(self) -> list[JobView]: ...
+    async def show(self, job_id: str) -> JobView: ...
+
+
+class LedgerTables(Protocol):
+    async def table(self, name: str) -> pa.Table: ...
+
+
+async def own_job(ledger: LedgerJobs, job_id: str, who: Identity) -> JobView:
+    """Raises `NotFoundError` for another's job as for one that is not there."""
+    if who.is_admin:
+        return await ledger.show(job_id)
+    if job_id == LATEST:
+        newest = next((view for view in await ledger.jobs() if who.owns(view.owner)), None)
+        if newest is not None:
+            return newest
+    else:
+        try:
+            view = await ledger.show(job_id)
+        except NotFoundError:
+            view = None
+        if view is not None and who.owns(view.owner):
+            return view
+    raise NotFoundError(f"key {who.name} has no job {job_id[:80]!r}; list its jobs with: harvester jobs")
+
+
+async def own_table(ledger: LedgerTables, name: str, who: Identity) -> pa.Table:
+    """A table of the ledger, as far as it is the asker's."""
+    table = await ledger.table(name)
+    if who.is_admin or name in _OF_NOBODY:
+        return table
+    if "owner" in table.column_names:
+        return table.filter(pc.field("owner") == who.name)
+    if "job_id" not in table.column_names:
+        return table.slice(0, 0)
+    jobs = await own_table(ledger, "jobs", who)
+    return table.filter(pc.field("job_id").isin(jobs["id"].combine_chunks()))

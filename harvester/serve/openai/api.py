@@ -1,0 +1,221 @@
+"""OpenAI's Files and Batch API over HTTP. Knows the ledger only through the controller, so tests run it without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO, Literal
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+from starlette.types import Receive, Scope, Send
+
+from harvester.core import __version__
+from harvester.errors import NotFoundError, ParameterError, TooLargeError
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.identity import Identity
+from harvester.serve.access.routes import OPENAI_ROUTES
+from harvester.serve.access.wall import guard
+from harvester.serve.access.who import Who
+from harvester.serve.http.contract import describe, refusal
+from harvester.serve.http.upload import boundary_of, receive, too_large
+from harvester.serve.openai.errors import PlainJson, handle_errors
+from harvester.serve.openai.objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
+from jobs.batches.controller import BatchController
+from jobs.batches.files import FileStore, StoredFile, new_file_id, no_such_file
+from jobs.batches.page import list_object, page
+from jobs.batches.record import BatchWish, ExpiresAfter
+from jobs.batches.store import no_such_batch
+
+CHUNK_BYTES = 1 << 20
+FORM_BYTES = 1 << 16  # of a form around its file
+_UPLOAD: dict[str, Any] = {  # what `receive` reads; FastAPI would read the whole form first to know it
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
+                }
+            }
+        },
+    },
+    "responses": {"413": refusal(413, OpenAiRefusal)},
+}
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
+}
+
+
+class OpenAiApp(FastAPI):
+    """Its routes have full paths, because Serve mounts it under several prefixes, each as an application of its own."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = ""
+        await super().__call__(scope, receive, send)
+
+
+def openai_api(
+    files: FileStore | None,
+    controller: BatchController | None,
+    *,
+    max_bytes: int | None = None,
+    gate: Gate | None = None,
+) -> OpenAiApp:
+    """The application: ``/v1/files`` where it is given ``files``, ``/v1/batches`` where it is given a ``controller``.
+
+    ``max_bytes``: of an upload. ``gate``: whom it lets in; None: everybody.
+    """
+    prefix = "/v1/batches" if files is None else "/v1/files"
+    app = OpenAiApp(
+        title="OpenAI files and batches",
+        version=__version__,
+        default_response_class=PlainJson,
+        redirect_slashes=False,
+        openapi_url=f"{prefix}/openapi.json",  # reached through Serve, which knows the prefix alone
+        docs_url=None,
+        redoc_url=None,
+    )
+    gate = gate or Gate()
+    handle_errors(app)
+    describe(app, OpenAiRefusal, asks_for_key=gate.keys.asks_for_key)
+    if files is not None:
+        _files(app, files, max_bytes)
+    if controller is not None:
+        _batches(app, controller)
+    guard(app, OPENAI_ROUTES, gate)
+    return app
+
+
+def _files(app: FastAPI, store: FileStore, max_bytes: int | None) -> None:
+    @app.post("/v1/files", openapi_extra=_UPLOAD, **answers(FileObject))
+    async def upload(request: Request, who: Who) -> dict[str, Any]:
+        boundary = boundary_of(request.headers.get("content-type", ""))
+        length = request.headers.get("content-length", "")
+        bounds = (max_bytes, who.limits.max_upload_bytes, await asyncio.to_thread(_room, store, who))
+        bound = min((bound for bound in bounds if bound is not None), default=None)
+        if bound is not None and length.isdigit() and int(length) > bound + FORM_BYTES:
+            raise too_large(bound)
+        file_id = new_file_id()
+        path = store.content(file_id)
+        form = await receive(request.stream(), boundary, path, bound)
+        try:
+            expires = _checked(form.fields)
+            seconds = expires.seconds if expires else None
+            stored = await asyncio.to_thread(store.enter, file_id, form.filename or "", "batch", seconds, who.name)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return stored.to_openai()
+
+    @app.get("/v1/files", **answers(Page[FileObject]))
+    async def listing(
+        who: Who,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: str | None = None,
+    ) -> dict[str, Any]:
+        found = [one for one in await asyncio.to_thread(store.list) if who.owns(one.owner)]
+        ordered = [one for one in (found if order == "desc" else found[::-1]) if purpose in (None, one.purpose)]
+        some, has_more = page(ordered, after, limit)
+        return list_object([one.to_openai() for one in some], has_more)
+
+    @app.get("/v1/files/{file_id}", **answers(FileObject))
+    async def show(file_id: str, who: Who) -> dict[str, Any]:
+        return (await asyncio.to_thread(_own, store, file_id, who)).to_openai()
+
+    @app.delete("/v1/files/{file_id}", **answers(FileDeleted))
+    async def delete(file_id: str, who: Who) -> dict[str, Any]:
+        await asyncio.to_thread(lambda: store.delete(_own(store, file_id, who).id))
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    @app.get("/v1/files/{file_id}/content", response_class=StreamingResponse, responses=_CONTENT)
+    async def content(file_id: str, who: Who) -> StreamingResponse:
+        stored, file = await asyncio.to_thread(_open, store, file_id, who)
+        headers = {"content-length": str(stored.bytes)}
+        return StreamingResponse(_chunks(file), media_type="application/octet-stream", headers=headers)
+
+
+def _checked(fields: dict[str, str]) -> ExpiresAfter | None:
+    """The plain fields of an upload. Raises `ParameterError`."""
+    purpose = fields.get("purpose")
+    if purpose is None:
+        raise ParameterError("the form lacks the field purpose; send purpose=batch for the input of a batch", "purpose")
+    if purpose != "batch":
+        raise ParameterError(f"purpose {purpose[:40]!r} is not supported; use batch", "purpose")
+    given = {name: fields[f"expires_after[{name}]"] for name in ("anchor", "seconds") if f"expires_after[{name}]" in fields}
+    if not given:
+        return None
+    try:
+        return ExpiresAfter.model_validate_strings(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ParameterError(f"expires_after.{first['loc'][0]}: {first['msg']}", "expires_after") from error
+
+
+def _room(store: FileStore, who: Identity) -> int | None:
+    """Bytes that the key may still store; None: no limit. Raises `TooLargeError` where there are none."""
+    limit = who.limits.max_stored_bytes
+    if limit is None:
+        return None
+    held = sum(stored.bytes for stored in store.list() if stored.owner == who.name and stored.purpose == "batch")
+    if held >= limit:
+        raise TooLargeError(f"the files of this key hold {held:,} bytes; the limit is {limit:,}: delete some", "file")
+    return limit - held
+
+
+def _own(store: FileStore, file_id: str, who: Identity) -> StoredFile:
+    """Raises `NotFoundError` for another's file as for one that is not there."""
+    stored = store.get(file_id)
+    if not who.owns(stored.owner):
+        raise no_such_file(file_id)
+    return stored
+
+
+def _open(store: FileStore, file_id: str, who: Identity) -> tuple[StoredFile, BinaryIO]:
+    """Open the file, so that it can be read to its end even if it is deleted meanwhile."""
+    stored = _own(store, file_id, who)
+    try:
+        return stored, store.content(file_id).open("rb")
+    except FileNotFoundError as error:
+        raise NotFoundError(f"No such File object: {file_id}; it was deleted just now") from error
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _batches(app: FastAPI, controller: BatchController) -> None:
+    def own(batch_id: str, who: Identity) -> str:
+        """Raises `NotFoundError` for another's batch as for one that is not there."""
+        if not who.owns(controller.owner(batch_id)):
+            raise no_such_batch(batch_id)
+        return batch_id
+
+    @app.post("/v1/batches", **answers(BatchObject))
+    async def create(wish: BatchWish, who: Who) -> dict[str, Any]:
+        return await controller.create(wish, who.name, who.limits, who.owns)
+
+    @app.get("/v1/batches", **answers(Page[BatchObject]))
+    async def listing(who: Who, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
+        some, has_more = page([record for record in controller.records() if who.owns(record.owner)], after, limit)
+        return list_object([await controller.show(record.id) for record in some], has_more)
+
+    @app.get("/v1/batches/{batch_id}", **answers(BatchObject))
+    async def show(batch_id: str, who: Who) -> dict[str, Any]:
+        return await controller.show(own(batch_id, who))
+
+    @app.post("/v1/batches/{batch_id}/cancel", **answers(BatchObject))
+    async def cancel(batch_id: str, who: Who) -> dict[str, Any]:
+        return await controller.cancel(own(batch_id, who))

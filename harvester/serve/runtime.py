@@ -1,0 +1,90 @@
+"""The private folder of a running server: sockets and configuration of HAProxy, sockets and logs of Ray.
+
+It must be short: the path of a socket has at most 107 bytes, and HAProxy's is the folder, Ray's 56-digit name of the node, ``admin.sock``
+and, while it starts, a process id. Whoever else can write to the folder commands the server, so it is a folder of this user alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from connectors.durable import storage_error
+from harvester.errors import StorageError
+from jobs.folder import StateFolder
+
+MAX_PATH_BYTES = 107 - len("/" + 56 * "n" + "/admin.sock.1234567.tmp")
+_PREFIX = "hv-"
+
+
+def runtime_folder(folder: StateFolder, mark: str) -> Path:
+    """The folder of this state folder's server, made where it is not there yet.
+
+    In ``$XDG_RUNTIME_DIR``, else in the state folder, else beside temporary files under an unpredictable name, which the state folder
+    remembers. A place of another user, one that others may enter, a link and a path that is too long are passed over.
+    Raises `StorageError`.
+    """
+    for path in _candidates(folder, mark):
+        if len(os.fsencode(path)) <= MAX_PATH_BYTES and is_private(path.parent, shared=True) and _make(path):
+            return path
+    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
+        if len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= MAX_PATH_BYTES:
+            return _remembered(folder, Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)))
+    raise StorageError(f"no private folder of at most {MAX_PATH_BYTES} bytes for sockets; set XDG_RUNTIME_DIR to a short one of your own")
+
+
+def ray_folder(runtime: Path) -> Path:
+    """Where Ray keeps sessions. Those but the newest go: it has the logs of the last server."""
+    path = runtime / "ray"
+    path.mkdir(mode=0o700, exist_ok=True)
+    for session in sorted(path.glob("session_2*"))[:-1]:
+        shutil.rmtree(session, ignore_errors=True)
+    return path
+
+
+def clear(runtime: Path) -> None:
+    """Remove what is of no use once the server has ended; Ray's logs stay."""
+    with suppress(OSError):  # a server that ends has more to say than what it could not remove
+        for path in runtime.iterdir():
+            if path.name != "ray":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def is_private(path: Path, *, shared: bool = False) -> bool:
+    """Whether it is a folder, no link, of this user, that nobody else may enter. ``shared``: or one like ``/tmp``."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(found.st_mode) and (own or (shared and found.st_uid == 0 and bool(found.st_mode & stat.S_ISVTX)))
+
+
+def _candidates(folder: StateFolder, mark: str) -> Iterator[Path]:
+    with suppress(OSError):
+        yield Path(folder.runtime.read_text(encoding="utf-8").strip() or "/")
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    if given.startswith("/"):
+        yield Path(given) / f"{_PREFIX}{mark[:8]}"
+    yield folder.root / "run"
+
+
+def _make(path: Path) -> bool:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return False
+    return is_private(path)
+
+
+def _remembered(folder: StateFolder, path: Path) -> Path:
+    try:
+        folder.runtime.write_text(f"{path}\n", encoding="utf-8")
+    except OSError as error:
+        raise storage_error("write", folder.runtime, error) from error
+    return path

@@ -1,0 +1,132 @@
+"""One life of the cluster, in a process of its own: whatever Ray does to the process that started it, the supervisor stays."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from harvester.config import ServeConfig
+from harvester.engine.launch.models import ModelChoice
+from harvester.errors import EngineError, HarvesterError
+from harvester.serve.environment import prepare_environment
+from harvester.serve.ingress.front import Front
+from harvester.serve.processes import lower_housekeeping
+from jobs.folder import StateFolder
+
+if TYPE_CHECKING:
+    from harvester.serve.cluster import Cluster
+
+log = logging.getLogger("harvester.session")
+LOOK_S = 0.25
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is served, whichever life of the cluster serves it. ``chat_app``: a `cluster.ChatApp`; None: vLLM's replicas."""
+
+    config: ServeConfig
+    folder: StateFolder
+    choice: ModelChoice
+    url: str
+    mark: str
+    cpu: bool
+    pid: int  # the supervisor's
+    chat_app: Any
+
+
+def run_session(deployment: Deployment, front: Front | None, told: Connection) -> None:
+    """The process: sends ``("ready", None)``, then ``("failed", error)`` where it ends otherwise than by SIGTERM.
+
+    A second SIGTERM ends the wait for open requests. Dies with the supervisor.
+    """
+    _die_with_parent(deployment.pid)
+    stop, hurry = threading.Event(), threading.Event()
+    listen = _listener(stop, hurry)
+    listen()
+    try:
+        _serve(deployment, front, told, listen, stop, hurry)
+    except HarvesterError as error:
+        told.send(("failed", error))
+    except Exception as error:  # of Ray, mostly a wait of its own that a busy machine outlasted
+        if isinstance(error, OSError) and error.errno is not None:  # not a `TimeoutError` of Ray's, which is one too
+            told.send(("failed", error))
+            return
+        log.debug("session_failed", exc_info=True)
+        told.send(("lost", f"{type(error).__name__}: {_first_line(error)}"))
+
+
+def _serve(
+    deployment: Deployment,
+    front: Front | None,
+    told: Connection,
+    listen: Callable[[], None],
+    stop: threading.Event,
+    hurry: threading.Event,
+) -> None:
+    prepare_environment(deployment.config, deployment.folder, deployment.mark)
+    told.send(("waiting", "Ray to start"))
+    from functools import partial
+
+    from harvester.serve.cluster import Cluster
+    from harvester.serve.deployments.replica import replica_app
+
+    chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
+    with Cluster(deployment.config, deployment.folder, deployment.choice, deployment.url, chat_app, deployment.pid) as cluster:
+        listen()  # Ray has put its own handlers in
+        cluster.deploy(stop, lambda what: told.send(("waiting", what)))
+        if not stop.is_set():
+            lower_housekeeping(deployment.mark)
+            told.send(("ready", None))
+        try:
+            _watch(cluster, front, told, stop)
+        except EngineError as error:
+            told.send(("failed", error))
+            os._exit(1)  # Ray's own goodbye would wait for what has died
+        cluster.drain(hurry)
+
+
+def _watch(cluster: Cluster, front: Front | None, told: Connection, stop: threading.Event) -> None:
+    """Until ``stop``: bring back what Ray does not. Raises `EngineError` where that takes a new cluster."""
+    while not stop.wait(LOOK_S):
+        if cluster.node is None:
+            continue
+        if cluster.node.raylet_is_gone():
+            raise EngineError("Ray's raylet has died, and all that it ran with it")
+        if cluster.node.gcs_is_gone():
+            told.send(("warning", "Ray's GCS has died; starting another"))
+            cluster.node.restart_gcs()
+        if front is not None and front.is_gone():
+            told.send(("warning", "HAProxy has died; starting another"))
+            front.bring_back()
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+
+
+def _listener(stop: threading.Event, hurry: threading.Event) -> Callable[[], None]:
+    def on_stop(number: int, frame: object) -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    def listen() -> None:
+        signal.signal(signal.SIGTERM, on_stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor has it too
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    return listen
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no reason given").splitlines()[0][:300]

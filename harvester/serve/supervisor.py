@@ -1,0 +1,127 @@
+"""Keep a server alive: one session after another, each a cluster of its own, with a wait between that grows."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from harvester.errors import EngineError, HarvesterError, StorageError
+from harvester.serve.ingress.front import Front
+from harvester.serve.processes import stop_marked
+from harvester.serve.session import Deployment, run_session
+
+START_TRIES = 6  # of a server that has not been ready yet, where Ray itself did not come up
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
+WELL_S = 300.0  # a server that was ready for so long is as good as new
+STOP_MARGIN_S = 30.0  # beside `drain_s`
+POLL_S = 0.1
+END_S = 10.0  # of a session that has said why it ends
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+class Supervisor:
+    """``on_ready`` is called each time that the server answers."""
+
+    def __init__(self, deployment: Deployment, front: Front | None, on_event: OnEvent, on_ready: Callable[[], None]) -> None:
+        self._deployment = deployment
+        self._front = front
+        self._on_event = on_event
+        self._on_ready = on_ready
+        self._was_ready = False
+        self._failures = 0
+
+    def run(self, stop: threading.Event, hurry: threading.Event) -> None:
+        """Until ``stop``, and the requests open then have ended or ``hurry`` is set. Raises `HarvesterError` where it never was ready."""
+        if self._front is not None:
+            self._front.forget()
+        while not stop.is_set():
+            began_s = time.monotonic()
+            failure = self._session(stop, hurry)
+            if stop.is_set():
+                return
+            self._failures = 1 if time.monotonic() - began_s > WELL_S else self._failures + 1
+            wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** (self._failures - 1))
+            self._report(failure, wait_s)
+            self._clear()
+            stop.wait(wait_s)
+
+    def _session(self, stop: threading.Event, hurry: threading.Event) -> HarvesterError | str:
+        """One life of the cluster. What ended it: an error of ours, or what happened to Ray."""
+        process, ours = self._start()
+        failure: HarvesterError | str | None = None
+        asked, patience_s = 0, float("inf")
+        while failure is None and time.monotonic() < patience_s:
+            try:
+                failure = self._told(ours)
+            except EOFError:  # it has ended
+                break
+            if stop.is_set() + hurry.is_set() > asked:
+                asked += 1
+                process.terminate()
+                patience_s = time.monotonic() + STOP_MARGIN_S + (self._deployment.config.drain_s if asked == 1 else 0.0)
+                if asked == 1:
+                    self._on_event("stopping", {})
+        _end(process)
+        return failure or "the process that runs the cluster has died"
+
+    def _start(self) -> tuple[BaseProcess, Connection]:
+        context = multiprocessing.get_context("fork")  # from a process that has loaded nothing and has no threads
+        ours, its = context.Pipe(duplex=False)
+        process = context.Process(target=run_session, args=(self._deployment, self._front, its), name="harvester-session")
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until the session listens to it
+        process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        its.close()
+        return process, ours
+
+    def _told(self, ours: Connection) -> HarvesterError | str | None:
+        """What the session says; why it ends, if it does."""
+        if not ours.poll(POLL_S):
+            return None
+        kind, given = ours.recv()
+        match kind:
+            case "ready":
+                self._was_ready = True
+                self._on_ready()
+            case "failed" | "lost":
+                return _named(given, self._deployment)
+            case _:
+                self._on_event(kind, {"message": given})
+        return None
+
+    def _report(self, failure: HarvesterError | str, wait_s: float) -> None:
+        """Raise where there is no use in another try."""
+        message = failure if isinstance(failure, str) else failure.message
+        if not self._was_ready and isinstance(failure, HarvesterError):
+            raise failure
+        if not self._was_ready and self._failures >= START_TRIES:
+            raise EngineError(f"Ray did not start in {START_TRIES} tries, the last time: {message}; see logs/ray in the state folder")
+        self._on_event("warning", {"message": f"{message}; starting again in {wait_s:g} s"})
+
+    def _clear(self) -> None:
+        """End what is left of the cluster; the port answers 503 from here on."""
+        if self._front is not None and self._was_ready:
+            self._front.hold()
+        stop_marked(self._deployment.mark, keep=self._front.own if self._front is not None else set())
+        if self._front is not None:
+            self._front.forget()
+
+
+def _end(process: BaseProcess) -> None:
+    process.join(END_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _named(given: HarvesterError | OSError | str, deployment: Deployment) -> HarvesterError | str:
+    if isinstance(given, OSError):
+        return StorageError(f"the server cannot use state folder {deployment.folder.root}: {given.strerror or given}; free space there")
+    return given

@@ -1,0 +1,66 @@
+"""How many changes the ledger has taken, in a small file of its own beside it.
+
+A log that is cut short, or a file that is an older copy, opens without a word and with fewer changes than were acknowledged. So each
+change is counted twice: in the store, within its own transaction, and here, after it. A store that counts fewer than this file has lost
+some; one that counts more was killed between the two. Nothing here knows what kind of store it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+from connectors.durable import storage_error, sync_folder
+from connectors.errors import DamageError
+
+log = logging.getLogger("harvester.ledger")
+
+
+class CommitCount:
+    """The file at ``path``: 16 hex digits, and a checksum of them. It is made with the first `write`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+
+    def read(self) -> int | None:
+        """None where there is no such file: nothing can be said. Raises `DamageError` and `StorageError`."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise storage_error("read", self.path, error) from error
+        with suppress(ValueError):
+            count = int(data[:16], 16)
+            if data == _line(count):
+                return count
+        raise DamageError(
+            f"{self.path} is damaged, so nobody can tell whether the ledger is whole; stop the server and run: harvester repair"
+        )
+
+    def write(self, count: int) -> None:
+        """Durable when it returns. A disk that fails here takes nothing from the ledger, only the proof that it is whole."""
+        try:
+            if self._file is None:
+                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+                os.pwrite(self._file, _line(count), 0)
+                sync_folder(self.path.parent)
+            else:
+                os.pwrite(self._file, _line(count), 0)
+            os.fdatasync(self._file)
+        except OSError as error:
+            log.warning("commit_count %s", storage_error("write", self.path, error).message)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _line(count: int) -> bytes:
+    digits = b"%016x" % count
+    return b"%b %08x\n" % (digits, zlib.crc32(digits))

@@ -1,0 +1,56 @@
+"""``job.json`` in a job's folder: what was asked and how it is cut, so that a lost ledger can be made again from the folders."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+
+from connectors.durable import publish, storage_error
+from connectors.errors import DamageError
+from jobs.folder import JOB_FILE
+from jobs.ledger.store import Store
+from jobs.spec import JobPlan, JobSpec, SliceSpec
+
+_SLICE = tuple(SliceSpec.model_fields)
+
+
+def write_job(jobs: Path, plan: JobPlan) -> None:
+    """Durable, whole or not at all. ``jobs``: the folder of all jobs. Raises `StorageError`."""
+    slices = [[getattr(cut, name) for name in _SLICE] for cut in plan.slices]
+    body = json.dumps({"spec": plan.spec.model_dump(mode="json"), "notes": plan.notes, "slices": slices}).encode()
+    with publish(jobs / plan.spec.id / JOB_FILE) as file:
+        file.write(b"%08x\n" % zlib.crc32(body) + body)
+
+
+def write_missing_jobs(store: Store, jobs: Path) -> None:
+    """Those of jobs that an earlier version took."""
+    for row in store.rows("job_rows"):
+        if not (jobs / row["id"] / JOB_FILE).exists():
+            slices = tuple(SliceSpec(**cut) for cut in store.rows("job_slices", [row["id"]]))
+            write_job(jobs, JobPlan(spec=JobSpec.model_validate_json(row["spec"]), slices=slices, notes=json.loads(row["notes"])))
+
+
+def insert_job(store: Store, plan: JobPlan) -> None:
+    """Enter it, queued, with all of its slices. Call within a transaction."""
+    spec = plan.spec
+    columns = {name: pa.array([getattr(cut, name) for cut in plan.slices], pa.int64()) for name in _SLICE}
+    columns["group_offset"] = columns.pop("offset")
+    values = [spec.id, spec.key, spec.task.name, spec.source.uri, spec.model, spec.rows_total, spec.created_at_s, spec.owner]
+    store.run("insert_job", [*values, json.dumps(plan.notes), spec.model_dump_json()])
+    store.insert("insert_slices", "new_slices", pa.table(columns), [spec.id])
+
+
+def read_job(path: Path) -> JobPlan:
+    """Raises `DamageError` for a file that is not as it was written, `StorageError` for one that cannot be read."""
+    try:
+        checksum, _, body = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise storage_error("read", path, error) from error
+    if checksum != b"%08x" % zlib.crc32(body):
+        raise DamageError(f"{path} is damaged, so its job cannot be restored; its parts stay where they are")
+    told = json.loads(body)
+    slices = tuple(SliceSpec(**dict(zip(_SLICE, values, strict=True))) for values in told["slices"])
+    return JobPlan(spec=JobSpec.model_validate(told["spec"]), slices=slices, notes=tuple(told["notes"]))

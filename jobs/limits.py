@@ -1,0 +1,172 @@
+"""What one API key may ask, and what one request asks: choices, tokens, the size of a grammar."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from jobs.config import Section
+from jobs.errors import ParameterError, TooLargeError
+from jobs.hint import ARGS
+
+MAX_COST = 1 << 40  # costs beyond are all the same
+_GUIDES = (
+    "structured_outputs",
+    "response_format",
+    "tools",
+    "text",
+    "output_config",
+    "output_format",
+)  # parameters that a grammar is made of
+_PATTERNS = frozenset({"pattern", "regex", "grammar", "whitespace_pattern"})
+_NESTED_JSON = frozenset({"json", "structural_tag"})  # may hold JSON as text
+_REPEATS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+_COUNTED = re.compile(r"\{(\d{1,9})?\s*(?:,\s*(\d{1,9})?)?\}")
+
+
+class Limits(Section):
+    """Limits of one API key. None: no limit."""
+
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Model requests, submitted jobs and uploads. A request for `n` choices counts as `n`."
+    )
+    tokens_per_minute: int | None = Field(default=None, ge=1, description="Prompt and output tokens of chat.")
+    open_requests: int | None = Field(default=None, ge=1, description="Requests in work at once.")
+    max_choices: int | None = Field(default=128, ge=1, description="Choices of one request: `n` for each of its prompts.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Maximum `max_tokens` of a request.")
+    max_body_bytes: int = Field(default=32 << 20, ge=1024, description="Maximum bytes of a request's body, uploads apart.")
+    max_upload_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of an uploaded file.")
+    max_stored_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of all uploaded files of the key together.")
+    max_grammar_cost: int | None = Field(
+        default=1 << 18,
+        ge=1,
+        description="Maximum characters of a JSON schema, grammar, regular expression or list of choices, counted repeats written out.",
+    )
+    max_job_rows: int | None = Field(default=None, ge=1, description="Maximum rows of a job or batch.")
+
+
+def check_own(body: Mapping[str, Any]) -> None:
+    """Raises `ParameterError` for what only harvester says to its engine."""
+    if _number(body.get("priority")) or ("priority" in body and _number(body["priority"]) is None):
+        raise ParameterError("`priority` is the server's to set; use service_tier: priority, default or flex", "priority")
+    if body.get("kv_transfer_params") is not None:
+        raise ParameterError("`kv_transfer_params` is the server's to set; leave it out", "kv_transfer_params")
+    extra = body.get("vllm_xargs")
+    reserved = sorted(set(extra) & set(ARGS)) if isinstance(extra, dict) else []
+    if reserved:
+        raise ParameterError(f"`vllm_xargs` names {', '.join(reserved)}, which only jobs have; leave it out", "vllm_xargs")
+
+
+def check_size(body: Mapping[str, Any], limits: Limits) -> int:
+    """The choices that a request to the model asks for. Raises `TooLargeError` naming the parameter that is above its limit."""
+    choices = _choices(body)
+    if limits.max_choices is not None and choices > limits.max_choices:
+        raise TooLargeError(f"the request asks for {choices:,} choices; the limit is {limits.max_choices:,}: send several requests", "n")
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
+        asked = _number(body.get(name))
+        if limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
+            raise TooLargeError(f"{name} is {asked:,}; the limit is {limits.max_tokens:,}", name)
+    for name in _GUIDES:
+        cost = 0 if limits.max_grammar_cost is None else grammar_cost(body.get(name))
+        if limits.max_grammar_cost is not None and cost > limits.max_grammar_cost:
+            raise TooLargeError(
+                f"{name} describes a grammar of {cost:,} characters, repeats written out; the limit is {limits.max_grammar_cost:,}", name
+            )
+    return choices
+
+
+def check_job(max_tokens: int, answers: object, rows: int, limits: Limits | None) -> None:
+    """``answers``: JSON schema or labels of the task, if any. Raises `TooLargeError` as `check_size` does."""
+    if limits is None:
+        return
+    check_size({"max_tokens": max_tokens, "response_format": list(answers) if isinstance(answers, tuple) else answers}, limits)
+    if limits.max_job_rows is not None and rows > limits.max_job_rows:
+        raise TooLargeError(f"the source has {rows:,} rows; the limit of this key is {limits.max_job_rows:,}: split it", "source")
+
+
+def _choices(body: Mapping[str, Any]) -> int:
+    numbers = [_number(body.get(name)) or 1 for name in ("n", "best_of")]
+    prompt = body.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and isinstance(next(iter(prompt), None), str | list) else 1
+    return max(1, *numbers) * prompts
+
+
+def _number(value: object) -> int | None:
+    """As the engine's front end would read it, which takes "8" and 8.0 for 8 too."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return None if isinstance(value, str) else MAX_COST
+    return min(MAX_COST, max(-MAX_COST, int(number))) if math.isfinite(number) else None
+
+
+def grammar_cost(value: object) -> int:
+    """Characters of all that a grammar is compiled of: its memory follows them. Repeats that are counted are written out."""
+    cost, left = 0, [("", value)]
+    while left and cost < MAX_COST:
+        name, one = left.pop()
+        if isinstance(one, dict):
+            left += one.items()
+            cost += sum(len(str(key)) for key in one)
+        elif isinstance(one, list):
+            left += [(name, item) for item in one]
+            cost += len(one)
+        elif isinstance(one, str):
+            nested = _parsed(one) if name in _NESTED_JSON else None
+            if nested is not None:
+                left.append(("", nested))
+            cost += pattern_cost(one) if name in _PATTERNS else len(one)
+        elif name in _REPEATS:
+            cost += max(0, _number(one) or 0)
+    return min(cost, MAX_COST)
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # the engine refuses it
+
+
+def pattern_cost(pattern: str) -> int:
+    """Length of a regular expression, or of a grammar in EBNF, with every counted repeat written out: ``(ab{3}){10}`` is 60 or so."""
+    levels = [[0, 0]]  # of each open group: cost before its last item, cost of that item
+    at = 0
+    while at < len(pattern):
+        top, letter, width = levels[-1], pattern[at], 1
+        repeat = _COUNTED.match(pattern, at) if letter == "{" else None
+        if repeat is not None:
+            width = repeat.end() - at
+            top[1] = min(MAX_COST, top[1] * max(1, *(int(bound or 1) for bound in repeat.groups())))
+        elif letter == "(":
+            levels.append([0, 0])
+        elif letter == ")" and len(levels) > 1:
+            inner = sum(levels.pop()) + 2
+            _append(levels[-1], inner)
+        else:
+            width = _atom(pattern, at)
+            _append(top, width)
+        at += width
+    return min(MAX_COST, sum(map(sum, levels)))
+
+
+def _append(level: list[int], cost: int) -> None:
+    level[0], level[1] = min(MAX_COST, sum(level)), cost
+
+
+def _atom(pattern: str, at: int) -> int:
+    """Characters of the item that begins at ``at``: an escape, a class, or one letter."""
+    if pattern[at] == "\\":
+        return 2
+    if pattern[at] != "[":
+        return 1
+    end = at + (2 if pattern[at + 1 : at + 2] == "^" else 1)
+    end += pattern[end : end + 1] == "]"  # stands for itself there
+    while end < len(pattern) and pattern[end] != "]":
+        end += 2 if pattern[end] == "\\" else 1
+    return min(end + 1, len(pattern)) - at

@@ -1,0 +1,101 @@
+"""A request to a plan: its source opened by the rules of who sent it, its credentials kept apart, its rows copied where they must be."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from connectors.credentials import put_back
+from connectors.errors import UsageError
+from connectors.open import open_source
+from connectors.paths.rules import SourceRules
+from jobs.config import HarvestConfig, SecretConfig, SourcesConfig
+from jobs.errors import TaskError
+from jobs.folder import SECRETS, StateFolder
+from jobs.limits import Limits, check_job
+from jobs.plan.job import check_deadline, plan_job
+from jobs.secrets import kept_apart, looked_up, write_secrets
+from jobs.spec import JobPlan, JobRequest
+
+
+class JobPlanner:
+    """Turns a request into a plan, in a thread, because that reads files of the source."""
+
+    def __init__(
+        self,
+        folder: StateFolder,
+        harvest: HarvestConfig,
+        model: str,
+        sources: SourcesConfig | None = None,
+        named_secrets: Mapping[str, SecretConfig] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._harvest = harvest
+        self._model = model
+        about = sources or SourcesConfig()
+        self._rules = SourceRules(about.roots or (), about.hosts, (str(folder.root.absolute()),))
+        self._named_secrets = dict(named_secrets or {})
+
+    def plan(
+        self, request: JobRequest, context_tokens: int, owner: str | None = None, limits: Limits | None = None, *, is_user: bool = False
+    ) -> JobPlan:
+        """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine.
+
+        ``owner`` asks, within ``limits``. ``is_user``: it is the server's own user, who may read what the server may; others are held
+        to the configuration's ``sources``.
+        """
+        check_deadline(request.deadline_at_s, time.time())  # before a source is copied
+        if request.model not in (None, self._model):
+            raise UsageError(f"this server runs {self._model}, not {request.model}; remove --model, or serve {request.model}")
+        rules = None if is_user else self._rules
+        uri, kept = kept_apart(request.source.uri, self._named_secrets)
+        request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
+        staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"
+        try:
+            if kept:
+                write_secrets(staging, kept)
+            plan = self._planned(request, put_back(uri, {name: looked_up(name, one) for name, one in kept.items()}), staging, rules, owner)
+            check_job(plan.spec.task.max_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
+            if plan.spec.task.max_tokens >= context_tokens:
+                raise TaskError(
+                    f"max_tokens {plan.spec.task.max_tokens} leaves no room for a prompt in the {context_tokens} tokens "
+                    f"that {self._model} takes; lower it with --max-tokens"
+                )
+            if staging.exists():  # what the job reads from now on: a copy of its rows, credentials of its source
+                staging.rename(self.folder.jobs / plan.spec.id)
+            return plan
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def _planned(self, request: JobRequest, uri: str, staging: Path, rules: SourceRules | None, owner: str | None) -> JobPlan:
+        spec = request.source
+        with open_source(uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input", rules=rules) as source:
+            return plan_job(
+                request,
+                source,
+                model=self._model,
+                harvest=self._harvest,
+                now_s=time.time(),
+                token=self._token(source.name),
+                rules=rules,
+                owner=owner,
+            )
+
+    def _token(self, name: str) -> str:
+        """Four hex digits for a job id that no folder has yet."""
+        while True:
+            token = secrets.token_hex(2)
+            if not (self.folder.jobs / f"{name}-{token}").exists():
+                return token
+
+    def forget(self, plan: JobPlan) -> None:
+        """Remove what `plan` kept for a job that was then not made. Never removes results."""
+        shutil.rmtree(self.folder.snapshot(plan.spec.id), ignore_errors=True)
+        with suppress(OSError):
+            (self.folder.jobs / plan.spec.id / SECRETS).unlink()
+        with suppress(OSError):  # not there, or not empty
+            (self.folder.jobs / plan.spec.id).rmdir()

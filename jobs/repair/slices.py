@@ -1,0 +1,97 @@
+"""The slices of one job as its parts say, where the ledger says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from connectors.errors import DamageError
+from connectors.parquet.parts import ASIDE, PartsSink
+from jobs.folder import StateFolder, part_name
+from jobs.run.slice import STATS_KEY
+from jobs.spec import COUNTS, PartStats
+from jobs.states import SliceState
+
+_NO_ROWS = (0,) * len(COUNTS)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceChange:
+    """``counts``: in the order of `COUNTS`."""
+
+    slice_id: int
+    state: SliceState
+    generation: int
+    counts: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class SliceChanges:
+    """Slices that the ledger has otherwise. ``generation``: of the job."""
+
+    generation: int = 0
+    slices: list[SliceChange] = field(default_factory=list)
+    found: int = 0  # done, which the ledger did not know
+    reopened: int = 0  # not done, which the ledger took for done
+    aside: list[Path] = field(default_factory=list)  # damaged parts, where they lie now
+
+
+def repaired_slices(rows: Sequence[Mapping[str, Any]], folder: StateFolder, job_id: str, *, restored: bool) -> SliceChanges:
+    """``rows``: the job's slices as the ledger has them; ``restored``: it has them from the job's file, so a retry is not among them.
+
+    Reads every part. A damaged one is put aside.
+    """
+    sink = PartsSink(folder.results(job_id))
+    changes = SliceChanges()
+    parts = {int(row["slice_id"]): _part(sink, int(row["slice_id"]), changes) for row in rows}
+    generations = [int(row["generation"]) for row in rows] + [part.generation for part in parts.values() if part is not None]
+    changes.generation = max(generations, default=0)
+    damaged = {path.name.split(".")[0] for path in changes.aside}
+    for row in rows:
+        told, part = _told(row), parts[int(row["slice_id"])]
+        now = _now(told, part, changes.generation if restored else told.generation, lost=part_name(told.slice_id) in damaged)
+        if now != told:
+            changes.slices.append(now)
+            changes.found += now.state is SliceState.DONE and told.state is not SliceState.DONE
+            changes.reopened += told.state is SliceState.DONE and now.state is not SliceState.DONE
+    return changes
+
+
+def _now(told: SliceChange, part: PartStats | None, generation: int, *, lost: bool) -> SliceChange:
+    """``generation``: that the slice must be done in, unless its part has no failed rows."""
+    if part is None:
+        if lost or told.state is SliceState.DONE:
+            return SliceChange(told.slice_id, SliceState.PENDING, generation, _NO_ROWS)
+        return told
+    counts = tuple(_count(name, part, told) for name in COUNTS)
+    if part.generation < generation and part.rows_error:
+        return SliceChange(told.slice_id, told.state if told.state is SliceState.LEASED else SliceState.PENDING, generation, counts)
+    return SliceChange(told.slice_id, SliceState.DONE, part.generation, counts)
+
+
+def _count(name: str, part: PartStats, told: SliceChange) -> int:
+    """Rows computed more than once add up over all that ever held the slice; its part knows of the last one."""
+    now = int(getattr(part, name))
+    return max(now, told.counts[COUNTS.index(name)]) if name == "rows_recomputed" else now
+
+
+def _told(row: Mapping[str, Any]) -> SliceChange:
+    counts = tuple(int(row[name]) for name in COUNTS)
+    return SliceChange(int(row["slice_id"]), SliceState(row["state"]), int(row["generation"]), counts)
+
+
+def _part(sink: PartsSink, slice_id: int, changes: SliceChanges) -> PartStats | None:
+    """What a whole part of the slice holds; None where there is none, or one of a few of its rows."""
+    name = part_name(slice_id)
+    try:
+        metadata = sink.metadata(name)
+        if metadata is None:
+            return None
+        sink.read(name)  # for its checksums
+    except DamageError:
+        sink.put_aside(name)
+        changes.aside.append(sink.path(name).with_name(sink.path(name).name + ASIDE))
+        return None
+    return PartStats.model_validate_json(metadata[STATS_KEY]) if STATS_KEY in metadata else None

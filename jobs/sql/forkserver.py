@@ -1,0 +1,105 @@
+"""The process that SQL processes are forked from: ``python -m jobs.sql.forkserver FD``. It has imported everything and runs no thread.
+
+It is told of a query by a socket that comes over the socket ``FD``, forks a process that answers there, and ends when ``FD`` is closed.
+`multiprocessing` has such a server too, whose children import the main module anew; within Ray that takes seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from connectors.errors import HarvesterError
+from jobs.errors import QueryError
+from jobs.sql.sandbox import ask
+
+NICE = 5  # behind the API, which answers beside it
+GRACE_S = 1.0  # after a query's time, for its own interrupt to come first
+MAX_ADDRESS_BYTES = 6 << 30  # the kernel's limit; the watch over resident memory (`jobs.sql.process`) is closer
+MAX_REPLY_BYTES = 64 << 20
+PID, REPLY = struct.Struct(">I"), struct.Struct(">?Q")  # whether it is an answer, and its bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A query and what it reads: the state folder's parts, and the ledger's ``tables``."""
+
+    state_dir: Path
+    tables: dict[str, pa.Table | None]
+    query: str
+    limit_rows: int
+    seconds: float
+    scratch: Path  # of this query's process; removed by who asked, since the process may be killed
+
+
+def main() -> None:  # pragma: no cover  # it and what forks from it are processes of their own
+    """Fork one process for each socket that comes, until there is no more asking."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets the children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server ends this process
+    os.nice(NICE)
+    gc.freeze()  # collecting would write to the pages that the children share
+    while True:
+        _, sockets, _, _ = socket.recv_fds(control, 1, 1)
+        if not sockets:
+            return
+        if os.fork() == 0:
+            control.close()
+            _answer(socket.socket(fileno=sockets[0]))
+        os.close(sockets[0])
+
+
+def _answer(connection: socket.socket) -> None:  # pragma: no cover
+    """Tell the process id, take a `Request`, reply and end."""
+    try:
+        _limit()
+        connection.sendall(PID.pack(os.getpid()))
+        with connection.makefile("rb") as stream:
+            request: Request = pickle.load(stream)  # from the server that started us
+        signal.setitimer(signal.ITIMER_REAL, request.seconds + 2 * GRACE_S)  # ends the process, should nobody be left to do it
+        tempfile.tempdir = str(request.scratch)
+        is_answer, reply = reply_to(request)
+        connection.sendall(REPLY.pack(is_answer, len(reply)) + reply)
+    finally:
+        os._exit(0)
+
+
+def _limit() -> None:  # pragma: no cover
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # not every container has it
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # the first to go where memory is short
+
+
+def reply_to(request: Request) -> tuple[bool, bytes]:
+    """Whether it is an answer, and the body that a client gets; else the error's code and message."""
+    try:
+        found = ask(request.state_dir, request.tables.get, request.query, limit_rows=request.limit_rows, seconds=request.seconds)
+        columns = [{"name": name, "type": kind} for name, kind in found.columns]
+        body = json.dumps({"columns": columns, "rows": found.rows, "is_cut": found.is_cut}, separators=(",", ":"), allow_nan=False)
+        if len(body) > MAX_REPLY_BYTES:
+            raise QueryError(f"the answer has {len(body) >> 20} MiB as JSON; the limit is {MAX_REPLY_BYTES >> 20}: select less of it")
+        return True, body.encode("ascii")
+    except HarvesterError as error:
+        return False, json.dumps([error.code, error.message]).encode("ascii")
+    except (MemoryError, RecursionError) as error:
+        return False, json.dumps([QueryError.code, f"the query needs too much memory ({type(error).__name__}); select less"]).encode(
+            "ascii"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Queries of many clients on a few processes: who is next, who may stay, who is told to come back later."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from jobs.errors import TooManyQueriesError
+from jobs.sql.process import QueryProcesses
+from jobs.sql.sandbox import SECONDS
+
+Tables = Callable[[], Awaitable[Mapping[str, pa.Table | None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """On ``at_once`` less ``long_at_once`` processes no query uses more than ``quick_cpu_s``, so that short ones always get through."""
+
+    at_once: int = 5
+    client_at_once: int = 4  # so that another client finds a process free
+    long_at_once: int = 2
+    quick_cpu_s: float = 0.25
+    seconds: float = SECONDS
+    wait_s: float = 1.0
+    max_waiting: int = 64
+
+
+class QueryPool:
+    """Runs queries for the server. Used from one event loop; a thread of its own watches each process."""
+
+    def __init__(self, processes: QueryProcesses | None = None, limits: PoolLimits | None = None) -> None:
+        self._processes = processes or QueryProcesses()
+        self._limits = limits or PoolLimits()
+        self._turns = Turns(self._limits)
+        self._long = LongQueries(self._limits)
+        self._threads = ThreadPoolExecutor(self._limits.at_once, thread_name_prefix="query")
+
+    def start(self) -> None:
+        """Make the first query as quick as the later ones."""
+        self._processes.start()
+
+    def close(self) -> None:
+        self._processes.close()
+        self._threads.shutdown()
+
+    async def ask(self, state_dir: Path, tables: Tables, query: str, *, limit_rows: int, client: str) -> bytes:
+        """As `QueryProcesses.run`. ``client`` names who asks, for fairness.
+
+        Raises `TooManyQueriesError` after ``wait_s`` without a free process, and for a query that is neither short nor one of the few long.
+        """
+        async with self._turns.turn(client, len(query)):
+            known = await tables()
+            stay = self._long.stay()
+            run = partial(
+                self._processes.run,
+                state_dir,
+                known,
+                query,
+                limit_rows=limit_rows,
+                seconds=self._limits.seconds,
+                may_stay=stay.may_stay,
+            )
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+            finally:
+                stay.end()
+
+
+class LongQueries:
+    """Which queries may use more than ``quick_cpu_s``: the first ``long_at_once`` to get there. Thread-safe."""
+
+    def __init__(self, limits: PoolLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._ends_s: dict[Stay, float] = {}
+
+    def stay(self) -> Stay:
+        return Stay(self, self._limits.quick_cpu_s)
+
+    def enter(self, stay: Stay) -> None:
+        """Raises `TooManyQueriesError` where there are as many long queries as may be."""
+        with self._lock:
+            if len(self._ends_s) >= self._limits.long_at_once:
+                raise TooManyQueriesError(
+                    f"the query is a long one, and {len(self._ends_s)} such are running; try again when one has ended, or narrow it",
+                    max(1, math.ceil(min(self._ends_s.values()) - time.monotonic())),
+                )
+            self._ends_s[stay] = time.monotonic() + self._limits.seconds
+
+    def leave(self, stay: Stay) -> None:
+        with self._lock:
+            self._ends_s.pop(stay, None)
+
+
+class Stay:
+    """The stay of one query at its process."""
+
+    def __init__(self, queries: LongQueries, quick_cpu_s: float) -> None:
+        self._queries = queries
+        self._quick_cpu_s = quick_cpu_s
+        self._is_long = self._is_given_up = False
+
+    def may_stay(self, cpu_s: float) -> bool:
+        """Whether it is a long query. Raises `TooManyQueriesError` where it must make room."""
+        if self._is_given_up:
+            raise TooManyQueriesError("the query was given up: its client is gone")
+        if not self._is_long and cpu_s > self._quick_cpu_s:
+            self._queries.enter(self)
+            self._is_long = True
+        return self._is_long
+
+    def end(self) -> None:
+        """Nobody waits for the query any more."""
+        self._is_given_up = True
+        self._queries.leave(self)
+
+
+class Turns:
+    """Turns at ``at_once`` processes, ``client_at_once`` for each client. Next is, of the client with fewest running, the shortest text.
+
+    A short text may take long, but what takes long only to parse or to plan is a long one; it then waits, and not the others. Used from
+    one event loop.
+    """
+
+    def __init__(self, limits: PoolLimits) -> None:
+        self._limits = limits
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # client, characters
+
+    @asynccontextmanager
+    async def turn(self, client: str, chars: int) -> AsyncIterator[None]:
+        """Hold a turn. Raises `TooManyQueriesError` after ``wait_s``, or where too many that came later wait."""
+        if self._may_run(client):
+            self._running[client] += 1
+        else:
+            await self._wait(client, chars)
+        try:
+            yield
+        finally:
+            self._leave(client)
+
+    async def _wait(self, client: str, chars: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = (client, chars)
+        if len(self._waiting) > self._limits.max_waiting:
+            self._refuse(next(iter(self._waiting)))
+        try:
+            await asyncio.wait([turn], timeout=self._limits.wait_s)
+        except asyncio.CancelledError:
+            if self._waiting.pop(turn, None) is None and turn.exception() is None:
+                self._leave(client)
+            raise
+        if not turn.done():
+            self._refuse(turn)
+        turn.result()
+
+    def _refuse(self, turn: asyncio.Future[None]) -> None:
+        self._waiting.pop(turn)
+        turn.set_exception(TooManyQueriesError(f"{self._limits.at_once} queries are running and others wait; try again in a moment"))
+
+    def _leave(self, client: str) -> None:
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
+        able = [(self._running[waiting], chars, turn) for turn, (waiting, chars) in self._waiting.items() if self._may_run(waiting)]
+        if able:
+            turn = min(able, key=lambda one: one[:2])[2]
+            self._running[self._waiting.pop(turn)[0]] += 1
+            turn.set_result(None)
+
+    def _may_run(self, client: str) -> bool:
+        return self._running.total() < self._limits.at_once and self._running[client] < self._limits.client_at_once

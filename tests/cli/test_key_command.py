@@ -1,0 +1,74 @@
+"""`harvester key`: keys are made, listed and revoked in the state folder."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from harvester.core import Role
+from harvester.serve.access.keys import KeyRing
+from jobs.folder import StateFolder
+
+
+def test_a_key_is_made_shown_once_and_known_to_the_server(cli, state):
+    made = cli("key", "add", "ann", "--role", "chat", "--limit", "requests_per_minute=60")
+    key = made.output.splitlines()[0]
+    path = StateFolder(state).keys
+    assert key.startswith("hk_")
+    assert key not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = KeyRing(path=path).identify(key)
+    assert found is not None
+    assert (found.name, found.roles, found.limits.requests_per_minute) == ("ann", {Role.CHAT}, 60)
+    listed = cli("key", "list").output
+    assert "ann" in listed
+    assert "requests_per_minute=60" in listed
+    assert key not in listed
+
+
+def test_json_has_the_key_where_it_is_made_and_nowhere_else(cli, state):
+    made = json.loads(cli("key", "add", "ann", "--json").output)
+    assert (made["name"], made["roles"], made["expires_at_s"]) == ("ann", ["chat", "batch"], None)
+    listed = json.loads(cli("key", "list", "--json").output)["keys"]
+    assert [sorted(one) for one in listed] == [["created_at_s", "expires_at_s", "limits", "name", "roles"]]
+
+
+def test_a_revoked_key_is_refused_and_the_server_stays_closed(cli, state):
+    key = cli("key", "add", "ann").output.splitlines()[0]
+    ring = KeyRing(path=StateFolder(state).keys)
+    assert cli("key", "revoke", "ann").output == "Revoked key ann: it is refused from now on\n"
+    assert ring.identify(key) is None
+    assert ring.asks_for_key()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("add",), "needs a name"),
+        (("revoke", "nobody"), "unknown key 'nobody'"),
+        (("add", "Ann Smith"), "cannot name a key"),
+        (("add", "config"), "other than config"),
+        (("add", "ann", "--limit", "requests=3"), "requests_per_minute"),
+        (("add", "ann", "--limit", "max_choices=none"), "max_choices"),
+        (("add", "ann", "--expires", "2001-01-01"), "has passed"),
+    ],
+    ids=str,
+)
+def test_wrong_use_is_told_in_one_line(cli, words, why):
+    result = cli("key", *words)
+    assert result.exit_code == 2
+    assert why in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_name_is_taken_once(cli):
+    assert cli("key", "add", "ann").exit_code == 0
+    again = cli("key", "add", "ann")
+    assert again.exit_code == 1
+    assert "harvester key revoke ann" in again.stderr
+
+
+def test_no_keys_are_said_to_be_none(cli):
+    assert cli("key", "list").output == "No keys; make one with: harvester key add NAME\n"

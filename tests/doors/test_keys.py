@@ -1,0 +1,116 @@
+"""The file of keys: followed while a server runs, and closed where it cannot be read."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from harvester.core import Role
+from harvester.errors import NotFoundError, StateError, StorageError
+from harvester.serve.access.identity import Identity
+from harvester.serve.access.keys import PREFIX, KeyFile, KeyRing
+from jobs.limits import Limits
+from jobs.testing import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def file(tmp_path: Path, clock: ManualClock) -> KeyFile:
+    return KeyFile(tmp_path / "state" / "keys.json", clock)
+
+
+@pytest.fixture
+def ring(file: KeyFile, clock: ManualClock) -> KeyRing:
+    return KeyRing(path=file.path, limits=Limits(max_choices=7), now_s=clock)
+
+
+def test_a_running_server_follows_the_file(file: KeyFile, ring: KeyRing) -> None:
+    assert not ring.asks_for_key()
+    ann, bob = file.add("ann", [Role.CHAT]), file.add("bob", [Role.ADMIN], limits=Limits(max_choices=2))
+    assert ring.asks_for_key()
+    assert ring.identify(ann) == Identity("ann", frozenset({Role.CHAT}), Limits(max_choices=7))
+    found = ring.identify(bob)
+    assert found is not None
+    assert (found.is_admin, found.limits.max_choices) == (True, 2)
+    file.revoke("ann")
+    assert ring.identify(ann) is None
+    assert ring.identify(bob) is not None
+
+
+def test_a_key_ends_when_it_was_to(file: KeyFile, ring: KeyRing, clock: ManualClock) -> None:
+    key = file.add("ann", [Role.CHAT], expires_at_s=clock() + 60)
+    clock.advance(59)
+    assert ring.identify(key) is not None
+    clock.advance(1)
+    assert ring.identify(key) is None
+    assert file.add("ann", [Role.CHAT]) != key
+
+
+def test_keys_are_long_and_never_alike(file: KeyFile) -> None:
+    keys = {file.add(f"name-{number}", [Role.CHAT]) for number in range(20)}
+    assert len(keys) == 20
+    assert all(key.startswith(PREFIX) and len(key) > 40 for key in keys)
+    assert not any(key in file.path.read_text() for key in keys)
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "shut"])
+def test_a_file_that_cannot_be_read_lets_nobody_in(file: KeyFile, ring: KeyRing, damage: str) -> None:
+    key = file.add("ann", [Role.ADMIN])
+    assert ring.identify(key) is not None
+    if damage == "gone":
+        file.path.unlink()
+    elif damage == "cut":
+        file.path.write_bytes(file.path.read_bytes()[:-9])
+    else:
+        file.path.unlink()
+        file.path.mkdir()
+    assert ring.asks_for_key()
+    assert ring.identify(key) is None
+
+
+def test_a_damaged_file_is_named_to_whoever_changes_it(file: KeyFile) -> None:
+    file.add("ann", [Role.ADMIN])
+    file.path.write_text("{")
+    with pytest.raises(StorageError, match=r"keys\.json is damaged"):
+        file.add("bob", [Role.CHAT])
+
+
+def test_keys_of_the_configuration_stay_the_administrators(file: KeyFile) -> None:
+    ring = KeyRing(["one", "two"], file.path)
+    assert ring.asks_for_key()
+    found = ring.identify("two")
+    assert found is not None
+    assert found.is_admin
+    assert ring.identify("three") is None
+    assert ring.identify("") is None
+    file.add("ann", [Role.CHAT])
+    assert ring.identify("two") is not None
+
+
+def test_names_are_kept_apart(file: KeyFile) -> None:
+    file.add("ann", [Role.CHAT])
+    with pytest.raises(StateError, match="there is a key ann"):
+        file.add("ann", [Role.CHAT])
+    with pytest.raises(NotFoundError):
+        file.revoke("bob")
+
+
+def test_keys_that_are_made_at_once_are_all_kept(file: KeyFile) -> None:
+    threads = [threading.Thread(target=file.add, args=(f"name-{number}", [Role.CHAT])) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {one.name for one in file.read().keys} == {f"name-{number}" for number in range(12)}
+
+
+@pytest.mark.parametrize(("who", "owner", "owns"), [("ann", "ann", True), ("ann", "bob", False), ("ann", None, False), (None, None, False)])
+def test_whose_things_are_whose(who: str | None, owner: str | None, owns: bool) -> None:
+    assert Identity(who, frozenset({Role.BATCH})).owns(owner) is owns
+    assert Identity(who, frozenset({Role.ADMIN})).owns(owner)

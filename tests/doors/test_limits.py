@@ -1,0 +1,125 @@
+"""What a request asks, read as the engine would, and what a grammar costs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.errors import TooLargeError
+from jobs.limits import MAX_COST, Limits, check_job, check_own, check_size, grammar_cost, pattern_cost
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
+CHOICES = [f"choice-{number}" for number in range(100_000)]
+
+
+@pytest.mark.parametrize(
+    ("body", "choices"),
+    [
+        ({}, 1),
+        ({"n": 3}, 3),
+        ({"n": "3"}, 3),
+        ({"n": 3.0}, 3),
+        ({"n": None}, 1),
+        ({"n": 0}, 1),
+        ({"n": 2, "best_of": 5}, 5),
+        ({"n": 2, "prompt": "one"}, 2),
+        ({"n": 2, "prompt": ["one", "two", "three"]}, 6),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": []}, 1),
+    ],
+    ids=str,
+)
+def test_choices_are_counted_for_each_prompt(body: dict[str, Any], choices: int) -> None:
+    assert check_size(body, Limits()) == choices
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 2000}, "n"),
+        ({"n": "2000"}, "n"),
+        ({"n": 1e300}, "n"),
+        ({"n": 10**400}, "n"),
+        ({"prompt": ["a"] * 200}, "n"),
+        ({"max_tokens": 101}, "max_tokens"),
+        ({"max_completion_tokens": "101"}, "max_completion_tokens"),
+        ({"structured_outputs": {"choice": CHOICES}}, "structured_outputs"),
+        ({"structured_outputs": {"json": json.dumps({"enum": CHOICES})}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "|".join(CHOICES)}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "((a{1000}){1000}){1000}"}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": 'root ::= ("a"{1000}){1000}'}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": CHOICES}}}}, "response_format"),
+        ({"tools": [{"function": {"parameters": {"properties": {"x": {"enum": CHOICES}}}}}]}, "tools"),
+        ({"response_format": {"schema": {"properties": {f"p{i}": {"pattern": "[a-z]{1,2000}"} for i in range(200)}}}}, "response_format"),
+        ({"response_format": {"schema": {"type": "array", "minItems": 10_000_000}}}, "response_format"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_request_that_would_stop_the_others_is_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(TooLargeError) as refused:
+        check_size(body, Limits(max_tokens=100))
+    assert refused.value.param == param
+    assert len(refused.value.message) < 200
+
+
+def test_what_has_no_limit_passes() -> None:
+    check_job(10**9, CHOICES, 10**12, None)
+    check_size({"structured_outputs": {"json": "no JSON, which the engine refuses"}}, Limits())
+    check_size({"n": 2000, "max_tokens": 10**9, "structured_outputs": {"choice": CHOICES}}, Limits(max_choices=None, max_grammar_cost=None))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cost"),
+    [
+        ("", 0),
+        ("abc", 3),
+        (r"\d{4}-\d{2}-\d{2}", 18),
+        ("[0-9a-f]{8}-[0-9a-f]{4}", 8 * 8 + 1 + 8 * 4),
+        ("(ab{3}){10}", (1 + 3 + 2) * 10),
+        ("a{2,5}", 5),
+        ("a{,7}b", 8),
+        ("a{3,}", 3),
+        ("a*b+c?", 6),
+        ("[]{9}]{2}", 12),
+        ("[^]a]{3}", 15),
+        (r"\({3}", 6),
+        ("a)b", 3),
+        ("((((", 0),
+        ("a{x}", 4),
+        ("[abc", 4),
+        ("\\", 2),
+        ("(a{1000}){1000}" * 2, 2_000_000 + 2 * 2 * 1000),
+    ],
+)
+def test_a_pattern_costs_its_length_with_its_repeats_written_out(pattern: str, cost: int) -> None:
+    assert pattern_cost(pattern) == cost
+
+
+@given(st.text(alphabet="ab{}[]()\\,0123456789^*|", max_size=60))
+def test_any_text_has_a_cost(pattern: str) -> None:
+    assert 0 <= pattern_cost(pattern) <= MAX_COST
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_any_json_has_a_cost_and_is_checked(value: Any) -> None:
+    assert grammar_cost(value) >= 0
+    check_size({"n": 1, "tools": value, "prompt": value if not isinstance(value, list) else "a"}, Limits())
+    check_own({"vllm_xargs": value} if not isinstance(value, dict) else {})
+
+
+def test_a_deep_schema_is_read_without_recursion() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"items": schema}
+    assert grammar_cost(schema) == 5000 * len("items")

@@ -1,0 +1,91 @@
+"""Rates of a key, in virtual time."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from harvester.core import Role
+from harvester.errors import QuotaError
+from harvester.serve.access.identity import Identity
+from harvester.serve.access.quota import MAX_KNOWN, Quotas
+from jobs.limits import Limits
+from jobs.testing import ManualClock
+
+
+def who(name: str = "ann", **limits: int) -> Identity:
+    return Identity(name, frozenset({Role.CHAT}), Limits(**limits))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def test_a_refused_request_passes_when_it_was_told_to_come_again(clock: ManualClock) -> None:
+    quotas, ann = Quotas(clock), who(requests_per_minute=60)
+    for _ in range(60):
+        with quotas.entered(ann, 1):
+            pass
+    with pytest.raises(QuotaError, match="60 requests a minute") as refused, quotas.entered(ann, 30):
+        pass
+    assert refused.value.retry_after_s == pytest.approx(30.0)
+    clock.advance(29.9)
+    with pytest.raises(QuotaError), quotas.entered(ann, 30):
+        pass
+    clock.advance(0.2)
+    with quotas.entered(ann, 30):
+        pass
+
+
+def test_a_request_larger_than_a_minutes_worth_passes_when_the_minute_is_full(clock: ManualClock) -> None:
+    quotas, ann = Quotas(clock), who(requests_per_minute=4)
+    with quotas.entered(ann, 100):
+        pass
+    with pytest.raises(QuotaError) as refused, quotas.entered(ann, 1):
+        pass
+    assert refused.value.retry_after_s == pytest.approx(97 * 15.0)
+
+
+def test_tokens_are_owed_until_the_minute_has_paid_for_them(clock: ManualClock) -> None:
+    quotas, ann = Quotas(clock), who(tokens_per_minute=600)
+    with quotas.entered(ann, 1):
+        quotas.spend(ann, 900)
+    with pytest.raises(QuotaError, match="600 tokens a minute") as refused, quotas.entered(ann, 1):
+        pass
+    assert refused.value.counted == "tokens"
+    assert refused.value.retry_after_s == pytest.approx(30.1)
+    clock.advance(30.2)
+    with quotas.entered(ann, 1):
+        pass
+
+
+def test_requests_in_work_are_bounded_and_freed_however_they_end(clock: ManualClock) -> None:
+    quotas, ann = Quotas(clock), who(open_requests=2)
+    bob = who("bob", open_requests=2)
+    with quotas.entered(ann, 1):
+        with contextlib.suppress(ZeroDivisionError), quotas.entered(ann, 1):
+            with pytest.raises(QuotaError, match="2 requests of this key"), quotas.entered(ann, 1):
+                pass
+            raise ZeroDivisionError
+        with quotas.entered(ann, 1), quotas.entered(bob, 1):
+            pass
+
+
+def test_each_of_several_processes_allows_its_part(clock: ManualClock) -> None:
+    quotas, ann = Quotas(clock, parts=3), who(requests_per_minute=30)
+    for _ in range(10):
+        with quotas.entered(ann, 1):
+            pass
+    with pytest.raises(QuotaError, match="30 requests a minute"), quotas.entered(ann, 1):
+        pass
+
+
+def test_names_that_nothing_is_known_against_are_forgotten(clock: ManualClock) -> None:
+    quotas = Quotas(clock)
+    for number in range(MAX_KNOWN + 5):
+        with quotas.entered(who(f"name-{number}", requests_per_minute=60), 1):
+            pass
+        clock.advance(1.0)
+    assert len(quotas) < MAX_KNOWN

@@ -1,0 +1,96 @@
+"""`harvester repair`, and the one line that other commands say where it is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harvester.cli.main import app
+from jobs.folder import StateFolder
+from jobs.testing import ManualClock
+from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """The command sets that of its process, which is that of the tests here."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+async def state(tmp_path: Path) -> StateFolder:
+    clock, folder = ManualClock(), StateFolder(tmp_path / "state")
+    folder.prepare()
+    ledger = opened(folder.ledger, folder, clock)
+    ledger.submit(planned(tmp_path, 2, clock), new=True)
+    await harvest(ledger, folder, clock)
+    ledger.close()
+    return folder
+
+
+def run(folder: StateFolder, *words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*words, "--state", str(folder.root)], env={"HARVESTER_URL": "http://127.0.0.1:9"})
+    return done.exit_code, done.output
+
+
+def test_a_whole_folder_is_said_to_be_whole(state: StateFolder) -> None:
+    assert run(state, "repair") == (0, "Jobs in the ledger: 1; it is whole, and so are all of their parts\n")
+
+
+def test_a_lost_ledger_is_named_made_again_and_reported(state: StateFolder) -> None:
+    state.ledger.write_bytes(b"damaged" * 2000)
+    code, output = run(state, "sql", "select id, rows_ok from jobs")
+    assert code == 1
+    assert output.startswith(f"error: the ledger {state.ledger} is damaged: ")
+    assert output.endswith("; stop the server and run: harvester repair\n")
+    code, output = run(state, "repair")
+    assert code == 0
+    assert f"it lies at {state.ledger}.damaged-1 now" in output
+    assert "Restored job docs-0001, paused; go on with: harvester resume docs-0001" in output
+    code, output = run(state, "repair", "--json")
+    assert (code, json.loads(output)["jobs"], json.loads(output)["restored"]) == (0, 1, [])
+    code, output = run(state, "sql", "select rows_ok from jobs", "--json")
+    assert json.loads(output) == [{"rows_ok": 2 * SLICE_ROWS}]
+
+
+@pytest.mark.parametrize("job", ["latest", "docs-0001"])
+def test_a_copy_of_results_is_not_made_of_a_damaged_part(state: StateFolder, tmp_path: Path, job: str) -> None:
+    copy = tmp_path / "copy.jsonl"
+    assert run(state, "results", job, "-o", str(copy))[0] == 0
+    assert copy.stat().st_mode & 0o777 == 0o644, "the user's own umask"
+    copy.unlink()
+    part = state.results("docs-0001") / "part-000001.parquet"
+    data = bytearray(part.read_bytes())
+    data[60] ^= 4
+    part.write_bytes(data)
+    code, output = run(state, "results", job, "-o", str(copy))
+    assert (code, copy.exists()) == (1, False)
+    assert output.startswith(f"error: the part {part} is damaged: ")
+    assert output.endswith("; stop the server and run: harvester repair\n")
+
+
+def test_it_waits_for_nobody_while_a_server_holds_the_folder(state: StateFolder) -> None:
+    with state.locked():
+        code, output = run(state, "repair")
+    assert (code, output.splitlines()) == (
+        1,
+        [f"error: a server is running on state folder {state.root} already; stop it with: harvester stop --state {state.root}"],
+    )
+
+
+def test_a_folder_of_a_newer_version_is_left_alone(state: StateFolder) -> None:
+    (state.root / "VERSION").write_text('{"version": 2}')
+    code, output = run(state, "repair")
+    assert code == 1
+    assert "is of version 2, this harvester writes version 1; give a new folder with --state, or run the version that made it" in output
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert run(StateFolder(tmp_path / "none"), "repair")[1].startswith(f"error: there is no state folder {tmp_path / 'none'}; ")

@@ -1,0 +1,129 @@
+"""The door of the chat application: who is let in, who is refused and how, and what is counted for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harvester.access_config import TierConfig
+from harvester.core import ServiceTier
+from harvester.engine.frontend.door import IDENTITY, Door
+from harvester.engine.frontend.engine import Sizes
+from harvester.engine.frontend.hangups import Message
+from harvester.engine.frontend.overload import Overload
+from harvester.engine.shared.settings import Slo
+from harvester.engine.shared.state import Count, Field, SharedState
+from harvester.policy.admission.chat import OVERLOAD_S
+from harvester.policy.model.load import StepLoad
+
+TIERS = TierConfig(keys={"nightly": ServiceTier.FLEX})
+
+
+class Replica:
+    """A door before an application that keeps each request open until it is told; a step takes 10 ms a token."""
+
+    def __init__(self) -> None:
+        self.shared, self.now_s = SharedState.make(), 100.0
+        self.overload = Overload(self.shared, Sizes(1000, 100, 16, 16, 1000), self.bound_s, lambda: self.now_s)
+        self.reached = list[Any]()
+        self.door = Door(self.application, self.overload, TIERS, lambda extra: Slo(2.0, 1.0))
+
+    def bound_s(self, load: StepLoad) -> float:
+        return 0.01 * load.tokens
+
+    async def application(self, scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        self.reached.append(json.loads(message["body"]))
+        self.overload.sent(self.reached[-1].get("n", 1), 10)
+
+    async def ask(self, path: str = "/v1/chat/completions", key: str | None = None, bearer: str = "", **body: Any) -> list[Message]:
+        headers = [(b"authorization", f"Bearer {bearer}".encode())] if bearer else []
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        if key is not None:
+            scope[IDENTITY] = SimpleNamespace(name=key)
+        left = [json.dumps(body).encode()]
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+
+        sent = list[Message]()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await self.door(scope, receive, send)
+        return sent
+
+
+@pytest.fixture
+def replica() -> Iterator[Replica]:
+    made = Replica()
+    yield made
+    made.shared.remove()
+
+
+async def test_requests_are_let_in_until_their_first_token_would_come_too_late(replica: Replica) -> None:
+    """A mean of 10 tokens takes 0.1 s. A burst that finds one of 16 slots each is let in; without slots half of the 2 s may be expected."""
+    refused = [bool(await replica.ask(prompt="x")) for _ in range(20)]
+    assert refused == [False] * 16 + [True] * 4
+    assert (replica.overload.refused, len(replica.reached)) == (4, 16)
+
+
+async def test_a_burst_that_finds_slots_is_refused_only_where_it_comes_far_too_late(replica: Replica) -> None:
+    replica.overload.sent(13, 20)
+    assert (await replica.ask(prompt="x"))[0]["status"] == 429, "2.6 s, of the 2 s that are promised"
+    replica.overload.nobody_is_there()
+    replica.overload.sent(10, 20)
+    assert await replica.ask(prompt="x") == []
+
+
+async def test_several_that_wait_for_seconds_are_no_burst(replica: Replica) -> None:
+    replica.overload.sent(8, 15)
+    assert await replica.ask(prompt="x") == [], "1.2 s in a burst"
+    replica.now_s += OVERLOAD_S
+    assert (await replica.ask(prompt="x"))[0]["status"] == 429, "the same, which is more than half of 2 s"
+
+
+async def test_a_refusal_is_openais_and_says_when_to_come_back(replica: Replica) -> None:
+    replica.overload.sent(500, 10)
+    start, body = await replica.ask(prompt="x")
+    assert (start["status"], dict(start["headers"])[b"retry-after"]) == (429, b"50")
+    error = json.loads(body["body"])["error"]
+    assert (error["code"], error["type"], error["param"]) == ("overloaded", "requests", None)
+    assert error["message"] == "500 requests wait for their first token here; try again in 50 s"
+    assert replica.shared[Field.YIELD_UNTIL_S] > replica.now_s
+
+
+async def test_first_tokens_and_requests_that_end_without_one_make_room(replica: Replica) -> None:
+    replica.overload.sent(500, 10)
+    replica.shared.set(Count.FIRST_TOKENS, 400)
+    replica.shared.set(Count.CHATS_GONE, 99)
+    assert await replica.ask(prompt="x") == []
+    replica.overload.sent(500, 10)
+    replica.overload.nobody_is_there()
+    assert await replica.ask(prompt="x") == []
+
+
+async def test_each_choice_counts_as_a_request(replica: Replica) -> None:
+    assert await replica.ask(prompt="x", n=100) == []
+    assert (await replica.ask(prompt="x"))[0]["status"] == 429
+    replica.overload.nobody_is_there()
+    assert (await replica.ask(prompt="x", n=300))[0]["status"] == 429, "more than may ever wait"
+
+
+@pytest.mark.parametrize("asked", [{"service_tier": "flex"}, {"bearer": "nightly"}, {"path": "/tokenize"}], ids=["tier", "key", "route"])
+async def test_what_waits_for_chat_anyway_is_not_refused(replica: Replica, asked: dict[str, str]) -> None:
+    replica.overload.sent(500, 10)
+    assert await replica.ask(**asked) == []
+
+
+async def test_a_key_that_fills_the_time_leaves_half_of_it_to_others(replica: Replica) -> None:
+    with replica.overload.entered("greedy", 13, 10, 2.0), replica.overload.entered("other", 1, 10, 2.0):
+        replica.overload.sent(0, 10)
+        assert (await replica.ask(key="greedy", prompt="x"))[0]["status"] == 429
+        assert await replica.ask(key="other", prompt="x") == []
+        assert await replica.ask(key="new", prompt="x") == []

@@ -1,0 +1,54 @@
+"""What Ray's processes are told, whatever the caller's shell says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harvester.config import ServeConfig
+from harvester.serve.environment import LONGEST_STREAM_S, prepare_environment
+from harvester.serve.runtime import runtime_folder
+from jobs.folder import StateFolder
+
+MARK = "0123456789ab"
+
+
+@pytest.fixture(autouse=True)
+def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if not name.startswith("RAY_")})
+
+
+def prepared(tmp_path: Path, **config: object) -> dict[str, str]:
+    folder = StateFolder(tmp_path / "state")
+    folder.prepare()
+    prepare_environment(ServeConfig.model_validate(config), folder, MARK)
+    return dict(os.environ)
+
+
+def test_a_shell_without_authentication_does_not_open_the_server(tmp_path: Path) -> None:
+    os.environ.update({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "known", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"})
+    first = prepared(tmp_path)
+    assert (first["RAY_AUTH_MODE"], first["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]) == ("token", "0")
+    assert len(first["RAY_AUTH_TOKEN"]) == 64
+    assert prepared(tmp_path)["RAY_AUTH_TOKEN"] != first["RAY_AUTH_TOKEN"]
+
+
+def test_a_joined_cluster_keeps_its_own_token_and_addresses(tmp_path: Path) -> None:
+    assert "RAY_AUTH_MODE" not in prepared(tmp_path, address="10.0.0.1:6379")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("theirs")
+    told = prepared(tmp_path, address="10.0.0.1:6379")
+    assert told["RAY_AUTH_MODE"] == "token"
+    assert not {"RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_gcs_storage"} & told.keys()
+
+
+def test_streams_outlive_a_reload_of_haproxy(tmp_path: Path) -> None:
+    told = prepared(tmp_path, ingress="haproxy")
+    assert int(told["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) == LONGEST_STREAM_S >= 3600
+    assert told["RAY_SERVE_HAPROXY_BINARY_PATH"] == str(runtime_folder(StateFolder(tmp_path / "state"), MARK) / "haproxy")
+    assert os.access(told["RAY_SERVE_HAPROXY_BINARY_PATH"], os.X_OK)

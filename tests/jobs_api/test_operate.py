@@ -1,0 +1,83 @@
+"""What is shipped to operate a server with: the message to systemd, the unit, the health check of a container."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from harvester.config import ServeConfig
+from harvester.serve.notify import notify
+from harvester.serve.supervisor import STOP_MARGIN_S
+
+OPERATE = Path(__file__).parents[2] / "docs" / "operate"
+
+
+@pytest.mark.parametrize("abstract", [False, True], ids=["a path", "an abstract address"])
+def test_systemd_is_told_that_the_server_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
+    name = f"harvester-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{name}" if abstract else name)
+        systemd.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}" if abstract else name)
+        notify("READY=1")
+        assert systemd.recv(100) == b"READY=1"
+
+
+def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify("READY=1")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    notify("READY=1")
+
+
+def test_the_unit_gives_open_chats_their_time() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(OPERATE / "harvester.service")
+    service = unit["Service"]
+    assert service["Type"] == "notify"
+    assert service["Restart"] == "always"
+    assert float(service["TimeoutStopSec"]) >= ServeConfig().drain_s + STOP_MARGIN_S
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def health(url: str) -> int:
+    command = [str(OPERATE / "healthcheck")]
+    return subprocess.run(command, env={**os.environ, "HARVESTER_URL": url, "PYTHON": sys.executable}, capture_output=True).returncode
+
+
+def test_the_health_check_tells_a_server_that_answers_from_one_that_does_not() -> None:
+    with answering(200) as url:
+        assert health(url) == 0
+    assert health(url) == 1
+    with answering(503) as url:
+        assert health(url) == 1

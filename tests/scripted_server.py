@@ -1,0 +1,95 @@
+"""A real server (Ray, Serve, HAProxy, ledger, runner) whose replicas are scripted, and what is told of it from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from bench.harness.servers.server import READY_S, ServerProcess
+from tests.real_server import ROLES, RealServer, _line
+
+OWN = ("gcs_server", "raylet", "haproxy")  # programs by name, not Python processes
+NAMES = ROLES | {"controller": "ServeController", "ingress manager": "HAProxyManager"}
+
+
+class ScriptedServer(RealServer):
+    def __init__(self, state: Path, *, delay_s: float = 0.0, **config: Any) -> None:
+        words = ("-m", "bench.harness.servers.scripted_server", "--config", json.dumps(config), "--delay", str(delay_s))
+        ServerProcess.__init__(self, words, state)
+
+    def find(self, role: str) -> list[psutil.Process]:
+        found = self.processes()
+        if role in OWN:
+            return [process for process in found if Path(_line(process).split(" ")[0]).name == role]
+        return [process for process in found if NAMES[role] in _line(process)]
+
+    def kill_main(self) -> None:
+        """SIGKILL for the process that was started, and no other."""
+        process, self._process = self._process, None
+        assert process is not None
+        process.kill()
+        process.wait()
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.log.read_text("utf-8", "replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith('{"event"')]
+
+    def redeploy(self, config: dict[str, Any], delay_s: float) -> None:
+        """Deploy the chat application anew, from another process, as an operator would."""
+        (raylet,) = self.find("raylet")
+        command = [sys.executable, "-m", "tests.serve.redeploy", str(self.state), json.dumps(config), str(delay_s)]
+        subprocess.run(command, env=raylet.environ() | {"PYTHONPATH": str(Path.cwd())}, check=True, timeout=READY_S)
+
+
+class Stream(threading.Thread):
+    """A chat of ``tokens`` tokens, read to its end. ``status``, ``got`` and ``error`` say how it went."""
+
+    def __init__(self, url: str, tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._url, self._tokens = url, tokens
+        self.status: int | None = None
+        self.got = 0
+        self.error: str | None = None
+        self.replica: int | None = None  # its process
+        self.start()
+
+    @property
+    def whole(self) -> bool:
+        return self.got == self._tokens and self.error is None
+
+    def run(self) -> None:
+        try:
+            body = {"max_tokens": self._tokens}
+            with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=READY_S) as answer:
+                if answer.status_code == 200:
+                    self.replica = int(answer.headers["x-replica"])
+                self.status = answer.status_code
+                self.got = sum(line.startswith("data: {") for line in answer.iter_lines())
+        except httpx.HTTPError as error:
+            self.error = repr(error)
+
+    def begun(self) -> None:
+        """Return once it is answered."""
+        wait_until(lambda: self.status is not None or self.error is not None, "the stream to begin")
+
+
+def wait_until(condition: Any, what: str) -> None:
+    end_s = time.monotonic() + READY_S
+    while not condition():
+        assert time.monotonic() < end_s, f"waited {READY_S} s for {what}"
+        time.sleep(0.1)
+
+
+def whole(streams: Sequence[Stream]) -> list[bool]:
+    for stream in streams:
+        stream.join(READY_S)
+    return [stream.whole for stream in streams]

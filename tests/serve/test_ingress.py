@@ -1,0 +1,165 @@
+"""The program that is started as HAProxy, with a real one: who listens, what nobody answers, and how a port is handed over."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from harvester.errors import NoReplicaError, from_json
+from harvester.ports import free_port
+from harvester.serve.ingress.front import RETRY_AFTER_S, Front, haproxy_binary, write_launcher
+from harvester.serve.ingress.program import address, corrected, running
+from harvester.serve.processes import MARK, stop_marked
+
+pytestmark = pytest.mark.serve
+OWN = "test-ingress"
+SERVED = """\
+global
+    stats socket {folder}/node/admin.sock mode 666 level admin expose-fd listeners
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    errorfile 502 /nowhere/500.http
+    errorfile 503 /nowhere/500.http
+frontend prometheus
+    bind :{other}
+    mode http
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    acl routes path -i /-/routes
+    http-request return status 200 content-type text/plain string "chat" if routes
+    acl is_chat path_beg /chat/
+    use_backend chat if is_chat
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path '%[path]' not found."
+backend chat
+    server one 127.0.0.1:{dead} check
+    server two 127.0.0.1:{other} check backup
+listen stats
+  bind *:{other}
+  stats enable
+"""
+
+
+@pytest.fixture
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("in")
+    haproxy = haproxy_binary()
+    assert haproxy is not None
+    found = Front(folder, write_launcher(folder, haproxy, "127.0.0.1"), "127.0.0.1", free_port(), {MARK: OWN})
+    yield found
+    found.stop()
+    stop_marked(OWN)
+
+
+def serve_as_ray(front: Front) -> Path:
+    """The configuration of a node as Ray Serve writes it, started with its arguments. Returns its folder."""
+    node = front.folder / "node"
+    node.mkdir(exist_ok=True)
+    values = {"folder": front.folder, "port": front.port, "dead": free_port(), "other": free_port()}
+    (node / "haproxy.cfg").write_text(SERVED.format(**values))
+    front.start(node / "haproxy.cfg")
+    return node
+
+
+def test_a_port_that_is_held_says_in_openais_shape_when_to_try_again(front: Front) -> None:
+    front.hold()
+    answer = httpx.post(f"http://127.0.0.1:{front.port}/v1/chat/completions", json={})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, str(RETRY_AFTER_S))
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(from_json(answer.json(), 503), NoReplicaError)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/chat/x", 503), ("/other", 503), ("/-/routes", 404)])
+def test_without_a_replica_rays_configuration_answers_the_same_and_at_once(front: Front, path: str, status: int) -> None:
+    serve_as_ray(front)
+    answer = httpx.get(f"http://127.0.0.1:{front.port}{path}")
+    assert answer.status_code == status
+    assert (answer.headers.get("retry-after") is not None) == (status == 503)
+
+
+def test_haproxy_listens_on_the_servers_port_alone(front: Front) -> None:
+    serve_as_ray(front)
+    ((_, pid),) = running(front.folder)
+    listening = {found.laddr for found in psutil.Process(pid).net_connections("tcp") if found.status == "LISTEN"}
+    assert {(found.ip, found.port) for found in listening} == {("127.0.0.1", front.port)}
+
+
+def test_the_port_is_handed_over_in_both_directions(front: Front) -> None:
+    url = f"http://127.0.0.1:{front.port}"
+    front.hold()
+    ((_, first),) = running(front.folder)
+    serve_as_ray(front)
+    assert httpx.get(f"{url}/-/routes").status_code == 404
+    psutil.wait_procs([psutil.Process(first)] if psutil.pid_exists(first) else [], timeout=60)
+    assert first not in front.own
+    front.hold()
+    assert httpx.get(f"{url}/-/routes").status_code == 503
+
+
+def test_a_haproxy_that_died_comes_back_with_its_last_configuration(front: Front) -> None:
+    serve_as_ray(front)
+    assert not front.is_gone()
+    ((_, pid),) = running(front.folder)
+    psutil.Process(pid).send_signal(signal.SIGKILL)
+    psutil.Process(pid).wait(60) if psutil.pid_exists(pid) else None
+    assert front.is_gone()
+    front.bring_back()
+    assert not front.is_gone()
+    assert httpx.get(f"http://127.0.0.1:{front.port}/-/routes").status_code == 404
+
+
+def test_what_is_corrected_is_in_rays_own_template() -> None:
+    """Fails where a later Ray writes its configuration in another way."""
+    ray = find_spec("ray")
+    assert ray is not None
+    assert ray.origin is not None
+    template = Path(ray.origin).with_name("serve").joinpath("_private", "haproxy_templates.py").read_text("utf-8")
+    for line in (
+        "frontend prometheus\n",
+        "frontend http_frontend\n    bind {{ config.frontend_host }}:{{ config.frontend_port }}\n",
+        "listen stats\n",
+        "backend default_backend\n    http-request return status 404",
+        "    errorfile 503 {{ config.error_file_path }}\n",
+        "    stats socket {{ config.socket_path }} mode 666 level admin expose-fd listeners\n",
+        'string "{{ route_info.routes_message }}" if routes\n',
+        "check backup\n",
+        "    option splice-request\n",
+    ):
+        assert line in template, line
+
+
+def test_haproxy_does_not_splice(tmp_path: Path) -> None:
+    """`test_chat` has clients that hang up: with splicing their requests stayed in the engine, and HAProxy took a core."""
+    section = "defaults\n    mode http\n    option splice-request\n    option splice-response\n    option http-no-delay\n"
+    assert corrected(section, "127.0.0.1", tmp_path) == "defaults\n    mode http\n    option http-no-delay\n"
+
+
+def test_what_is_corrected_once_stays_as_it_is(tmp_path: Path) -> None:
+    once = corrected(SERVED.format(folder=tmp_path, port=1, dead=2, other=3), "0.0.0.0", tmp_path / "503")
+    assert corrected(once, "0.0.0.0", tmp_path / "503") == once
+    assert "bind ipv4@*:1\n" in once
+    assert ":3" not in once
+
+
+BOUND = [
+    ("127.0.0.1", "ipv4@127.0.0.1:80"),
+    ("0.0.0.0", "ipv4@*:80"),
+    ("::", "ipv6@[::]:80 v4v6"),
+    ("::1", "ipv6@[::1]:80"),
+    ("localhost", "ipv4@localhost:80"),
+]
+
+
+@pytest.mark.parametrize(("host", "bound"), BOUND)
+def test_an_address_is_written_as_haproxy_has_it(host: str, bound: str) -> None:
+    assert address(host, 80) == bound

@@ -1,0 +1,100 @@
+"""Chat at many times the load that a replica sustains, let in by the policy of the door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+
+from harvester.policy.admission.chat import Asked, ChatAdmission, Crowd
+from harvester.policy.brain import Brain
+from harvester.policy.model.latency import LatencyModel
+from harvester.policy.model.load import StepLoad
+from harvester.policy.parts import PartsConfig, parts_of
+from harvester.policy.view import PolicyConfig
+from harvester.sim.engine import Engine
+from harvester.sim.loop import Simulation
+from harvester.sim.measure import percentile
+from harvester.sim.trace import Request
+
+SLO_S, STEP_TOKENS = 1.0, 512
+
+
+def cost(load: StepLoad) -> float:
+    return 0.006 + 30e-6 * load.tokens + 60e-6 * load.seqs
+
+
+@dataclass
+class Front:
+    """The front end in virtual time: it knows how many it let in, and how many first tokens came."""
+
+    slots: int = 32
+    blocks: int = 2000
+    slo_s: float = SLO_S
+    refused: list[tuple[Request, float]] = field(default_factory=list)
+    max_awaiting: int = 0
+
+    def __post_init__(self) -> None:
+        config = PolicyConfig(2, 0.1, 256, 60.0, 0.2, self.slo_s)
+        self.brain = Brain(parts_of(PartsConfig(), LatencyModel()), config)
+        self.sim = Simulation(Engine(cost, self.blocks, max_seqs=self.slots, max_tokens=STEP_TOKENS), self.brain)
+        self.policy = ChatAdmission(16 * self.slots)
+
+    def run(self, requests: list[Request]) -> list[float]:
+        """TTFT of those that were let in, in seconds."""
+        ended, tokens, sent = [], 0.0, 0
+        for number, request in enumerate(requests):
+            ended += self.sim.run(until_s=request.arrival_s)
+            times, now_s = self.brain.chat_times, request.arrival_s
+            awaiting = sent - times.first_tokens
+            self.max_awaiting = max(self.max_awaiting, awaiting)
+            self.policy.look(times.first_tokens, awaiting, now_s)
+            whole, rest = divmod(round(awaiting * tokens / max(1, number)), STEP_TOKENS)
+            prompts_s = whole * cost(StepLoad.prefill(STEP_TOKENS)) + cost(StepLoad.prefill(rest))
+            length = request.prompt_tokens * number / tokens if number else 1.0
+            asked = Asked(1, self.slo_s, cost(StepLoad.prefill(request.prompt_tokens)), length)
+            crowd = Crowd(awaiting, prompts_s, slots_free=self.brain.online < self.slots)
+            retry_s = self.policy.refused_s(asked, crowd, now_s)
+            tokens += request.prompt_tokens
+            if retry_s is not None:
+                self.refused.append((request, retry_s))
+                continue
+            sent += 1
+            ended += self.sim.run([request], until_s=request.arrival_s)
+        ended += self.sim.run()
+        return [outcome.ttft_s for outcome in ended if not outcome.request.offline]
+
+
+def chats(rate: float, seconds: float, seed: int = 1) -> list[Request]:
+    draw, now_s, made = Random(seed), 0.0, list[Request]()
+    while now_s < seconds:
+        now_s += draw.expovariate(rate)
+        prompt, answer = max(8, min(900, int(draw.lognormvariate(5.0, 0.8)))), max(1, min(300, int(draw.lognormvariate(3.8, 0.8))))
+        made.append(Request(f"c{len(made)}", now_s, prompt, answer, max_tokens=answer, ttft_s=SLO_S, tpot_s=0.2))
+    return made
+
+
+SUSTAINED = 18.0  # requests a second that this engine answers without a queue that grows
+
+
+def surge(times: float) -> list[Request]:
+    """The load that is sustained, and after 10 s so many times as much."""
+    later = chats(times * SUSTAINED, 40.0, seed=2)
+    return [*chats(SUSTAINED, 10.0), *(replace(one, id=f"s{one.id}", arrival_s=10.0 + one.arrival_s) for one in later)]
+
+
+@pytest.mark.parametrize("times", [1, 3, 10])
+@pytest.mark.parametrize("blocks", [2000, 260], ids=["slots are short", "KV is short"])
+def test_whoever_is_let_in_has_its_first_token_in_time(times: int, blocks: int) -> None:
+    front, asked = Front(blocks=blocks), surge(times)
+    ttft_s = front.run(asked)
+    assert percentile(ttft_s, 0.99) <= 1.5 * SLO_S
+    assert len(ttft_s) + len(front.refused) == len(asked)
+    assert bool(front.refused) is (times > 1)
+    assert front.max_awaiting < 100
+    assert all(0.0 < retry_s < 60.0 for _, retry_s in front.refused)
+
+
+def test_those_that_are_let_in_are_no_fewer_than_the_engine_can_answer() -> None:
+    assert len(Front().run(surge(10))) >= 0.9 * SUSTAINED * 50.0
