@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Sequence
 from importlib.abc import MetaPathFinder
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Many short searches in each run; `--hypothesis-profile=thorough` for a long one.
-settings.register_profile("short", max_examples=30, deadline=None)
+# Many short searches in each run, the same ones where CI is set; `--hypothesis-profile=thorough` for a long one.
+settings.register_profile("short", max_examples=30, deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("short")
 
