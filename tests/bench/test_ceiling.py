@@ -76,7 +76,7 @@ def test_chat_counts_with_what_of_it_lies_in_the_window() -> None:
     chat, room = [Arrival(0.0, 100, 3), Arrival(60.0, 200, 3)], Room(cpu_s, 8, 65_536, 0.5)
     halves = [best(room, chat, [(100, 2)], 1.0, window) for window in ((0.0, 50.0), (50.0, 100.0))]
     assert [bound.tokens - bound.offline_tokens for bound in halves] == pytest.approx([102.0, 202.0])
-    cut = best(room, chat, [(100, 2)], 1.0, (0.0, 60.1))  # at any pace of the second one's decodes none is over yet
+    cut = best(room, chat, [(100, 2)], 1.0, (0.0, 60.001))  # at any pace of the second one's decodes none is over yet
     assert cut.tokens - cut.offline_tokens == pytest.approx(302.0, abs=1.0)
 
 
