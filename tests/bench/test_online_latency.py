@@ -92,10 +92,13 @@ def test_an_error_in_the_stream_is_reported() -> None:
 
 
 def test_what_the_client_writes_is_what_is_read(tmp_path: Path) -> None:
-    note = {"sent_s": 1.5, "chunks": [(2.0, EVENT % 1), (2.5, EVENT % 2)], "ended": True, "error": None, "ended_s": 2.6}
-    broken = {"sent_s": 3.0, "chunks": [], "ended": False, "error": "503: full"}
+    note = {"sent_s": 1.5, "chunks": [(2.0, EVENT % 1), (2.5, EVENT % 2)], "ended": True, "error": None, "refused": False, "ended_s": 2.6}
+    broken = {"sent_s": 3.0, "chunks": [], "ended": False, "error": "503: full", "refused": False}
+    refused = {"sent_s": 4.0, "chunks": [(4.1, b"later")], "ended": False, "error": None, "refused": True, "ended_s": 4.1}
     file = tmp_path / "online.jsonl"
-    file.write_text(f"{written(note, 1.0, 9.0)}\n{written(broken, 3.0, 9.0)}\n")
-    found, errors = read_online(file, [100, 50])
-    assert found == [Online(1.0, 1.5, 100, [(2.0, 1), (2.5, 2)], True, 2.6), Online(3.0, 3.0, 50, [], False, 9.0)]
+    file.write_text(f"{written(note, 1.0, 9.0)}\n{written(broken, 3.0, 9.0)}\n{written(refused, 4.0, 9.0)}\n")
+    found, errors = read_online(file, [100, 50, 20])
+    assert found[:2] == [Online(1.0, 1.5, 100, [(2.0, 1), (2.5, 2)], True, 2.6), Online(3.0, 3.0, 50, [], False, 9.0)]
+    assert found[2] == Online(4.0, 4.0, 20, [], False, 9.0, refused=True)
+    assert online_summary(found)["online_refused"] == 1
     assert errors == ["503: full"]

@@ -49,18 +49,19 @@ class Player:
         return json.dumps(values | dict(own)).encode()
 
     async def send(self, index: int, at_s: float, body: bytes) -> None:
-        note: dict[str, Any] = {"index": index, "chunks": [], "error": None, "ended": False}
+        note: dict[str, Any] = {"index": index, "chunks": [], "error": None, "ended": False, "refused": False}
         await asyncio.sleep(max(0.0, self.start_s + at_s - time.monotonic()))
         note["sent_s"] = time.monotonic() - self.start_s
         self.done.append(note)
         try:
             async with self._http.post(self._url, data=body, headers={"content-type": "application/json"}) as answer:
-                if answer.status != 200:
+                note["refused"] = answer.status == 429
+                if answer.status not in {200, 429}:
                     note["error"] = f"{answer.status}: {(await answer.text())[:300]}"
                     return
                 async for chunk in answer.content.iter_any():
                     note["chunks"].append((time.monotonic() - self.start_s, chunk))
-            note["ended"] = True
+            note["ended"] = not note["refused"]
         except aiohttp.ClientError as error:
             note["error"] = f"{type(error).__name__}: {error}"
         finally:
@@ -86,10 +87,10 @@ def tokens(chunks: list[tuple[float, bytes]]) -> tuple[list[tuple[float, int]], 
 
 
 def written(note: dict[str, Any], at_s: float, end_s: float) -> str:
-    """One line of the result."""
-    times, error = tokens(note["chunks"])
+    """One line of the result. A refused request counts as one that waits until ``end_s``."""
+    times, error = ([], None) if note["refused"] else tokens(note["chunks"])
     line = {"at_s": at_s, "sent_s": note["sent_s"], "tokens": times, "ended": note["ended"], "error": note["error"] or error}
-    return json.dumps(line | {"seen_until_s": note.get("ended_s", end_s)})
+    return json.dumps(line | {"refused": note["refused"], "seen_until_s": end_s if note["refused"] else note.get("ended_s", end_s)})
 
 
 async def play(plan: dict[str, Any], output: Path) -> None:
@@ -100,8 +101,8 @@ async def play(plan: dict[str, Any], output: Path) -> None:
             await player.send(0, 0.0, player.body(64, 4))
         bodies = [player.body(prompt, answer, own) for _, prompt, answer, own in plan["requests"]]
         for note in player.done:
-            if note["error"]:
-                raise SystemExit(f"warm-up failed: {note['error']}")
+            if note["error"] or note["refused"]:
+                raise SystemExit(f"warm-up failed: {note['error'] or 'refused'}")
         player.done.clear()
         gc.collect()
         gc.disable()

@@ -31,6 +31,7 @@ class Online:
     tokens: Sequence[tuple[float, int]]
     ended: bool
     seen_until_s: float  # its end, or the end of looking
+    refused: bool = False  # with 429: seen until the end of looking, as one that never got a token
 
     @property
     def ttft_ms(self) -> float:
@@ -65,7 +66,7 @@ def read_online(path: Path, prompt_tokens: Sequence[int]) -> tuple[list[Online],
         if values["error"]:
             errors.append(str(values["error"]))
         tokens = [(at_s, count) for at_s, count in values["tokens"]]
-        found.append(Online(values["at_s"], values["sent_s"], prompt, tokens, values["ended"], values["seen_until_s"]))
+        found.append(Online(values["at_s"], values["sent_s"], prompt, tokens, values["ended"], values["seen_until_s"], values["refused"]))
     return found, errors
 
 
@@ -133,6 +134,7 @@ def online_summary(requests: Sequence[Online]) -> dict[str, Any]:
         "normalized_ms": {"mean": _rounded(sum(normalized) / len(normalized) if normalized else None), **percentiles(normalized, (95,))},
         "online_requests": len(requests),
         "online_unfinished": sum(not request.ended for request in requests),
+        "online_refused": sum(request.refused for request in requests),
         "client_late_ms": percentiles(((request.sent_s - request.at_s) * 1e3 for request in requests), (50, 99)),
     }
 

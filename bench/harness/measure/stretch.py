@@ -153,9 +153,9 @@ def stretch(
     offline: bool,
     drain_s: float,
 ) -> Stretch:
-    """Play ``load`` against the system. Raises `EngineError` where a request is refused or offline work ends.
+    """Play ``load`` against the system. Raises `EngineError` where a request fails or offline work ends.
 
-    An answer that has not ended ``drain_s`` after the load counts as unfinished, with the time it waited until then.
+    An answer that has not ended ``drain_s`` after the load counts as unfinished, with the time it waited until then; so does a refused one.
     """
     print(f"{system.label}: {len(load)} online requests in {seconds:g} s{', beside offline work' if offline else ''}", file=sys.stderr)
     plan, output = _plan(system, setup, load, seconds + drain_s, seed)
