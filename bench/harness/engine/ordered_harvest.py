@@ -54,7 +54,7 @@ class Ordering(Scheduler):
         told = Told.of(request)
         if told is not None and told.order != self._order and not self._brain.online:
             self._order = told.order
-            config = replace(self._settings.parts(self.kv_cache_manager.block_pool.num_gpu_blocks), online_order=told.order)
+            config = replace(self._settings.parts(reads.kv_blocks(self.kv_cache_manager.block_pool)), online_order=told.order)
             self._brain.parts.online = parts_of(config, self._brain.parts.model).online
         super().add_request(request)
         if told is not None:

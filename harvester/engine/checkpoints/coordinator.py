@@ -56,7 +56,8 @@ class CheckpointCoordinator:
         self._show(requests, holders)
         free = planner.pool.capacity - planner.pool.used
         room = free if free > planner.pool.capacity // 8 else planner.pool.room(one.name for one in holders)
-        return CopyState(tuple(holders), pool.get_num_free_blocks(), pool.num_gpu_blocks, room, now_s, self._copy_s())
+        total = pool.num_gpu_blocks - 1  # without vLLM's null block
+        return CopyState(tuple(holders), pool.get_num_free_blocks(), total, room, now_s, self._copy_s())
 
     def _copy_s(self) -> float | None:
         """Seconds that a block took to be copied since the last call; None where no copy ended."""

@@ -128,6 +128,11 @@ def running(request: Request, block_tokens: int, max_tokens: int, slo: Slo, shif
     )
 
 
+def kv_blocks(pool: Any) -> int:
+    """The KV blocks that requests can have: all of vLLM's but its null block, which is never free."""
+    return int(pool.num_gpu_blocks) - 1
+
+
 def view(
     scheduler: Any, rows: list[Running], batch: Batch | None, now_s: float, *, stretches: int, stalled: bool, chat_only: bool
 ) -> EngineView:
@@ -139,7 +144,7 @@ def view(
         running=rows,
         waiting=scheduler.waiting.seen(),
         free_blocks=pool.get_num_free_blocks(),
-        total_blocks=pool.num_gpu_blocks,
+        total_blocks=kv_blocks(pool),
         max_seqs=scheduler.max_num_active_reqs,
         now_s=now_s,
         block_tokens=block_tokens,

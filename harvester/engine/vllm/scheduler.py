@@ -53,7 +53,7 @@ class HarvestScheduling(Stock):
         planner = connector.planner if isinstance(connector, CheckpointConnector) else None
         self._checkpoints = None if planner is None else CheckpointCoordinator(planner, shared, reads.answered)
         self._profile = Profile(settings.profile, graph_sizes(config))
-        blocks = self.kv_cache_manager.block_pool.num_gpu_blocks
+        blocks = reads.kv_blocks(self.kv_cache_manager.block_pool)
         self._covers = planner is not None and planner.able
         kv = settings.kv_policy(cpu) if self._covers else None
         self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), settings.policy)
