@@ -259,9 +259,26 @@ def test_a_row_that_did_not_fit_is_tried_again_when_another_has_ended_or_after_a
     assert looks == 1
     for _ in range(2):
         assert admitted(rule, WAITING, later(full, LOOK_AGAIN)) == 0
+        rule.ran(len(rows), 0)
     assert looks == 2
     fewer = later(seen(rows[:26], 300), LOOK_AGAIN)
     assert admitted(rule, WAITING, fewer) == admitted(knowing(100), WAITING, fewer) > 0
+
+
+def test_a_plan_that_was_dropped_leaves_nothing_behind() -> None:
+    """Made while a step ran in which a row ended; the plan without that row is the same as where nobody had planned before."""
+    rows = [a_row(f"r{number}", emitted=90 + number) for number in range(34)]
+    full = seen(rows, 400)
+    once, twice = knowing(100), knowing(100)
+    for made in range(200):
+        at = later(full, made)
+        rest = replace(at, running=at.running[:-1], free_blocks=at.free_blocks + at.running[-1].blocks_now)
+        if made % 3 == 0:
+            admitted(twice, WAITING, at)
+        assert admitted(twice, WAITING, rest) == admitted(once, WAITING, rest)
+        assert (twice._refused, twice._curve._rows, twice._curve._classes) == (once._refused, once._curve._rows, once._curve._classes)
+        for rule in (once, twice):
+            rule.ran(33, 0)
 
 
 @settings(deadline=None)

@@ -11,6 +11,8 @@ A row that runs makes one token a step and has one less left, so that the sum of
 neither changes, and the curve is kept from plan to plan: who has ended leaves it, who has come joins it. A sixteenth of the others is
 computed anew, which finds those that were left out of steps or have outgrown what was expected of them. Rows that end within a few
 tokens of each other are one class, which ends at their mean: the peak is one look at some dozens of classes.
+
+A plan may be dropped and made again for the same step, without who has ended since. Its look then leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -34,27 +36,34 @@ class Curve:
     def __init__(self, width: float = WIDTH, anew: int = ANEW) -> None:
         self._width, self._anew = width, anew
         self._step = 0
-        self._looked: int | None = None  # step of the last look
         self._rows: dict[str, Row] = {}  # when each ends and what it knew, both at the first step; who was not looked at for longest first
         self._classes: dict[int, _Class] = {}
+        self._before: tuple[dict[str, Row], dict[int, _Class]] | None = None  # this step's look; None: there was none
 
     def passed(self) -> None:
         """Those that run have made a token each."""
         self._step += 1
 
-    def follow(self, running: Collection[str], now: Callable[[str], Row]) -> None:
-        """These run. ``now``: of one of them. O(running), of which a sixteenth and those that are new are asked for.
+    def keep(self) -> None:
+        """The step that was looked at has run."""
+        self._before = None
 
-        A second look at the same step asks for the new ones alone, so that it finds the same curve.
-        """
+    def take_back(self) -> None:
+        """The step that was looked at is planned again: the curve is as before the look."""
+        if self._before is not None:
+            (self._rows, self._classes), self._before = self._before, None
+
+    def follow(self, running: Collection[str], now: Callable[[str], Row]) -> None:
+        """These run. ``now``: of one of them. O(running), of which a sixteenth and those that are new are asked for."""
+        self.take_back()
+        self._before = dict(self._rows), _copied(self._classes)
         known = self._rows
         for name in [name for name in known if name not in running]:
             self._leave(name)
         new = [name for name in running if name not in known] if len(known) < len(running) else []
-        for name in list(islice(known, -(-len(known) // self._anew))) if self._looked != self._step else ():
+        for name in list(islice(known, -(-len(known) // self._anew))):
             self._leave(name)
             self._join(name, now(name))
-        self._looked = self._step
         for name in new:
             self._join(name, now(name))
 
@@ -65,7 +74,7 @@ class Curve:
         """
         classes = self._classes
         if more:
-            classes = {place: list(held) for place, held in classes.items()}
+            classes = _copied(classes)
             for left, tokens in more:
                 self._add(classes, (left + self._step, tokens - self._step), 1)
         rows = tokens = peak = 0.0
@@ -91,3 +100,7 @@ class Curve:
         held[2] += count * tokens
         if not held[0]:
             del classes[int(ends // self._width)]
+
+
+def _copied(classes: dict[int, _Class]) -> dict[int, _Class]:
+    return {place: list(held) for place, held in classes.items()}

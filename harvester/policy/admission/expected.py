@@ -53,6 +53,7 @@ class Expected:
         self._version = 0
         self._kv_tokens = 0
         self._refused: _Refused | None = None
+        self._refused_before: tuple[_Refused | None] | None = None  # the plan of this step; None: there was none
 
     def blocks(self, row: OfflineRow) -> int:
         return row.blocks
@@ -68,6 +69,7 @@ class Expected:
 
     def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         """O(running); O(1) while the same row is refused. KV that rows share is counted only for those that come."""
+        self._take_back()
         self._kv_tokens = view.total_blocks * view.block_tokens
         queue = _Queue(rows, space)
         if not queue.reach(1):
@@ -103,6 +105,15 @@ class Expected:
         self.margin.ran(computed, recomputed, self._kv_tokens)
         if computed:
             self._curve.passed()
+        self._curve.keep()
+        self._refused_before = None
+
+    def _take_back(self) -> None:
+        """A plan for this step that was dropped leaves nothing behind."""
+        self._curve.take_back()
+        if self._refused_before is not None:
+            (self._refused,) = self._refused_before
+        self._refused_before = (self._refused,)
 
     def _is_still_refused(self, name: str, view: StepView, batch: Batch, cap: float) -> bool:
         """The rows that run have not changed but for getting longer, which changes the curve little, and there is no more KV for them."""
