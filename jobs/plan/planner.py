@@ -73,7 +73,7 @@ class JobPlanner:
 
     def _planned(self, request: JobRequest, uri: str, staging: Path, rules: SourceRules | None, owner: str | None) -> JobPlan:
         spec = request.source
-        with open_source(uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input", rules=rules) as source:
+        with open_source(uri, **spec.choices(), snapshot_dir=staging / "input", rules=rules) as source:
             return plan_job(
                 request,
                 source,
