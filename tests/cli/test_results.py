@@ -127,10 +127,10 @@ def test_a_table_on_the_screen_is_cut_and_says_so(cli):
     assert cli("sql", "from range(3)", "--limit", "3").stderr == ""
 
 
-def test_parquet_is_refused_on_the_screen(cli):
-    result = cli("sql", "select 1", "--format", "parquet")
-    assert result.exit_code == 2
-    assert "-o FILE.parquet" in result.stderr
+def test_parquet_goes_to_a_pipe(cli, job):
+    result = cli("results", "docs-7f3a", "--format", "parquet")
+    assert result.exit_code == 0
+    assert pq.read_table(io.BytesIO(result.stdout_bytes)).to_pylist() == ROWS
 
 
 def test_a_file_name_without_a_known_ending_is_refused(cli, tmp_path):
