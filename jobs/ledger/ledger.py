@@ -42,6 +42,7 @@ class Ledger(Register):
         super().__init__(path, results_root, deadlines or DeadlineConfig(), now_s)
         self._lease_s = lease_s
         self._turns = count(1)
+        self._exhausted: set[str] = set()  # jobs without a pending slice, until one is freed or retried
         self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
         if new_server:
             self._run("free_all")
@@ -99,6 +100,7 @@ class Ledger(Register):
             self._run("retry_slices", [generation, record.spec.id])
             self._run("set_generation", [generation, record.spec.id])
             self._write_state(record, JobState.QUEUED, now_s, note)
+        self._exhausted.discard(record.spec.id)
         self._reload(record.spec.id)
         return self._view(record)
 
@@ -107,11 +109,13 @@ class Ledger(Register):
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
         """The next free slice of the job that was given least for its weight, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
-        waiting = [e for e in self._jobs.values() if e.state in ACTIVE and e.spec.model == model]
+        waiting = [e for job_id, e in self._jobs.items() if job_id not in self._exhausted and e.serves(model)]
         for record in sorted(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"])):
             free = self._run("pending_slice", [record.spec.id])
             if free:
-                return self._grant(record, free[0], holder, now_s, tokens_per_row(record, waiting))
+                others = (one for one in self._jobs.values() if one.serves(model))
+                return self._grant(record, free[0], holder, now_s, tokens_per_row(record, others))
+            self._exhausted.add(record.spec.id)
         return None
 
     def _grant(self, record: JobRecord, free: Sequence[int], holder: str, now_s: float, row_tokens: float) -> Lease:
@@ -164,7 +168,7 @@ class Ledger(Register):
             self._forecast.committed(record, stats, now_s, first=state != SliceState.DONE and generation == 0)
             if record.state in ACTIVE and record.row["message"] is not None:
                 self._run("set_message", [None, record.spec.id])  # whatever it waited for, it goes on
-        self._leases.pop(lease_id, None)
+        self._leases.discard(lease_id)
         self._reload(record.spec.id)
         record.error_example = stats.error_example or record.error_example
         self._forecast.sample(record, self._leases.of(job_id), now_s)
@@ -211,6 +215,7 @@ class Ledger(Register):
         lease = self._leases.get(lease_id)
         if lease is not None:
             self._run("free_slice", [lease.job_id, lease.slice_id])
+            self._exhausted.discard(lease.job_id)
             del self._leases[lease_id]
             self._settle(self._jobs[lease.job_id], now_s)
 
@@ -230,8 +235,7 @@ class Ledger(Register):
 
     def clock_set(self, by_s: float) -> None:
         """The clock was set by ``by_s`` seconds since the last call: leases last as long as they would have, rates begin anew."""
-        for lease in self._leases.values():
-            lease.expires_at_s += by_s
+        self._leases.shift(by_s)
         for record in self._jobs.values():
             record.rate.clear()
             record.decided_at_s = None

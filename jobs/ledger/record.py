@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -43,17 +44,55 @@ class ActiveLease:
 
 
 class ActiveLeases(dict[str, ActiveLease]):
-    """By lease id."""
+    """By lease id; found by job and by end without a look at the others. Change it by item, ``del`` and ``discard`` only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_job: dict[str, dict[str, ActiveLease]] = {}
+        self._ends: list[tuple[float, str]] = []  # a heap with one entry a lease, at its end or before it
+
+    def __setitem__(self, lease_id: str, lease: ActiveLease) -> None:
+        super().__setitem__(lease_id, lease)
+        self._by_job.setdefault(lease.job_id, {})[lease_id] = lease
+        heapq.heappush(self._ends, (lease.expires_at_s, lease_id))
+
+    def __delitem__(self, lease_id: str) -> None:
+        job_id = self[lease_id].job_id
+        super().__delitem__(lease_id)
+        del self._by_job[job_id][lease_id]
+        if not self._by_job[job_id]:
+            del self._by_job[job_id]
+
+    def discard(self, lease_id: str) -> None:
+        if lease_id in self:
+            del self[lease_id]
 
     def of(self, job_id: str) -> list[ActiveLease]:
-        return [lease for lease in self.values() if lease.job_id == job_id]
+        return list(self._by_job.get(job_id, {}).values())
 
     def holds(self, job_id: str) -> bool:
-        return any(lease.job_id == job_id for lease in self.values())
+        return job_id in self._by_job
 
     def over(self, now_s: float) -> list[str]:
         """Ids of the leases that were not renewed in time."""
-        return [lease_id for lease_id, lease in self.items() if lease.expires_at_s <= now_s]
+        due: list[str] = []
+        while self._ends and self._ends[0][0] <= now_s:
+            _, lease_id = heapq.heappop(self._ends)
+            if lease_id not in self:
+                continue
+            if self[lease_id].expires_at_s <= now_s:
+                due.append(lease_id)
+            else:
+                heapq.heappush(self._ends, (self[lease_id].expires_at_s, lease_id))
+        for lease_id in due:  # in force until the caller has freed it
+            heapq.heappush(self._ends, (self[lease_id].expires_at_s, lease_id))
+        return due
+
+    def shift(self, by_s: float) -> None:
+        """Move every end by ``by_s`` seconds."""
+        for lease in self.values():
+            lease.expires_at_s += by_s
+        self._ends = sorted((lease.expires_at_s, lease_id) for lease_id, lease in self.items())
 
 
 @dataclass(slots=True)
@@ -77,6 +116,10 @@ class JobRecord:
     @property
     def state(self) -> JobState:
         return JobState(self.row["state"])
+
+    def serves(self, model: str) -> bool:
+        """Whether replicas of ``model`` may work on it now."""
+        return self.state in ACTIVE and self.spec.model == model
 
     def is_over(self, now_s: float) -> bool:
         """Its deadline has passed and it has not ended; one that is being cancelled ends as that."""

@@ -1,0 +1,77 @@
+"""The ledger at fleet size: what a call costs must not grow with what it has nothing to do with. Statements are counted, not seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from jobs.ledger.ledger import Ledger
+from jobs.ledger.record import ActiveLease, ActiveLeases
+from jobs.spec import PartStats
+from jobs.testing import scripted_plan
+
+MODEL = "scripted"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(Path(":memory:"), tmp_path / "jobs", lease_s=10.0, now_s=0.0, new_server=True)
+
+
+def counted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    ran: list[str] = []
+    run = ledger._run
+
+    def count(name: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        ran.append(name)
+        return run(name, values)
+
+    monkeypatch.setattr(ledger, "_run", count)
+    return ran
+
+
+def test_jobs_with_nothing_pending_cost_a_lease_no_statement(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        ledger.submit(scripted_plan(f"docs-{number}", 1, 1), new=True)
+    leases = [ledger.lease("a", MODEL, 1.0) for _ in range(20)]
+    assert all(leases)
+    assert ledger.lease("a", MODEL, 1.0) is None
+    ran = counted(ledger, monkeypatch)
+    assert ledger.lease("a", MODEL, 1.0) is None
+    assert ran == []
+
+
+@pytest.mark.parametrize("back", ["release", "expire", "retry"])
+def test_an_exhausted_job_is_asked_again_once_a_slice_is_free(ledger: Ledger, back: str) -> None:
+    ledger.submit(scripted_plan("docs-1", 1, 1), new=True)
+    lease = ledger.lease("a", MODEL, 1.0)
+    assert lease is not None
+    assert ledger.lease("b", MODEL, 1.0) is None
+    if back == "release":
+        ledger.release(lease.lease_id, 1.0)
+    elif back == "retry":
+        ledger.commit(lease.lease_id, "docs-1", 0, PartStats(rows_error=1), 1.0)
+        ledger.retry("docs-1", 1.0)
+    assert ledger.lease("b", MODEL, 20.0 if back == "expire" else 1.0) is not None
+    ledger.check()
+
+
+def test_leases_are_found_by_job_and_by_end() -> None:
+    leases = ActiveLeases()
+    for number in range(6):
+        leases[f"l{number}"] = ActiveLease(f"job-{number % 2}", number, "a", 10.0 + number)
+    assert [lease.slice_id for lease in leases.of("job-1")] == [1, 3, 5]
+    leases["l0"].expires_at_s = 30.0  # renewed
+    leases.discard("l1")
+    leases.discard("unknown")
+    assert leases.over(12.0) == ["l2"]
+    assert leases.over(12.0) == ["l2"], "in force until it is freed"
+    del leases["l2"]
+    leases.shift(-20.0)
+    assert sorted(leases.over(11.0)) == ["l0", "l3", "l4", "l5"]
+    for lease_id in list(leases):
+        leases.discard(lease_id)
+    assert not leases.holds("job-0")
+    assert leases.over(100.0) == []
