@@ -191,6 +191,12 @@ class ServeConfig(Section):
         given = self.engine.get("api_key") or self.env.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY")
         return tuple(str(key) for key in (given if isinstance(given, list | tuple) else [given]) if key)
 
+    @property
+    def media_hosts(self) -> tuple[str, ...]:
+        """Hosts that images, audio and video of a request may be fetched from: vLLM's `allowed_media_domains`. None listed: no host."""
+        given = self.engine.get("allowed_media_domains") or ()
+        return tuple(str(host).lower() for host in ([given] if isinstance(given, str) else given))
+
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
     """Every key of the tree, as ``{"lease_s": "harvest.lease_s", ...}``."""

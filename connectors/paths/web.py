@@ -13,12 +13,23 @@ from connectors.errors import SourceError
 from connectors.paths.rules import SourceRules, host_of
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from aiohttp import ClientSession, TCPConnector
     from aiohttp.abc import ResolveResult
 
 
 def open_web(uri: str, rules: SourceRules) -> fsspec.AbstractFileSystem:
     """A file system that connects to what ``rules`` permit only. Raises `SourceError` where ``uri`` leads elsewhere already."""
+    import aiohttp
+
+    async def client(**options: Any) -> ClientSession:
+        return aiohttp.ClientSession(connector=checked_connector(rules), **options)
+
+    _check_first(uri, rules)
+    return fsspec.filesystem(uri.partition(":")[0].lower(), get_client=client, skip_instance_cache=True)
+
+
+def checked_connector(rules: SourceRules) -> TCPConnector:
+    """Of a client session: it connects to what ``rules`` permit only, and fails with `OSError` elsewhere. Call it on the event loop."""
     import aiohttp
     from aiohttp.abc import AbstractResolver
 
@@ -44,11 +55,7 @@ def open_web(uri: str, rules: SourceRules) -> fsspec.AbstractFileSystem:
             raise OSError(f"{host} is an address that this server does not read")
         return socket.socket(address[0], address[1], address[2])
 
-    async def client(**options: Any) -> ClientSession:
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=Resolver(), socket_factory=connect), **options)
-
-    _check_first(uri, rules)
-    return fsspec.filesystem(uri.partition(":")[0].lower(), get_client=client, skip_instance_cache=True)
+    return aiohttp.TCPConnector(resolver=Resolver(), socket_factory=connect)
 
 
 def _check_first(uri: str, rules: SourceRules) -> None:

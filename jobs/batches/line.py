@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jobs.batches.record import ENDPOINTS, BatchError
-from jobs.errors import TooLargeError
+from jobs.errors import ParameterError
 from jobs.limits import Limits, check_size
+from jobs.media import check_media
 
 LONGEST_ID = 512
 NO_OWN = Limits()
@@ -36,6 +37,7 @@ class LineRules:
     endpoint: str
     models: Collection[str]  # that the server has
     limits: Limits = NO_OWN
+    media_hosts: Collection[str] = ()  # that images and the like are fetched from
 
     def read(self, number: int, raw: bytes, model: str | None) -> Request:
         """``model``: of the lines before; None for the first. Raises `BadLine`."""
@@ -50,8 +52,9 @@ class LineRules:
             _bad(number, "missing_required_parameter", "This request has no body; give the endpoint's parameters as an object.", "body")
         own = self._model(number, body.get("model"), model)
         try:
+            check_media(body, self.media_hosts)
             check_size(body, self.limits)
-        except TooLargeError as error:
+        except ParameterError as error:
             _bad(number, error.code, error.message, f"body.{error.param}")
         return Request(number, custom_id, _text(body), own)
 

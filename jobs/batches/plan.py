@@ -27,12 +27,21 @@ TASK = Task(name="batch", description="Requests to an OpenAI endpoint, one a row
 class BatchPlanner:
     """Reads and writes files, for as long as the input is long: call it from a thread. ``model``: the one the job runs on."""
 
-    def __init__(self, folder: StateFolder, files: FileStore, limits: BatchConfig, harvest: HarvestConfig, model: str) -> None:
+    def __init__(
+        self,
+        folder: StateFolder,
+        files: FileStore,
+        limits: BatchConfig,
+        harvest: HarvestConfig,
+        model: str,
+        media_hosts: Collection[str] = (),
+    ) -> None:
         self._folder = folder
         self._files = files
         self._limits = limits
         self._harvest = harvest
         self._model = model
+        self._media_hosts = media_hosts
 
     def plan(self, record: BatchRecord, models: Collection[str], is_stopped: Callable[[], bool]) -> tuple[JobPlan, str]:
         """The job, and the model that its requests name, one of ``models``.
@@ -42,7 +51,7 @@ class BatchPlanner:
         staging = self._folder.jobs / f".staging-{record.id}"
         bounds = [bound for bound in (self._limits.max_lines, record.limits.max_job_rows) if bound is not None]
         limits = self._limits.model_copy(update={"max_lines": min(bounds, default=None)})
-        reader = InputReader(LineRules(record.wish.endpoint, models, record.limits), limits, is_stopped)
+        reader = InputReader(LineRules(record.wish.endpoint, models, record.limits, self._media_hosts), limits, is_stopped)
         try:
             self._read(record, reader, staging / "input" / "requests.parquet")
             job = self._folder.jobs / record.id

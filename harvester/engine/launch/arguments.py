@@ -12,6 +12,7 @@ from harvester.engine.launch.defaults import engine_defaults
 from harvester.engine.shared.settings import KEY, pack
 from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 
+NO_HOST = "none.invalid"
 OURS = ("scheduler_cls", "worker_cls", "additional_config", "kv_transfer_config")  # arguments that make a stock engine harvester's
 
 
@@ -33,6 +34,7 @@ def engine_arguments(
     values.setdefault("async_scheduling", None)  # vLLM decides; `harvester.engine.launch.abilities.settle` takes the scheduler that fits
     values["scheduling_policy"] = "priority"
     values["api_key"] = [""]  # none for vLLM, not even the environment's: the wall before its application asks, and knows more keys
+    values["allowed_media_domains"] = list(config.media_hosts) or [NO_HOST]  # vLLM takes an empty list for every host
     extra = {**values.get("additional_config", {}), KEY: pack(config, shared, profile)}
     if shared is not None and config.schedule.safepoints != "off":
         extra[SAFEPOINTS_KEY] = {"shared_state": str(shared)} | extra.get(SAFEPOINTS_KEY, {})

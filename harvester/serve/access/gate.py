@@ -28,6 +28,7 @@ class Gate:
     quotas: Quotas = field(default_factory=lambda: Quotas(time.monotonic))
     nobody: Identity = NOBODY
     meter: Meter | None = None  # of what the model is asked, where it stands before a model
+    media_hosts: frozenset[str] = frozenset()  # that images and the like of a request are fetched from
 
 
 def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None) -> Gate:
@@ -41,6 +42,7 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None) -> Gat
         quotas,
         Identity(None, NOBODY.roles, config.access.limits),
         None if replicas is None else Meter(quotas),
+        frozenset(config.media_hosts),
     )
 
 

@@ -68,7 +68,7 @@ class BatchesApp:
         sys.setswitchinterval(SWITCH_S)
         folder = StateFolder(Path(state))
         files = FileStore(folder.files, time.time)
-        planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name)
+        planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name, config.media_hosts)
         self._model = choice.name
         self._replicas = Replicas()
         self._controller = BatchController(LedgerActor(ledger), BatchStore(folder.batches), files, planner, folder, self._models, time.time)
