@@ -9,6 +9,7 @@
     │   ├── QueryError                    a SQL query
     │   ├── ParameterError                a parameter of an HTTP request
     │   │   └── TooLargeError             one that is above a limit
+    │   ├── SlowBodyError                 a request whose body came too slowly
     │   ├── CrossSiteError                a request that another site made a browser send
     │   ├── KeyRefusedError               an API key that is missing or unknown
     │   ├── RoleError                     an API key without the role that is needed
@@ -59,6 +60,7 @@ __all__ = [
     "QueryError",
     "QuotaError",
     "RoleError",
+    "SlowBodyError",
     "SourceError",
     "StateError",
     "StorageError",
@@ -83,6 +85,11 @@ class CrossSiteError(UsageError):
 class KeyRefusedError(UsageError):
     code = "invalid_api_key"
     http_status = 401
+
+
+class SlowBodyError(UsageError):
+    code = "request_timeout"
+    http_status = 408
 
 
 class RoleError(UsageError):

@@ -17,6 +17,7 @@ from connectors.base import check_unique
 from connectors.copied.source import Rows
 from connectors.edge import first_line, reading, shown
 from connectors.errors import SourceError
+from connectors.files.stream import opened
 from connectors.paths.files import DataFile
 
 MAX_ROW_BYTES = 16 << 20  # a block: Arrow reads no row that is longer
@@ -90,7 +91,7 @@ def _options(form: _Form, names: list[str] | None = None, on_bad: Callable[[Any]
 
 
 def _stream(files: fs.FileSystem, data_file: DataFile) -> Any:
-    return files.open_input_stream(data_file.path)  # decompresses by the suffix
+    return opened(files, data_file)
 
 
 def _raw(files: fs.FileSystem, data_files: tuple[DataFile, ...], names: list[str]) -> Iterator[pa.RecordBatch]:

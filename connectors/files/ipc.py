@@ -11,6 +11,7 @@ from pyarrow import fs
 from connectors.copied.source import Rows
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.files.messages import check_messages
 from connectors.paths.files import DataFile
 
 _MAGIC = b"ARROW1"  # of the file format; the stream format has none
@@ -27,6 +28,8 @@ def ipc_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Rows:
 
 def _schema(files: fs.FileSystem, data_file: DataFile) -> pa.Schema:
     with reading(data_file.path, "Arrow IPC"), files.open_input_file(data_file.path) as file:
+        check_messages(file, shown(data_file.path))
+        file.seek(0)
         return _reader(file).schema.remove_metadata()
 
 

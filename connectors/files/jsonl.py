@@ -14,10 +14,12 @@ from connectors.copied.source import Rows
 from connectors.copied.widen import Columns, batch_of
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.files.stream import opened
 from connectors.paths.files import DataFile
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 8 << 20  # of lines
+MAX_LINE_BYTES = 16 << 20  # an object takes up to 30 times its bytes once it is read
 _FLATTEN = "write one object a line: jq -c '.[]'"
 
 
@@ -56,8 +58,14 @@ def _objects(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Iterator
 
 def _lines(files: fs.FileSystem, data_file: DataFile) -> Iterator[tuple[int, bytes]]:
     """Each line with its number, counted from 1."""
-    with reading(data_file.path, "JSON lines"), BufferedReader(files.open_input_stream(data_file.path), 1 << 20) as stream:
-        for number, line in enumerate(stream, 1):
+    with reading(data_file.path, "JSON lines"), BufferedReader(opened(files, data_file), 1 << 20) as stream:
+        number = 0
+        while line := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise SourceError(
+                    f"{shown(data_file.path)} line {number} is longer than {MAX_LINE_BYTES >> 20} MiB; cut it into rows, or leave it out"
+                )
             yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 

@@ -8,20 +8,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from connectors.edge import reading
+from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.parquet.pages import largest_page
 from connectors.paths.files import DataFile
 
 BATCH_BYTES = 4 << 20
 MAX_BATCH_ROWS = 1024  # dictionary-coded text is longer than its byte size in the footer says
 BUFFER_BYTES = 16 << 20  # of all columns together
+WORST_BATCH_BYTES = 256 << 20  # where each value is as long as its longest page
 
 
 class GroupCursor:
     """Reads ``columns`` of row group ``group`` (counted within its file). Rows only go forward: `take` after `skip` after `take`.
 
     Holds a read buffer per column, a page per column and a batch; never the column chunk, however long. Without a buffer size, and
-    with pre-buffering, Arrow would load the chunk of every column whole.
+    with pre-buffering, Arrow would load the chunk of every column whole. Pages that would not fit into memory are refused before.
     """
 
     def __init__(self, files: fs.FileSystem, data_file: DataFile, group: int, size: tuple[int, int], columns: Sequence[str]) -> None:
@@ -35,6 +37,9 @@ class GroupCursor:
             self._stream = files.open_input_file(data_file.path)
             buffer_bytes = max(1 << 16, min(1 << 20, BUFFER_BYTES // max(1, len(columns))))
             self._parquet = pq.ParquetFile(self._stream, pre_buffer=False, buffer_size=buffer_bytes)
+            # A dictionary's entry, or a prefix, may be repeated in each row: no value is longer than the page that it is of.
+            page_bytes = largest_page(self._stream, self._parquet, group, set(columns), shown(self._path))
+            batch_rows = max(1, min(batch_rows, WORST_BATCH_BYTES // max(1, page_bytes)))
             self._batches: Iterator[pa.RecordBatch] = self._parquet.iter_batches(
                 batch_rows, row_groups=[group], columns=list(columns), use_threads=False
             )

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from connectors.base import check_unique
-from connectors.edge import reading
+from connectors.edge import reading, shown
 from connectors.errors import SourceError
 from connectors.paths.files import DataFile
 
+MAX_ROWS = 1 << 30  # of one file: a footer of some bytes can claim any number
 _AT_ONCE = 16  # on object stores a footer is a round trip or two, and a folder may hold thousands of files
 
 
@@ -38,6 +39,9 @@ def _read(files: fs.FileSystem, data_file: DataFile) -> Footer:
         groups = [parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups)]
         footer = Footer(parquet.schema_arrow, tuple((int(group.num_rows), int(group.total_byte_size)) for group in groups))
     check_unique(footer.schema.names, data_file.path)
+    rows = sum(rows for rows, _ in footer.groups)
+    if rows > MAX_ROWS or any(rows < 0 for rows, _ in footer.groups):
+        raise SourceError(f"the footer of {shown(data_file.path)} says {rows:,} rows; the limit is {MAX_ROWS:,}: split the file")
     return footer
 
 

@@ -21,6 +21,8 @@ from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import Task
 
+MAX_SLICES = 500_000  # with 256 rows each: 128 million rows
+
 
 def check_deadline(deadline_at_s: float | None, now_s: float) -> None:
     """Raises `UsageError` for one that has passed: the job would expire at once."""
@@ -88,10 +90,16 @@ def cut_slices(groups: Sequence[RowGroup], rows_total: int, harvest: HarvestConf
     """Runs of rows in row order, none across row groups; those of one group differ by one row at most.
 
     A slice aims at ``rows_total / slices_per_job`` rows, within ``min_slice_rows`` and ``max_slice_rows``. A row group smaller than that
-    is a slice of its own.
+    is a slice of its own. Raises `SourceError` for more slices than the ledger holds well.
     """
     max_rows = min(max(rows_total // harvest.slices_per_job, harvest.min_slice_rows), harvest.max_slice_rows)
     slices: list[SliceSpec] = []
+    wanted = sum(ceil(group.row_count / max_rows) for group in groups)
+    if wanted > MAX_SLICES:
+        raise SourceError(
+            f"the source has {rows_total:,} rows in {len(groups):,} row groups, which would be {wanted:,} slices; "
+            f"the limit is {MAX_SLICES:,}: submit it in parts, or raise harvest.max_slice_rows"
+        )
     for group in groups:
         parts = ceil(group.row_count / max_rows)
         bounds = [group.row_count * part // parts for part in range(parts + 1)] if parts else []

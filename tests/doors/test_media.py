@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -15,7 +16,7 @@ from fastapi import FastAPI
 
 from harvester.config import parse_config
 from harvester.engine.launch.arguments import NO_HOST, engine_arguments
-from harvester.serve.access.gate import Gate
+from harvester.serve.access.gate import Gate, gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.access.wall import guard
 from jobs.batches.line import BadLine, LineRules
@@ -119,9 +120,10 @@ def test_a_line_of_a_batch_is_checked_as_a_request_is() -> None:
 
 
 @pytest.mark.parametrize(("given", "told"), [({}, [NO_HOST]), ({"allowed_media_domains": ["A.example"]}, ["a.example"])], ids=str)
-def test_vllm_is_told_the_hosts_and_never_none_which_means_all(given: dict[str, Any], told: list[str]) -> None:
+def test_vllm_is_told_the_hosts_and_never_none_which_means_all(tmp_path: Path, given: dict[str, Any], told: list[str]) -> None:
     config = parse_config({"engine": given}, "test")
     assert engine_arguments(config, "/model", "tiny", cpu=True, embedded=True)["allowed_media_domains"] == told
+    assert gate_of(config, tmp_path / "keys.json").media_hosts == set(told) - {NO_HOST}
 
 
 # -- vLLM's own connector -------------------------------------------------------------------------------------------------------------

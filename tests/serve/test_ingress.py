@@ -141,7 +141,7 @@ def test_what_is_corrected_is_in_rays_own_template() -> None:
 def test_haproxy_does_not_splice(tmp_path: Path) -> None:
     """`test_chat` has clients that hang up: with splicing their requests stayed in the engine, and HAProxy took a core."""
     section = "defaults\n    mode http\n    option splice-request\n    option splice-response\n    option http-no-delay\n"
-    assert corrected(section, "127.0.0.1", tmp_path) == "defaults\n    mode http\n    option http-no-delay\n"
+    assert corrected(section, "127.0.0.1", tmp_path) == "defaults\n    mode http\n    option http-no-delay\n    timeout http-request 30s\n"
 
 
 def test_what_is_corrected_once_stays_as_it_is(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from harvester.config import ServeConfig
 from harvester.core import Role
 from harvester.errors import ConfigError
+from harvester.serve.access.body import Pace
 from harvester.serve.access.identity import Authenticator, Identity
 from harvester.serve.access.keys import KeyRing
 from harvester.serve.access.meter import Meter
@@ -28,6 +29,7 @@ class Gate:
     quotas: Quotas = field(default_factory=lambda: Quotas(time.monotonic))
     nobody: Identity = NOBODY
     meter: Meter | None = None  # of what the model is asked, where it stands before a model
+    pace: Pace = field(default_factory=Pace)  # of bodies
     media_hosts: frozenset[str] = frozenset()  # that images and the like of a request are fetched from
 
 
@@ -42,7 +44,7 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None) -> Gat
         quotas,
         Identity(None, NOBODY.roles, config.access.limits),
         None if replicas is None else Meter(quotas),
-        frozenset(config.media_hosts),
+        media_hosts=frozenset(config.media_hosts),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harvester.engine.frontend.spending import ASKER, SPENT
-from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, ParameterError, RoleError, TooLargeError
+from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, ParameterError, RoleError
+from harvester.serve.access.body import answering, check_brackets, check_encoding, paced, read
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
@@ -59,37 +60,49 @@ class Wall:
             return
         with ExitStack() as stack:
             try:
-                receive = await self._passed(scope, receive, stack)
+                receive, send = await self._passed(scope, receive, send, stack)
             except HarvesterError as error:
-                if self._gate.meter is not None:
-                    self._gate.meter.refused(error)
-                await answer_of(error)(scope, receive, send)
+                await self._answer(scope, receive, send)(error)
                 return
             await self._app(scope, receive, _with_retry_after(send))
 
-    async def _passed(self, scope: Scope, receive: Receive, stack: ExitStack) -> Receive:
-        """What the application may read. Raises the `HarvesterError` that says why it gets nothing."""
+    async def _passed(self, scope: Scope, receive: Receive, send: Send, stack: ExitStack) -> tuple[Receive, Send]:
+        """What the application may read, and where it answers. Raises the `HarvesterError` that says why it gets nothing."""
         headers, method = Headers(scope=scope), scope["method"]
         self._gate.origin.check(method, headers)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if method == "OPTIONS" and self._table.has_path(path):
-            return receive  # a browser asks whether it may; the application answers
+            return receive, send  # a browser asks whether it may; the application answers
         route = self._table.find(method, path)
         if route is None or route.needed == SHUT:
             raise NotFoundError(f"unknown route {method} {scope['path'][:80]}")
         who = STRANGER if route.needed is OPEN else self._admit(route, headers)
         remember(scope, who)
         requests = 1
-        if method not in ("GET", "HEAD") and not route.is_streamed:
-            body = await _read(receive, headers, who.limits.max_body_bytes)
-            receive = _again(body, receive)
-            requests = _checked(scope, body, who, self._gate.media_hosts) if route.is_asked else 1
+        if method not in ("GET", "HEAD"):
+            check_encoding(headers)
+            receive = paced(receive, self._gate.pace)
+            if route.is_streamed:
+                receive, send = answering(receive, send, self._answer(scope, receive, send))
+            else:
+                body = await read(receive, headers, who.limits.max_body_bytes)
+                check_brackets(body)
+                receive = _again(body, receive)
+                requests = _checked(scope, body, who, self._gate.media_hosts) if route.is_asked else 1
         if self._gate.meter is not None:
             stack.callback(SPENT.reset, SPENT.set(partial(self._gate.meter.spent, who)))
             stack.callback(ASKER.reset, ASKER.set(who.name))
         if method == "POST" and route.needed is not OPEN:
             stack.enter_context(self._gate.quotas.entered(who, requests))
-        return receive
+        return receive, send
+
+    def _answer(self, scope: Scope, receive: Receive, send: Send) -> Callable[[HarvesterError], Awaitable[None]]:
+        async def answer(error: HarvesterError) -> None:
+            if self._gate.meter is not None:
+                self._gate.meter.refused(error)
+            await answer_of(error)(scope, receive, send)
+
+        return answer
 
     def _admit(self, route: Route, headers: Headers) -> Identity:
         """Raises `KeyRefusedError` or `RoleError`."""
@@ -119,28 +132,6 @@ def _checked(scope: Scope, body: bytes, who: Identity, media_hosts: Collection[s
     check_own(asked)
     check_media(asked, media_hosts)
     return check_size(asked, who.limits)
-
-
-async def _read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The body of a request. Raises `TooLargeError` before more is held."""
-    length = headers.get("content-length", "")
-    if length.isdecimal() and (len(length) > 15 or int(length) > max_bytes):
-        raise _too_long(max_bytes)
-    chunks, held_bytes = [], 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ParameterError("the client hung up before the request was whole")
-        chunks.append(message.get("body", b""))
-        held_bytes += len(chunks[-1])
-        if held_bytes > max_bytes:
-            raise _too_long(max_bytes)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
-
-
-def _too_long(max_bytes: int) -> TooLargeError:
-    return TooLargeError(f"the body of the request is larger than {max_bytes:,} bytes, the limit of this key; send less at once")
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -17,6 +17,7 @@ _WHY = {
     401: "The API key is missing, unknown or expired.",
     403: "A page of another site asks, or the API key lacks the role.",
     404: "There is nothing of this name.",
+    408: "The body came too slowly.",
     409: "Its state forbids the change.",
     413: "The request is larger than this server, or its API key, takes.",
     429: "The API key has asked more than it may for now, or the server is at it; Retry-After says when to ask again.",
@@ -34,7 +35,7 @@ def describe(app: FastAPI, shape: type[BaseModel], *, asks_for_key: Callable[[],
     """Complete the document that ``app`` gives of itself. ``shape``: the body of each of its errors.
 
     What follows from an operation's form is added: 400 with a query or a body, 404 with a name in its path, 409 where it changes what is
-    named, 413 and 429 for what the wall counts, 403 and 500 always. A route says itself what else it answers.
+    named, 408, 413 and 429 for what the wall counts, 403 and 500 always. A route says itself what else it answers.
     """
     plain = app.openapi
 
@@ -67,5 +68,5 @@ def _refusals(path: str, method: str, operation: dict[str, Any], asks_for_key: b
     names_one = "{" in path
     has_input = "requestBody" in operation or any(one["in"] == "query" for one in operation.get("parameters", ()))
     may = {400: has_input, 401: asks_for_key, 403: True, 404: names_one, 409: names_one and method in ("post", "put", "patch"), 500: True}
-    may |= {413: method in ("post", "put", "patch"), 429: method == "post"}
+    may |= {408: method in ("post", "put", "patch"), 413: method in ("post", "put", "patch"), 429: method == "post"}
     return [status for status, is_so in may.items() if is_so]

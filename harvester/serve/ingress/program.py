@@ -18,6 +18,7 @@ PID = "haproxy.pid"
 LAST = "last.cfg"  # the configuration that was last started with replicas
 UNAVAILABLE = "unavailable.http"
 ANSWER_S = 2.0
+HEAD_S = 30
 
 _LISTENERS = ("frontend prometheus", "listen stats")  # on every interface; nobody reads them
 _SPLICING = "option splice-"
@@ -30,6 +31,7 @@ def corrected(text: str, host: str, unavailable: Path) -> str:
 
     - Listens on ``host`` alone, without Ray's pages of statistics and routes.
     - Copies bodies itself. With splicing HAProxy 2.8 spins on a core once a client has hung up, and no replica hears of that.
+    - Waits for the head of a request as long as the wall waits for its body.
     - Where no replica answers: ``unavailable`` at once, not a 500, nor a wait at Serve's fallback proxy.
     """
     return "".join(_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS))
@@ -47,6 +49,8 @@ def _lines(section: str, host: str, unavailable: Path) -> str:
     new = re.sub(r"^(\s+errorfile 50[234]) .*$", lambda found: f"{found[1]} {unavailable}", new, flags=re.MULTILINE)
     new = re.sub(r"^(\s+stats socket \S+ mode) 666", r"\1 600", new, flags=re.MULTILINE)
     new = re.sub(r"^(\s+)http-request return .* if routes$", r"\1http-request deny deny_status 404 if routes", new, flags=re.MULTILINE)
+    if section.startswith("defaults") and "timeout http-request" not in section:
+        new = new.rstrip("\n") + f"\n    timeout http-request {HEAD_S}s\n"
     if section.startswith("frontend http_frontend"):
         new = re.sub(r"^(\s+bind) \S+:(\d+)$", lambda found: f"{found[1]} {address(host, found[2])}", new, flags=re.MULTILINE)
     if section.startswith("backend default_backend"):  # the chat application's route is "/": it is not there yet, or no more

@@ -31,6 +31,7 @@ def error_answer(
     kind = kind or ("invalid_request_error" if status < 500 else "server_error")
     headers = {
         401: {"www-authenticate": "Bearer"},
+        408: {"connection": "close"},
         413: {"connection": "close"},  # the rest of the body is not read
         429: {"retry-after": str(ceil(retry_after_s))},
         503: {"retry-after": str(ceil(retry_after_s))},

@@ -1,0 +1,155 @@
+"""What the pages of a row group become in memory, by their own headers: a footer may say less, and Arrow believes the header.
+
+Parquet's Thrift definition, `PageHeader`; in Thrift's compact protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from connectors.errors import SourceError
+
+MAX_PAGE_BYTES = 256 << 20  # decompressed
+MAX_NESTED_VALUES = 1 << 26  # of lists, in one row group: a run-length code makes any number of few bytes
+_HEADER_BYTES = 1 << 13  # statistics in it may hold long text; more is asked for where that is too little
+_MAX_HEADER_BYTES = 1 << 24
+_DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8  # fields of `PageHeader`: a structure each, whose first field counts values
+
+
+class _Short(Exception):
+    """The header goes on behind what was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    header_bytes: int
+    compressed_bytes: int
+    bytes: int
+    values: int
+    is_dictionary: bool
+
+
+def largest_page(stream: Any, parquet: pq.ParquetFile, group: int, columns: set[str], where: str) -> int:
+    """Bytes of the largest page of ``columns`` (top-level names), read from headers alone. ``stream``: the file, seekable.
+
+    Raises `SourceError` for pages and lists that would not fit into memory, and for headers that cannot be read.
+    """
+    largest = 0
+    about = parquet.metadata.row_group(group)
+    for index in range(about.num_columns):
+        chunk = about.column(index)
+        if chunk.path_in_schema.split(".", 1)[0] not in columns:
+            continue
+        values = 0
+        for page in _pages(stream, chunk, where):
+            largest = max(largest, page.bytes)
+            values += 0 if page.is_dictionary else page.values
+            _check(page, values, parquet.schema.column(index), chunk.path_in_schema, where)
+    return largest
+
+
+def _check(page: Page, values: int, column: Any, name: str, where: str) -> None:
+    if page.bytes > MAX_PAGE_BYTES:
+        raise SourceError(
+            f"{where}: a page of column {name!r} takes {page.bytes:,} bytes once it is decompressed; the limit is {MAX_PAGE_BYTES:,}: "
+            "write the file with smaller pages"
+        )
+    if column.max_repetition_level > 0 and values > MAX_NESTED_VALUES:
+        raise SourceError(
+            f"{where}: the lists of column {name!r} hold more than {MAX_NESTED_VALUES:,} values in one row group; write smaller row groups"
+        )
+
+
+def _pages(stream: Any, chunk: Any, where: str) -> Iterator[Page]:
+    starts = [offset for offset in (chunk.dictionary_page_offset, chunk.data_page_offset) if offset]
+    at = min(starts)
+    end = at + chunk.total_compressed_size
+    seen = 0
+    while at < end and seen < chunk.num_values:
+        page = _page(stream, at, where)
+        yield page
+        seen += 0 if page.is_dictionary else page.values
+        at += page.header_bytes + page.compressed_bytes
+
+
+def _page(stream: Any, at: int, where: str) -> Page:
+    ask_bytes = _HEADER_BYTES
+    while True:
+        stream.seek(at)
+        raw = bytes(stream.read(ask_bytes))
+        try:
+            fields, used = _structure(raw, 0)
+            numbers = {field: fields.get(field, -1) for field in (2, 3)}
+            inner = next((fields[field] for field in (_DATA, _DATA_V2, _DICTIONARY) if field in fields), {1: 0})
+            page = Page(used, numbers[3], numbers[2], inner.get(1, -1), _DICTIONARY in fields)
+            if min(page.compressed_bytes, page.bytes, page.values) < 0:
+                raise ValueError("a size is missing or negative")
+            return page
+        except _Short:
+            if len(raw) < ask_bytes or ask_bytes >= _MAX_HEADER_BYTES:
+                raise _damaged(where, at, "it does not end") from None
+            ask_bytes *= 16
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
+            raise _damaged(where, at, str(error)) from error
+
+
+def _damaged(where: str, at: int, why: str) -> SourceError:
+    return SourceError(f"{where} is not Parquet, or is damaged: the page header at byte {at} cannot be read ({why}); write it again")
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(raw):
+            raise _Short
+        byte = raw[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is too long")
+
+
+def _structure(raw: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """Fields by number: numbers and structures; what else there is is passed over."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while True:
+        if at >= len(raw):
+            raise _Short
+        head = raw[at]
+        at += 1
+        if head == 0:
+            return fields, at
+        if head >> 4:
+            number += head >> 4
+        else:
+            coded, at = _varint(raw, at)
+            number = (coded >> 1) ^ -(coded & 1)
+        fields[number], at = _value(raw, at, head & 15)
+
+
+def _value(raw: bytes, at: int, kind: int) -> tuple[Any, int]:
+    match kind:
+        case 1 | 2:  # a boolean is its kind
+            return kind == 1, at
+        case 3:
+            return None, at + 1
+        case 4 | 5 | 6:
+            coded, at = _varint(raw, at)
+            return (coded >> 1) ^ -(coded & 1), at
+        case 7:
+            return None, at + 8
+        case 8:
+            length, at = _varint(raw, at)
+            return None, at + length
+        case 12:
+            return _structure(raw, at)
+        case _:
+            raise ValueError(f"a field is of kind {kind}, which page headers do not have")

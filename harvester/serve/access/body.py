@@ -1,0 +1,110 @@
+"""The body of a request: how long a client may take to send it, and how much of it is held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Send
+
+from harvester.errors import ParameterError, SlowBodyError, TooLargeError
+
+MAX_BRACKETS = 1 << 20  # objects and lists of a JSON body: each takes up to 30 times its bytes once it is read
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A body may take ``grace_s`` seconds, and one more for each ``bytes_per_s`` bytes that have come."""
+
+    grace_s: float = 30.0
+    bytes_per_s: int = 16_384
+
+    def left_s(self, spent_s: float, held_bytes: int) -> float:
+        return self.grace_s + held_bytes / self.bytes_per_s - spent_s
+
+
+def paced(receive: Receive, pace: Pace) -> Receive:
+    """``receive`` until the body is whole; raises `SlowBodyError` where it comes more slowly than ``pace``. What follows is not timed."""
+    loop = asyncio.get_running_loop()
+    spent_s, held_bytes, is_whole = 0.0, 0, False
+
+    async def next_part() -> Message:
+        nonlocal spent_s, held_bytes, is_whole
+        if is_whole:
+            return await receive()
+        left_s = pace.left_s(spent_s, held_bytes)
+        begun_s = loop.time()  # only the time that is waited counts, not that in which nobody asked for more
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, left_s))
+        except TimeoutError:
+            raise SlowBodyError(
+                f"the body of the request came too slowly: {held_bytes:,} bytes in {spent_s + loop.time() - begun_s:.0f} s; send it again, "
+                f"at {pace.bytes_per_s:,} bytes a second or more"
+            ) from None
+        spent_s += loop.time() - begun_s
+        held_bytes += len(message.get("body", b""))
+        is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return next_part
+
+
+def answering(receive: Receive, send: Send, answer: Callable[[SlowBodyError], Awaitable[None]]) -> tuple[Receive, Send]:
+    """For an application that reads its body itself: a slow one is answered here, and the application told that the client has gone."""
+    is_begun = is_answered = False
+
+    async def receiving() -> Message:
+        nonlocal is_answered
+        try:
+            return await receive()
+        except SlowBodyError as error:
+            if not is_begun:
+                is_answered = True
+                await answer(error)
+            return {"type": "http.disconnect"}
+
+    async def sending(message: Message) -> None:
+        nonlocal is_begun
+        is_begun = True
+        if not is_answered:
+            await send(message)
+
+    return receiving, sending
+
+
+async def read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    """The whole body. Raises `TooLargeError` before more is held."""
+    length = headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 15 or int(length) > max_bytes):
+        raise _too_long(max_bytes)
+    chunks, held_bytes = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ParameterError("the client hung up before the request was whole")
+        chunks.append(message.get("body", b""))
+        held_bytes += len(chunks[-1])
+        if held_bytes > max_bytes:
+            raise _too_long(max_bytes)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def check_encoding(headers: Headers) -> None:
+    """Nothing is decompressed: a small body stays small. Raises `ParameterError`."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ParameterError(f"the body is encoded as {encoding[:40]!r}, which this server does not decode; send it as it is")
+
+
+def check_brackets(body: bytes) -> None:
+    """Raises `TooLargeError` for JSON that would take gigabytes once it is read."""
+    brackets = body.count(b"{") + body.count(b"[")
+    if brackets > MAX_BRACKETS:
+        raise TooLargeError(f"the body holds {brackets:,} brackets; the limit is {MAX_BRACKETS:,}: send less at once")
+
+
+def _too_long(max_bytes: int) -> TooLargeError:
+    return TooLargeError(f"the body of the request is larger than {max_bytes:,} bytes, the limit of this key; send less at once")

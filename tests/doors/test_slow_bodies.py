@@ -1,0 +1,105 @@
+"""Bodies that come slowly, are compressed, or are far larger once they are read: real sockets where time is the matter."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+
+from harvester.serve.access.body import MAX_BRACKETS, Pace
+from harvester.serve.access.gate import Gate
+from harvester.serve.access.routes import CHAT, RouteTable
+from harvester.serve.access.wall import guard
+
+TABLE = RouteTable({"POST /say": CHAT, "POST /upload": CHAT, "POST /ask": CHAT}, asked=("POST /ask",), streamed=("POST /upload",))
+QUICK = Pace(grace_s=0.3, bytes_per_s=1 << 20)
+
+
+def application(pace: Pace) -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/{path}")
+    async def take(request: Request, path: str) -> dict[str, int]:
+        return {"bytes": sum([len(part) async for part in request.stream()])}
+
+    guard(app, TABLE, Gate(pace=pace))
+    return app
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """Of a real server that is as impatient as `QUICK`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application(QUICK), log_level="critical"))
+    serving = asyncio.create_task(server.serve([listener]))  # the listener takes connections from now on
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    await serving
+
+
+async def drip(port: int, path: str, headers: str) -> tuple[str, dict[str, str], dict[str, object]]:
+    """Send a byte every 20 ms for as long as the server listens; its status line, headers and body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n\r\n".encode())
+    answer = asyncio.create_task(reader.read())
+    while not answer.done():
+        try:
+            writer.write(b"1\r\n \r\n" if "chunked" in headers else b" ")
+            await writer.drain()
+        except OSError:
+            break
+        await asyncio.wait([answer], timeout=0.02)
+    head, _, body = (await answer).decode().partition("\r\n\r\n")
+    writer.close()
+    status, *lines = head.split("\r\n")
+    return status, dict(line.lower().split(": ", 1) for line in lines), json.loads(body)
+
+
+@pytest.mark.parametrize("path", ["/say", "/ask", "/upload"])
+@pytest.mark.parametrize("headers", ["Content-Length: 1000000", "Transfer-Encoding: chunked"], ids=["length", "chunked"])
+async def test_a_body_that_drips_ends_with_408(port: int, path: str, headers: str) -> None:
+    status, answered, body = await drip(port, path, headers)
+    assert " 408 " in status
+    assert answered["connection"] == "close"
+    error = body["error"]
+    assert isinstance(error, dict)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == "request_timeout"
+
+
+async def test_a_large_body_may_take_its_time(port: int) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield bytes(1 << 19)
+            await asyncio.sleep(0.1)
+
+    async with httpx.AsyncClient(timeout=None) as http:
+        answer = await http.post(f"http://127.0.0.1:{port}/upload", content=parts())
+    assert answer.json() == {"bytes": 10 << 19}
+
+
+def client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(application(Pace())), base_url="http://127.0.0.1")
+
+
+@pytest.mark.parametrize("path", ["/say", "/ask", "/upload"])
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
+async def test_a_compressed_body_is_refused_and_not_opened(path: str, encoding: str) -> None:
+    async with client() as http:
+        answer = await http.post(path, content=gzip.compress(bytes(1 << 20)), headers={"content-encoding": encoding})
+    assert answer.status_code == 400
+    assert "does not decode" in answer.json()["error"]["message"]
+
+
+async def test_json_that_would_take_gigabytes_is_refused_before_it_is_read() -> None:
+    async with client() as http:
+        answer = await http.post("/ask", content=b'{"a": [' + b"{}," * MAX_BRACKETS + b"{}]}")
+    assert answer.status_code == 413
+    assert "brackets" in answer.json()["error"]["message"]
