@@ -35,6 +35,13 @@ class SourceError(UsageError):
     code = "bad_source"
 
 
+class CopyTooLargeError(SourceError):
+    """A source whose rows take more bytes than may be copied for who asks."""
+
+    code = "too_large"
+    http_status = 413
+
+
 class ColumnError(UsageError):
     """A column of the source."""
 

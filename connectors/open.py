@@ -40,13 +40,14 @@ def open_source(
     snapshot_dir: Path | None = None,
     fingerprint: str | None = None,
     rules: SourceRules | None = None,
+    max_copied_bytes: int | None = None,
 ) -> Source:
     """Open what ``uri`` names. The caller closes it.
 
     Parquet is read where it lies. Everything else is copied to Parquet in ``snapshot_dir`` (None: a temporary folder until the source is
     closed). ``table`` or ``query`` belong to a database. ``fingerprint`` is that of a source opened before with the same
     ``snapshot_dir``: its copy is used even if the origin changed or went away since; for Parquet it is ignored. ``rules`` bound what is
-    opened for someone else than this program's user.
+    opened for someone else than this program's user, ``max_copied_bytes`` what is copied for them.
 
     Raises `SourceError` for what cannot or may not be read: no such path, another kind than its suffix says, no rows, options that do
     not fit.
@@ -54,17 +55,17 @@ def open_source(
     if snapshot_dir is not None and fingerprint is not None and snapshot_path(snapshot_dir, fingerprint).exists():
         return CopiedSource(_Kept(Origin(uri, table, query), fingerprint), snapshot_dir, fingerprint)
     if is_attached(uri):
-        return CopiedSource(_attached(uri, table, query, rules), snapshot_dir, fingerprint)
+        return CopiedSource(_attached(uri, table, query, rules), snapshot_dir, fingerprint, max_copied_bytes)
     location = locate(uri, rules)
     if PurePosixPath(location.path).suffix.lower() in DATABASES and not _is_folder(location):
-        return CopiedSource(_database(location, table, query), snapshot_dir, fingerprint)
+        return CopiedSource(_database(location, table, query), snapshot_dir, fingerprint, max_copied_bytes)
     if table is not None or query is not None:
         option = "--table" if table is not None else "--query"
         raise SourceError(f"{option} applies to databases only ({', '.join(DATABASES)}), not to {location.label}; remove it")
     kind, data_files = find(location)
     if kind is FileKind.PARQUET:
         return ParquetSource(location, data_files=data_files)
-    return CopiedSource(FilesReading(location, kind, data_files), snapshot_dir, fingerprint)
+    return CopiedSource(FilesReading(location, kind, data_files), snapshot_dir, fingerprint, max_copied_bytes)
 
 
 class _Kept:

@@ -4,6 +4,7 @@
     ├── UsageError               exit 2   the user asked for something that cannot be
     │   ├── ConfigError                   a config file or value
     │   ├── SourceError                   a file, table or query to read
+    │   │   └── CopyTooLargeError         one whose rows take more than may be copied
     │   ├── ColumnError                   a column of the source
     │   ├── TaskError                     a task, its template or its schema
     │   ├── QueryError                    a SQL query
@@ -17,6 +18,7 @@
     │   └── NotFoundError                 a job, task or file named by the user
     ├── StateError               exit 1   a job is in a state that forbids the change
     ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
+    │   ├── LowDiskError                  the disk has less room than is kept free
     │   └── DamageError                   it is not as it was written
     ├── TooManyQueriesError      exit 1   no process is free for a SQL query
     ├── OverloadError            exit 1   a chat request whose first token would come too late
@@ -32,9 +34,10 @@ A message says what is wrong, with which value, and what to do about it, on one 
 
 from __future__ import annotations
 
-from connectors.errors import ColumnError, DamageError, HarvesterError, SourceError, StorageError, UsageError
+from connectors.errors import ColumnError, CopyTooLargeError, DamageError, HarvesterError, SourceError, StorageError, UsageError
 from jobs.errors import (
     EngineError,
+    LowDiskError,
     NotFoundError,
     ParameterError,
     QueryError,
@@ -48,11 +51,13 @@ __all__ = [
     "BusyError",
     "ColumnError",
     "ConfigError",
+    "CopyTooLargeError",
     "CrossSiteError",
     "DamageError",
     "EngineError",
     "HarvesterError",
     "KeyRefusedError",
+    "LowDiskError",
     "NoReplicaError",
     "NotFoundError",
     "OverloadError",

@@ -25,6 +25,11 @@ class HarvestConfig(Section):
     lease_s: float = Field(default=15.0, gt=0.0, description="Seconds after which a lease that was not renewed goes to another replica.")
     heartbeat_s: float = Field(default=1.0, gt=0.0, description="Seconds between two renewals of a replica's leases.")
     idle_poll_s: float = Field(default=0.5, gt=0.0, description="Seconds between two requests of an idle replica for work.")
+    min_free_bytes: int = Field(
+        default=256 << 20,
+        ge=0,
+        description="Free bytes of the state folder's disk below which no job is taken and no slice is begun.",
+    )
     row_attempts: int = Field(
         default=10, ge=2, description="Attempts after which a row that never finished ends as an error: it seems to kill the engine."
     )

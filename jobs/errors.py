@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from connectors.errors import HarvesterError, UsageError
+from connectors.errors import HarvesterError, StorageError, UsageError
 
 
 class TaskError(UsageError):
@@ -60,6 +60,13 @@ class StateError(HarvesterError):
 
     code = "bad_state"
     http_status = 409
+
+
+class LowDiskError(StorageError):
+    """The disk has less room than is kept free."""
+
+    code = "low_disk"
+    http_status = 503
 
 
 class EngineError(HarvesterError):

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from connectors.errors import StorageError
-from jobs.errors import StateError
+from jobs.errors import LowDiskError, StateError
 
 STATE_VERSION = 1
 SECRETS = "secrets.json"  # of a job's source, in the job's folder
@@ -122,6 +122,16 @@ class StateFolder:
             is_unmade = path.name not in known and bool(names) and names <= {"input", SECRETS, JOB_FILE}
             if is_staging or is_unmade:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def check_free(self, min_free_bytes: int) -> None:
+        """Raise `LowDiskError` where the disk has less free."""
+        with suppress(OSError):  # whoever writes next says what is wrong
+            free_bytes = shutil.disk_usage(self.root).free
+            if free_bytes < min_free_bytes:
+                raise LowDiskError(
+                    f"the disk of {self.root} has {free_bytes:,} bytes free, below harvest.min_free_bytes ({min_free_bytes:,}); "
+                    "free space on it, and work goes on"
+                )
 
     def prepare(self) -> None:
         """Make the folder for this user alone, or check that it is of this version. Raises `StorageError`.

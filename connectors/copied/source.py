@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from connectors.base import Closing, RowGroup, check_unique
 from connectors.copied.snapshot import Origin, latest_snapshot, snapshot_path, write_snapshot
-from connectors.errors import SourceError
+from connectors.errors import CopyTooLargeError, SourceError
 from connectors.parquet.source import ParquetSource
 from connectors.paths.location import locate
 
@@ -42,14 +42,16 @@ class CopiedSource(Closing):
     Without it the copy goes away with `close`.
 
     ``fingerprint`` asks for the copy with that fingerprint where there is one, whatever became of the origin since: work under way goes
-    on with the rows that it began with.
+    on with the rows that it began with. Rows of more than ``max_bytes`` in Arrow raise `CopyTooLargeError`.
     """
 
-    def __init__(self, reading: Reading, snapshot_dir: Path | None = None, fingerprint: str | None = None) -> None:
+    def __init__(
+        self, reading: Reading, snapshot_dir: Path | None = None, fingerprint: str | None = None, max_bytes: int | None = None
+    ) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="harvester-") if snapshot_dir is None else None
         folder = Path(self._temporary.name) if self._temporary is not None else Path(snapshot_dir or "")
         try:
-            snapshot, self._fingerprint = _copy(reading, folder, fingerprint)
+            snapshot, self._fingerprint = _copy(reading, folder, fingerprint, max_bytes)
             self._rows = ParquetSource(locate(str(snapshot)), reading.name)
         except BaseException:
             self._clean()
@@ -86,7 +88,7 @@ class CopiedSource(Closing):
             self._temporary.cleanup()
 
 
-def _copy(reading: Reading, folder: Path, fingerprint: str | None) -> tuple[Path, str]:
+def _copy(reading: Reading, folder: Path, fingerprint: str | None, max_bytes: int | None) -> tuple[Path, str]:
     """A complete copy in ``folder`` and its fingerprint: one that is there, or a new one."""
     if fingerprint is not None and snapshot_path(folder, fingerprint).exists():
         return snapshot_path(folder, fingerprint), fingerprint
@@ -101,8 +103,19 @@ def _copy(reading: Reading, folder: Path, fingerprint: str | None) -> tuple[Path
         if now is None:
             raise SourceError(f"{reading.origin.label} was removed while it was read; put it back and submit it again")
         copy = snapshot_path(folder, now)
-        write_snapshot(copy, schema, _unchanging(reading, now, batches), reading.origin, now)
+        write_snapshot(copy, schema, _unchanging(reading, now, _bounded(reading, batches, max_bytes)), reading.origin, now)
     return copy, now
+
+
+def _bounded(reading: Reading, batches: Iterator[pa.RecordBatch], max_bytes: int | None) -> Iterator[pa.RecordBatch]:
+    copied_bytes = 0
+    for batch in batches:
+        copied_bytes += batch.nbytes
+        if max_bytes is not None and copied_bytes > max_bytes:
+            raise CopyTooLargeError(
+                f"the rows of {reading.origin.label} take more than {max_bytes:,} bytes, the limit of this key; split them"
+            )
+        yield batch
 
 
 def _unchanging(reading: Reading, fingerprint: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -49,6 +49,7 @@ class JobPlanner:
         to the configuration's ``sources``.
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
+        self.folder.check_free(self._harvest.min_free_bytes)
         if request.model not in (None, self._model):
             raise UsageError(f"this server runs {self._model}, not {request.model}; remove --model, or serve {request.model}")
         rules = None if is_user else self._rules
@@ -58,7 +59,9 @@ class JobPlanner:
         try:
             if kept:
                 write_secrets(staging, kept)
-            plan = self._planned(request, put_back(uri, {name: looked_up(name, one) for name, one in kept.items()}), staging, rules, owner)
+            plan = self._planned(
+                request, put_back(uri, {name: looked_up(name, one) for name, one in kept.items()}), staging, rules, owner, limits
+            )
             check_job(plan.spec.task.max_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
             if plan.spec.task.max_tokens >= context_tokens:
                 raise TaskError(
@@ -71,9 +74,14 @@ class JobPlanner:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
-    def _planned(self, request: JobRequest, uri: str, staging: Path, rules: SourceRules | None, owner: str | None) -> JobPlan:
+    def _planned(
+        self, request: JobRequest, uri: str, staging: Path, rules: SourceRules | None, owner: str | None, limits: Limits | None
+    ) -> JobPlan:
         spec = request.source
-        with open_source(uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input", rules=rules) as source:
+        most = None if limits is None else limits.max_copied_bytes
+        with open_source(
+            uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input", rules=rules, max_copied_bytes=most
+        ) as source:
             return plan_job(
                 request,
                 source,

@@ -197,6 +197,7 @@ class Runner:
         committed = False
         active.begun = True
         try:
+            self.folder.check_free(self.config.min_free_bytes)
             committed = not active.dropped and await self._slice(active)
         except StorageError as error:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
