@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import pytest
 
+from harvester.config import parse_config
 from harvester.core import Role
 from harvester.errors import QuotaError
+from harvester.serve.access.gate import gate_of
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.quota import MAX_KNOWN, Quotas
 from jobs.limits import Limits
@@ -89,3 +92,20 @@ def test_names_that_nothing_is_known_against_are_forgotten(clock: ManualClock) -
             pass
         clock.advance(1.0)
     assert len(quotas) < MAX_KNOWN
+
+
+def test_a_key_gets_its_rate_once_from_all_replicas_together(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas as they are made, asked in turns for ten minutes: a minute's worth that was saved, and ten more, not twice that."""
+    config = parse_config({"replicas": 2, "access": {"limits": {"requests_per_minute": 60, "tokens_per_minute": 600}}}, "test")
+    monkeypatch.setattr("harvester.serve.access.gate.Meter", lambda quotas: None)  # whose metrics a process has once
+    monkeypatch.setattr("harvester.serve.access.gate.time.monotonic", clock)
+    replicas = [gate_of(config, tmp_path / "keys.json", config.replicas) for _ in range(config.replicas)]
+    ann, passed = replicas[0].nobody, 0
+    for _ in range(6000):
+        for one in replicas:
+            with contextlib.suppress(QuotaError), one.quotas.entered(ann, 1):
+                one.quotas.spend(ann, 10)
+                passed += 1
+        clock.advance(0.1)
+    assert passed <= 60 + 10 * 60
+    assert passed >= 10 * 60 * 0.9
