@@ -38,7 +38,7 @@ class SourceError(UsageError):
 class CopyTooLargeError(SourceError):
     """A source whose rows take more bytes than may be copied for who asks."""
 
-    code = "too_large"
+    code = "copy_too_large"
     http_status = 413
 
 

@@ -1,0 +1,1 @@
+"""Hours of mixed work with kills."""
