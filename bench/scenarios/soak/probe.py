@@ -59,6 +59,10 @@ class Probe(threading.Thread):
         self._over.set()
         self.join()
 
-    def longest_s(self, since_s: float, until_s: float) -> float:
-        """Of those that began within."""
-        return max((length for start, length in self.shut if since_s <= start < until_s), default=0.0)
+    @property
+    def is_open(self) -> bool:
+        return self._since_s is None and self.answered > 0
+
+    def longest_s(self, since_s: float) -> float:
+        """Of those that were not over by then. Ask once it `is_open` again."""
+        return max((length for start, length in self.shut if start + length > since_s), default=0.0)

@@ -100,20 +100,21 @@ class Soak:
     def work(self, seconds: float, probes: dict[str, Probe]) -> None:
         end_s = time.monotonic() + seconds
         roles: list[str] = []
+        self._calm(probes)
         while time.monotonic() < end_s:
             roles = roles or self._random.sample(sorted(ROLES), len(ROLES))
             role, began_s = roles.pop(), time.monotonic()
             if not self.kill(role):
                 continue
-            self._calm()
-            shut = {name: round(probe.longest_s(began_s - 0.2, time.monotonic()), 2) for name, probe in probes.items()}
+            self._calm(probes)
+            shut = {name: round(probe.longest_s(began_s), 2) for name, probe in probes.items()}
             self.kills.append({"role": role, "shut_s": shut})
 
-    def _calm(self) -> None:
-        """Until the jobs are answered again, and a while longer; more work where there is none."""
+    def _calm(self, probes: dict[str, Probe]) -> None:
+        """Some seconds, and until jobs and chats are answered again; more work where there is none."""
         end_s = time.monotonic() + READY_S
         calm_s = time.monotonic() + CALM_S
-        while time.monotonic() < calm_s or (state := self.ended()) is None:
+        while time.monotonic() < calm_s or not all(probe.is_open for probe in probes.values()) or (state := self.ended()) is None:
             if time.monotonic() > end_s:
                 raise TimeoutError(f"the server did not come back within {READY_S:.0f} s")
             time.sleep(0.3)
