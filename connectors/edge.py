@@ -10,6 +10,8 @@ import pyarrow as pa
 from connectors.credentials import masked
 from connectors.errors import HarvesterError, SourceError
 
+MAX_TOLD = 300  # characters of a library's own message
+
 
 def first_line(error: BaseException) -> str:
     """The first line of a library's message; the class name where it has none."""
@@ -42,4 +44,5 @@ def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
 
 
 def _plain(error: Exception) -> str:
-    return shown(first_line(error)).rstrip(".")
+    told = shown(first_line(error)).rstrip(".")
+    return told if len(told) <= MAX_TOLD else f"{told[:MAX_TOLD]}..."

@@ -16,15 +16,26 @@ from connectors.databases.duckdb import AttachedReading, DuckdbReading
 from connectors.databases.sqlite import SqliteReading, is_sqlite, sqlite_tables
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.files.encoding import checked_encoding
+from connectors.files.form import TextForm
 from connectors.files.forward import FilesReading
+from connectors.files.sheets import SheetReading
+from connectors.lakehouse.delta import DeltaReading
+from connectors.lakehouse.huggingface import saved_files
+from connectors.lakehouse.iceberg import IcebergReading
+from connectors.lakehouse.lance import LanceReading
 from connectors.parquet.source import ParquetSource, name_of
 from connectors.paths.files import find
 from connectors.paths.location import Location, locate
+from connectors.paths.marks import TableFormat, marks_of
 from connectors.paths.names import DATABASES, FileKind, source_name
 from connectors.paths.rules import SourceRules
+from connectors.select import QueriedReading, SelectedReading, Selection
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
 _ATTACHED = re.compile(r"^(postgres|postgresql|mysql|md|odbc|duckdb|sqlite):", re.IGNORECASE)
+
+_TABLE = re.compile(r"(?P<file>.+\.(?:duckdb|ddb|db)):(?P<table>[^/\\:]+)", re.IGNORECASE)
 
 
 def is_attached(uri: str) -> bool:
@@ -37,6 +48,8 @@ def open_source(
     *,
     table: str | None = None,
     query: str | None = None,
+    selection: Selection | None = None,
+    form: TextForm | None = None,
     snapshot_dir: Path | None = None,
     fingerprint: str | None = None,
     rules: SourceRules | None = None,
@@ -45,27 +58,89 @@ def open_source(
     """Open what ``uri`` names. The caller closes it.
 
     Parquet is read where it lies. Everything else is copied to Parquet in ``snapshot_dir`` (None: a temporary folder until the source is
-    closed). ``table`` or ``query`` belong to a database. ``fingerprint`` is that of a source opened before with the same
+    closed), and so is what ``query`` or ``selection`` choose. ``table`` is that of a database, the sheet of a workbook, or the split of a
+    Hugging Face data set. ``query`` goes to the database, or sees other sources as the table ``source``. ``form`` tells what text files
+    do not say themselves. ``fingerprint`` is that of a source opened before with the same
     ``snapshot_dir``: its copy is used even if the origin changed or went away since; for Parquet it is ignored. ``rules`` bound what is
-    opened for someone else than this program's user, ``max_copied_bytes`` what is copied for them.
+    opened for someone else than this program's user, the files that the log of a table format names too; ``max_copied_bytes`` bounds
+    what is copied for them.
 
     Raises `SourceError` for what cannot or may not be read: no such path, another kind than its suffix says, no rows, options that do
     not fit.
     """
+    uri, table = _split(uri, table)
     if snapshot_dir is not None and fingerprint is not None and snapshot_path(snapshot_dir, fingerprint).exists():
-        return CopiedSource(_Kept(Origin(uri, table, query), fingerprint), snapshot_dir, fingerprint)
+        return CopiedSource(_Kept(Origin(uri, table, query), fingerprint), snapshot_dir, fingerprint, max_copied_bytes)
+    told = TextForm(checked_encoding(form.encoding), form.ragged) if form is not None else TextForm()
+    if selection:
+        with open_source(uri, table=table, query=query, form=form, rules=rules, max_copied_bytes=max_copied_bytes) as whole:
+            chosen = SelectedReading(Origin(uri, table, query or selection.label), whole, selection)
+            return CopiedSource(chosen, snapshot_dir, fingerprint, max_copied_bytes)
     if is_attached(uri):
+        _check_form(told, uri)
         return CopiedSource(_attached(uri, table, query, rules), snapshot_dir, fingerprint, max_copied_bytes)
     location = locate(uri, rules)
-    if PurePosixPath(location.path).suffix.lower() in DATABASES and not _is_folder(location):
+    is_folder = _is_folder(location)
+    if PurePosixPath(location.path).suffix.lower() in DATABASES and not is_folder:
+        _check_form(told, location.label)
         return CopiedSource(_database(location, table, query), snapshot_dir, fingerprint, max_copied_bytes)
-    if table is not None or query is not None:
-        option = "--table" if table is not None else "--query"
-        raise SourceError(f"{option} applies to databases only ({', '.join(DATABASES)}), not to {location.label}; remove it")
+    if query is not None:
+        with open_source(uri, table=table, form=form, rules=rules, max_copied_bytes=max_copied_bytes) as whole:
+            return CopiedSource(QueriedReading(Origin(uri, table), whole, query), snapshot_dir, fingerprint, max_copied_bytes)
+    found = _reading(location, table, told) if is_folder else None
+    if found is not None:
+        return CopiedSource(found, snapshot_dir, fingerprint, max_copied_bytes)
     kind, data_files = find(location)
+    if kind is FileKind.SHEET:
+        _check_form(told, location.label)
+        return CopiedSource(SheetReading(location, data_files, table), snapshot_dir, fingerprint, max_copied_bytes)
+    if table is not None:
+        raise SourceError(
+            f"--table applies to databases ({', '.join(DATABASES)}), workbooks and data sets with splits, "
+            f"not to {location.label}; remove it"
+        )
     if kind is FileKind.PARQUET:
+        _check_form(told, location.label)
         return ParquetSource(location, data_files=data_files)
-    return CopiedSource(FilesReading(location, kind, data_files), snapshot_dir, fingerprint, max_copied_bytes)
+    if kind is FileKind.ARROW:
+        _check_form(told, location.label)
+    if told.ragged and kind is not FileKind.CSV:
+        raise SourceError(f"--ragged applies to CSV only, not to {location.label}; remove it")
+    return CopiedSource(FilesReading(location, kind, data_files, told), snapshot_dir, fingerprint, max_copied_bytes)
+
+
+def _reading(location: Location, table: str | None, told: TextForm) -> Reading | None:
+    """How a folder of a table format is read; None for a folder of plain files."""
+    with reading(location.uri):
+        form = marks_of(location.files, location.path)
+    if form is None:
+        return None
+    _check_form(told, location.label)
+    if form is TableFormat.HUDI:
+        raise SourceError(f"{location.label} is a Hudi table, which is not read; export it to Parquet or Delta and submit that")
+    if form is TableFormat.HUGGING_FACE:
+        return FilesReading(location, FileKind.ARROW, saved_files(location, table))
+    if table is not None:
+        raise SourceError(f"{location.label} is one {form} table; remove --table {table}")
+    if form is TableFormat.DELTA:
+        return DeltaReading(location)
+    return IcebergReading(location) if form is TableFormat.ICEBERG else LanceReading(location)
+
+
+def _check_form(told: TextForm, label: str) -> None:
+    if told != TextForm():
+        option = "--encoding" if told.encoding is not None else "--ragged"
+        raise SourceError(f"{option} applies to text files only, not to {shown(label)}; remove it")
+
+
+def _split(uri: str, table: str | None) -> tuple[str, str | None]:
+    """A table as ``--into`` names it: ``shop.duckdb:docs``, where no file has that whole name."""
+    match = _TABLE.fullmatch(uri)
+    if match is None or "://" in uri or is_attached(uri) or Path(uri).expanduser().exists():
+        return uri, table
+    if table is not None and table != match["table"]:
+        raise SourceError(f"{shown(uri)} names the table {match['table']}, and --table {table}; give one of them")
+    return match["file"], match["table"]
 
 
 class _Kept:

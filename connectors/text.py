@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -46,6 +48,29 @@ def texts(column: pa.ChunkedArray, name: str | None = None) -> list[str | TextPr
         raise ColumnError(f"{which} is of type {column.type}, not text; choose a text column or cast it")
     # Bytes, not strings: Arrow decodes a whole column at once, and one invalid cell would raise for all of them.
     return [_text(cell) for chunk in column.chunks for cell in _as_bytes(chunk).to_pylist()]
+
+
+def rows(table: pa.Table) -> list[Mapping[str, Any]]:
+    """The rows as Python values. Times that Python has no value for, such as those with nanoseconds, are ISO text."""
+    columns = [_values(column) for column in table.columns]
+    return (
+        [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)] if columns else [{}] * table.num_rows
+    )
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        raise
+    except (OverflowError, ValueError):
+        if not pa.types.is_temporal(column.type):
+            raise
+        return [None if value is None else _iso(value, column.type) for value in column.cast(pa.string()).to_pylist()]
+
+
+def _iso(value: str, kind: pa.DataType) -> str:
+    return value.replace(" ", "T", 1).replace("Z", "+00:00") if pa.types.is_timestamp(kind) else value
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time
 from enum import Enum
 from typing import Any
 
 import pyarrow as pa
 
 _INT64 = range(-(1 << 63), 1 << 63)
+_DOUBLE = 1 << 53  # integers up to here are doubles too
 
 
 class Width(Enum):
@@ -17,10 +19,25 @@ class Width(Enum):
 
     NULL = pa.null()
     BOOL = pa.bool_()
-    INT = pa.int64()
+    INT = pa.int64()  # that a double holds too
+    LONG = "long"  # that it may not
     FLOAT = pa.float64()
+    DATE = pa.date32()
+    TIMESTAMP = pa.timestamp("us")
+    TIME = pa.time64("us")
     BYTES = pa.binary()
     TEXT = pa.string()
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.int64() if self is Width.LONG else self.value
+
+
+_WIDER = {
+    frozenset((Width.INT, Width.LONG)): Width.LONG,
+    frozenset((Width.INT, Width.FLOAT)): Width.FLOAT,  # not LONG: a double would change its last digits
+    frozenset((Width.DATE, Width.TIMESTAMP)): Width.TIMESTAMP,
+}
 
 
 def width_of(value: object) -> Width:
@@ -30,11 +47,17 @@ def width_of(value: object) -> Width:
         case bool():
             return Width.BOOL
         case int():
-            return Width.INT if value in _INT64 else Width.TEXT
+            return Width.INT if abs(value) <= _DOUBLE else Width.LONG if value in _INT64 else Width.TEXT
         case float():
             return Width.FLOAT
         case bytes():
             return Width.BYTES
+        case datetime():
+            return Width.TIMESTAMP if value.tzinfo is None else Width.TEXT
+        case date():
+            return Width.DATE
+        case time():
+            return Width.TIME
         case _:
             return Width.TEXT
 
@@ -45,7 +68,7 @@ def wider(one: Width, other: Width) -> Width:
         return one
     if one is Width.NULL:
         return other
-    return Width.FLOAT if {one, other} == {Width.INT, Width.FLOAT} else Width.TEXT
+    return _WIDER.get(frozenset((one, other)), Width.TEXT)
 
 
 class Columns:
@@ -66,7 +89,7 @@ class Columns:
     @property
     def schema(self) -> pa.Schema:
         """A column that is only null is text: nothing says what it would hold."""
-        return pa.schema([(name, pa.string() if width is Width.NULL else width.value) for name, width in self._widths.items()])
+        return pa.schema([(name, pa.string() if width is Width.NULL else width.type) for name, width in self._widths.items()])
 
 
 def batch_of(schema: pa.Schema, rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
@@ -82,12 +105,16 @@ def unchecked_text(cells: Sequence[bytes | None]) -> pa.Array:
 def _array(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if kind == pa.string():
         return unchecked_text([None if value is None else _as_text(value) for value in values])
+    if kind == pa.timestamp("us"):  # a day among times begins at midnight
+        values = [datetime.combine(value, time()) if type(value) is date else value for value in values]
     return pa.array([float(value) for value in values] if kind == pa.float64() and None not in values else values, kind)
 
 
 def _as_text(value: object) -> bytes:
     if isinstance(value, bytes):
         return value
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat().encode()
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     # JSON may hold half a surrogate pair, and a reader that keeps bad bytes marks them so.
     try:

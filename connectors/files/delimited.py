@@ -2,171 +2,235 @@
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from io import BufferedReader, TextIOWrapper
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pcsv
 from pyarrow import fs
 
 from connectors.base import check_unique
 from connectors.copied.source import Rows
-from connectors.edge import first_line, reading, shown
+from connectors.copied.widen import unchecked_text
+from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.files.encoding import HEAD_BYTES, UTF8, Doubt, encoding_of, undecodable
+from connectors.files.form import TextForm
 from connectors.files.stream import opened
 from connectors.paths.files import DataFile
+from connectors.paths.names import COMPRESSIONS
 
-MAX_ROW_BYTES = 16 << 20  # a block: Arrow reads no row that is longer
-_HEAD_BYTES = 1 << 16
+MAX_CELL_BYTES = 16 << 20  # counted in characters
+BATCH_ROWS = 4096
+BATCH_CHARS = 8 << 20
 _DELIMITERS = (",", ";", "\t", "|")
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
-# Narrowest first. Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits.
+# Narrowest first. Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits; a double is written in
+# 17 digits or fewer, and what has more of them stays text.
+_FRACTIONS = "|".join([r"0\.[0-9]{1,20}", *(f"[0-9]{{1,{digits}}}\\.[0-9]{{1,{17 - digits}}}" for digits in range(1, 17))])
 _PATTERNS: dict[pa.DataType, str] = {
     pa.bool_(): r"^(true|false|True|False|TRUE|FALSE)?$",
     pa.int64(): r"^(-?(0|[1-9][0-9]{0,17}))?$",
-    pa.float64(): r"^(-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?)?$",
+    pa.float64(): rf"^(-?([0-9]{{1,15}}|{_FRACTIONS})([eE][+-]?[0-9]{{1,2}})?)?$",
 }
+_LEADING_ZERO = r"^-?0[0-9]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Dialect:
     delimiter: str
     encoding: str
 
 
-def csv_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Rows:
-    """All files must have one header. Reads everything twice: the first pass finds the types.
+def csv_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
+    """All files must have one header. Reads everything twice: the first pass finds the types, and what is wrong.
 
-    Text is taken as it is stored, also where it is not UTF-8. Raises `SourceError` naming the row with too many or too few cells.
+    Cells are strict RFC 4180: a quote left open, or text behind a closing one, is refused. In a file taken to be UTF-8 a few bad cells
+    are kept as they are; bad ones alone are another encoding. Raises `SourceError` naming the line.
     """
-    names = _names(files, data_files[0])
-    for other in data_files[1:]:
-        if (found := _names(files, other)) != names:
-            odd = next((one for one in (*names, *found) if (one in names) != (one in found)), "their order")
-            raise SourceError(
-                f"{shown(other.path)} and {shown(data_files[0].path)} differ in their header ({odd}); submit them as separate jobs"
-            )
-    types = _types(names, _raw(files, data_files, names))
+    dialects = [_dialect(files, data_file, form) for data_file in data_files]
+    names, types = _described(files, data_files, dialects, form)
     schema = pa.schema(list(zip(names, types, strict=True)))
-    return schema, (_typed(batch, schema) for batch in _raw(files, data_files, names))
+    return schema, _typed(files, data_files, dialects, schema)
 
 
-def _names(files: fs.FileSystem, data_file: DataFile) -> list[str]:
-    with _parsing(data_file), _stream(files, data_file) as stream:
-        raw = [str(name) for name in pcsv.open_csv(stream, **_options(_form(files, data_file), on_bad=lambda row: "skip")).schema.names]
-    names = [name.strip() or f"column_{number}" for number, name in enumerate(raw, 1)]
-    check_unique(names, f"the header of {shown(data_file.path)}")
-    return names
-
-
-def _form(files: fs.FileSystem, data_file: DataFile) -> _Form:
-    with reading(data_file.path, "CSV"), _stream(files, data_file) as stream:
-        head = bytes(stream.read(_HEAD_BYTES))
-    encoding = "utf-16" if head.startswith(_UTF16) else "utf8"
+def _dialect(files: fs.FileSystem, data_file: DataFile, form: TextForm) -> _Dialect:
+    with reading(data_file.path, "CSV"), opened(files, data_file) as stream:
+        head = bytes(stream.read(HEAD_BYTES))
+    encoding = encoding_of(head, form.encoding)
     line = head.decode(encoding, "replace").lstrip("\ufeff").lstrip("\r\n")
     line = re.split(r"[\r\n]", _QUOTED.sub("", line), maxsplit=1)[0]
-    if "\0" in line or "\ufffd" in line:
+    if "\0" in line or ("\ufffd" in line and (b"\0" in head if encoding in UTF8 else form.encoding is None)):
         raise SourceError(f"{shown(data_file.path)} is not CSV: its first line holds binary data; give a text file with a header")
-    if data_file.path.lower().removesuffix(".gz").endswith((".tsv", ".tab")):
-        return _Form("\t", encoding)
-    return _Form(max(_DELIMITERS, key=line.count), encoding)
+    bare = next((data_file.path.lower().removesuffix(end) for end in COMPRESSIONS if data_file.path.lower().endswith(end)), data_file.path)
+    if bare.lower().endswith((".tsv", ".tab")):
+        return _Dialect("\t", encoding)
+    return _Dialect(max(_DELIMITERS, key=line.count), encoding)
 
 
-def _options(form: _Form, names: list[str] | None = None, on_bad: Callable[[Any], str] | None = None) -> dict[str, Any]:
-    typed = {} if names is None else {"column_types": dict.fromkeys(names, pa.binary())}
-    return {
-        # One thread, for only then does Arrow know the number of a bad row.
-        "read_options": pcsv.ReadOptions(
-            block_size=MAX_ROW_BYTES, use_threads=False, encoding=form.encoding, column_names=names, skip_rows_after_names=1 if names else 0
-        ),
-        "parse_options": pcsv.ParseOptions(delimiter=form.delimiter, newlines_in_values=True, invalid_row_handler=on_bad),
-        "convert_options": pcsv.ConvertOptions(strings_can_be_null=False, null_values=[], check_utf8=False, **typed),
-    }
-
-
-def _stream(files: fs.FileSystem, data_file: DataFile) -> Any:
-    return opened(files, data_file)
-
-
-def _raw(files: fs.FileSystem, data_files: tuple[DataFile, ...], names: list[str]) -> Iterator[pa.RecordBatch]:
-    """Every cell as bytes."""
-    for data_file in data_files:
-        form = _form(files, data_file)
-        bad: list[Any] = []
-
-        def note(row: Any, bad: list[Any] = bad) -> str:
-            bad.append(row)
-            return "error"
-
-        with _parsing(data_file, bad):
-            stream = _stream(files, data_file)
-            reader = pcsv.open_csv(stream, **_options(form, names, note))
-        with stream:
-            while True:
-                with _parsing(data_file, bad):
-                    batch = next(reader, None)
-                if batch is None:
-                    break
-                yield batch
+def _lines(files: fs.FileSystem, data_file: DataFile, dialect: _Dialect) -> Iterator[tuple[int, list[str]]]:
+    """Rows that are not empty, the header too, each with the number of the line that it begins on."""
+    where = shown(data_file.path)
+    csv.field_size_limit(MAX_CELL_BYTES)
+    with reading(data_file.path, "CSV"):
+        stream = BufferedReader(opened(files, data_file), 1 << 20)
+    # Of UTF-8 a bad cell is its row's error; of another encoding nobody could say where the next cell begins.
+    errors = "surrogateescape" if dialect.encoding in UTF8 else "strict"
+    with stream, TextIOWrapper(stream, encoding=dialect.encoding, errors=errors, newline="") as text:
+        reader = csv.reader(text, delimiter=dialect.delimiter, strict=True)
+        while True:
+            start = reader.line_num + 1
+            with _parsing(data_file, where, start, dialect):
+                row = next(reader, None)
+            if row is None:
+                return
+            if row:
+                yield start, row
 
 
 @contextmanager
-def _parsing(data_file: DataFile, bad: list[Any] | None = None) -> Iterator[None]:
-    where = shown(data_file.path)
-    try:
-        with reading(data_file.path, "CSV"):
-            try:
-                yield
-            except pa.ArrowInvalid as error:
-                raise SourceError(_told(where, error, bad or [])) from error
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{where} is not CSV: its header is not UTF-8; give a text file with a header") from error
+def _parsing(data_file: DataFile, where: str, line: int, dialect: _Dialect) -> Iterator[None]:
+    with reading(data_file.path, "CSV"):
+        try:
+            yield
+        except UnicodeError as error:
+            raise undecodable(f"{where} behind line {line - 1}", error, dialect.encoding) from error
+        except csv.Error as error:
+            raise SourceError(f"{where} line {line} is not CSV: {_fault(error)}") from error
 
 
-def _told(where: str, error: pa.ArrowInvalid, bad: list[Any]) -> str:
-    if bad:
-        row = bad[0]
-        # Arrow counts from the first line that it parses as cells, the header.
-        if not row.text.isprintable():
-            return f"{where} row {row.number} (the header is row 1) holds binary data; give a text file with a header"
-        return (
-            f"{where} row {row.number} (the header is row 1) has {row.actual_columns} cells, the header {row.expected_columns}: "
-            f"{row.text[:60]!r}; fix the row, or quote the cell that holds the delimiter"
-        )
-    if "straddling" in str(error):
-        return f"{where} has a row of more than {MAX_ROW_BYTES >> 20} MiB; is a quote left open?"
-    if "Empty CSV" in str(error):
-        return f"{where} is empty; give a file with a header and at least one row"
-    return f"{where} is not CSV, or is damaged: {first_line(error)}; give a text file with a header"
+def _fault(error: csv.Error) -> str:
+    told = str(error)
+    if "unexpected end of data" in told:
+        return "a quote is left open; close it, or double a quote within a cell"
+    if "expected after" in told:
+        return "text follows a closing quote; double a quote within a cell"
+    if "field larger" in told:
+        return f"a cell has more than {MAX_CELL_BYTES >> 20} MiB; is a quote left open?"
+    return f"{told}; fix the line"
 
 
-def _types(names: list[str], batches: Iterator[pa.RecordBatch]) -> list[pa.DataType]:
-    possible = [dict(_PATTERNS) for _ in names]
-    filled = [False] * len(names)
-    for batch in batches:
-        for index, column in enumerate(batch.columns):
-            possible[index] = {kind: pattern for kind, pattern in possible[index].items() if _all(column, pattern)}
-            filled[index] = filled[index] or bool(pc.any(pc.greater(pc.binary_length(column), 0)).as_py())
-    return [next(iter(kinds), pa.string()) if some else pa.string() for kinds, some in zip(possible, filled, strict=True)]
+def _header(data_file: DataFile, row: list[str]) -> list[str]:
+    names = [name.strip() or f"column_{number}" for number, name in enumerate(row, 1)]
+    where = f"the header of {shown(data_file.path)}"
+    for name in names:
+        if not name.isprintable() and any(0xDC80 <= ord(letter) <= 0xDCFF for letter in name):
+            raise SourceError(f"{where} is not UTF-8; name the file's encoding, such as --encoding latin-1, or write it as UTF-8")
+    check_unique(names, where)
+    return names
 
 
-def _all(column: pa.Array, pattern: str) -> bool:
-    return bool(pc.all(pc.match_substring_regex(column, pattern), min_count=0).as_py())
+def _described(
+    files: fs.FileSystem, data_files: Sequence[DataFile], dialects: Sequence[_Dialect], form: TextForm
+) -> tuple[list[str], list[pa.DataType]]:
+    """Column names and types; everything that makes a file no CSV is found here."""
+    names: list[str] = []
+    kinds = _Kinds()
+    for data_file, dialect in zip(data_files, dialects, strict=True):
+        doubt = Doubt()
+        rows = _lines(files, data_file, dialect)
+        first = next(rows, None)
+        if first is None:
+            raise SourceError(f"{shown(data_file.path)} is empty; give a file with a header and at least one row")
+        names = _same_header(names, _header(data_file, first[1]), data_file, data_files[0])
+        header_cells = len(first[1])
+        for batch in _batched(rows):
+            for line, row in batch:
+                if len(row) != header_cells and not form.ragged:
+                    raise SourceError(_ragged(shown(data_file.path), line, row, header_cells))
+                if dialect.encoding in UTF8 and form.encoding is None and not all(map(str.isascii, row)):
+                    doubt.see(f"{shown(data_file.path)} line {line}", "\n".join(row).encode("utf-8", "surrogateescape"))
+            kinds.see([row for _, row in batch])
+        doubt.check()
+    extra = [f"column_{number}" for number in range(len(names) + 1, kinds.width + 1)]
+    check_unique([*names, *extra], shown(data_files[0].path))
+    return [*names, *extra], kinds.types(len(names) + len(extra))
 
 
-def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.record_batch([_cells(column, field.type) for column, field in zip(batch.columns, schema, strict=True)], schema=schema)
+def _same_header(names: list[str], found: list[str], data_file: DataFile, first: DataFile) -> list[str]:
+    if names and found != names:
+        odd = next((one for one in (*names, *found) if (one in names) != (one in found)), "their order")
+        raise SourceError(f"{shown(data_file.path)} and {shown(first.path)} differ in their header ({odd}); submit them as separate jobs")
+    return found
 
 
-def _cells(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _ragged(where: str, line: int, row: list[str], expected: int) -> str:
+    told = ",".join(row)[:60].encode("utf-8", "replace").decode()
+    return (
+        f"{where} line {line} has {len(row)} cells, the header {expected}: {told!r}; "
+        "quote the cell that holds the delimiter, or read short and long rows as they are with --ragged"
+    )
+
+
+class _Kinds:
+    """Which types each column may still have, and how many columns there are."""
+
+    def __init__(self) -> None:
+        self.width = 0
+        self._possible: list[dict[pa.DataType, str]] = []
+        self._filled: list[bool] = []
+
+    def see(self, rows: Sequence[Sequence[str]]) -> None:
+        self.width = max([self.width, *map(len, rows)])
+        while len(self._possible) < self.width:
+            self._possible.append(dict(_PATTERNS))
+            self._filled.append(False)
+        for index in range(self.width if rows else 0):
+            column = _cells(rows, index)
+            if self._possible[index]:
+                self._possible[index] = {kind: how for kind, how in self._possible[index].items() if _fits(column, kind, how)}
+            self._filled[index] = self._filled[index] or bool(pc.any(pc.greater(pc.binary_length(column), 0)).as_py())
+
+    def types(self, width: int) -> list[pa.DataType]:
+        known = list(zip(self._possible, self._filled, strict=True)) + [({}, False)] * width
+        return [next(iter(kinds), pa.string()) if filled else pa.string() for kinds, filled in known[:width]]
+
+
+def _fits(column: pa.Array, kind: pa.DataType, pattern: str) -> bool:
+    if not pc.all(pc.match_substring_regex(column, pattern), min_count=0).as_py():
+        return False
+    return kind != pa.float64() or not pc.any(pc.match_substring_regex(column, _LEADING_ZERO), min_count=0).as_py()
+
+
+def _cells(rows: Sequence[Sequence[str]], index: int) -> pa.Array:
+    """A column as stored; a cell that a ragged row lacks is null."""
+    return unchecked_text([row[index].encode("utf-8", "surrogateescape") if index < len(row) else None for row in rows])
+
+
+def _typed(
+    files: fs.FileSystem, data_files: Sequence[DataFile], dialects: Sequence[_Dialect], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    for data_file, dialect in zip(data_files, dialects, strict=True):
+        rows = _lines(files, data_file, dialect)
+        next(rows, None)
+        for batch in _batched(rows):
+            yield _batch([row for _, row in batch], schema)
+
+
+def _batched(rows: Iterator[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
+    held: list[tuple[int, list[str]]] = []
+    held_chars = 0
+    for line, row in rows:
+        held.append((line, row))
+        held_chars += sum(map(len, row))
+        if len(held) >= BATCH_ROWS or held_chars >= BATCH_CHARS:
+            yield held
+            held, held_chars = [], 0
+    if held:
+        yield held
+
+
+def _batch(rows: Sequence[Sequence[str]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([_as(_cells(rows, index), field.type) for index, field in enumerate(schema)], schema=schema)
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind == pa.string():
-        return column.view(pa.string())
-    empty = pc.equal(pc.binary_length(column), 0)
-    text = pc.if_else(empty, pa.scalar(None, pa.string()), column.view(pa.string()))
-    return pc.utf8_lower(text).cast(kind)
+        return column
+    empty = pc.fill_null(pc.equal(pc.binary_length(column), 0), True)
+    return pc.utf8_lower(pc.if_else(empty, pa.scalar(None, pa.string()), column)).cast(kind)

@@ -11,6 +11,8 @@ from connectors.copied.source import Rows
 from connectors.copied.widen import unchecked_text
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.files.encoding import HEAD_BYTES, UTF8, Doubt, encoding_of, undecodable
+from connectors.files.form import TextForm
 from connectors.paths.files import DataFile
 
 SCHEMA = pa.schema([("path", pa.string()), ("text", pa.string())])
@@ -18,31 +20,48 @@ MAX_FILE_BYTES = 256 << 20
 BATCH_BYTES = 8 << 20
 
 
-def document_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Rows:
-    """``path`` is that below the folder or glob that was named. Text that is not UTF-8 is kept as it is: an error of its row, later."""
+def document_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
+    """``path`` is that below the folder or glob that was named. A file that is not UTF-8 among others that are is an error of its row;
+    files that are all in another encoding are refused."""
     for data_file in data_files:
         if data_file.size_bytes > MAX_FILE_BYTES:
             raise SourceError(
                 f"{shown(data_file.path)} has {data_file.size_bytes:,} bytes; the limit for a row's text is {MAX_FILE_BYTES:,}"
             )
-    return SCHEMA, _batches(files, data_files)
+    return SCHEMA, _batches(files, data_files, form)
 
 
-def _batches(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Iterator[pa.RecordBatch]:
+def _batches(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Iterator[pa.RecordBatch]:
     paths: list[str] = []
     texts: list[bytes | None] = []
     held_bytes = 0
+    doubt = Doubt()
     for data_file in data_files:
-        with reading(data_file.path, "text"), files.open_input_stream(data_file.path, compression=None) as stream:
-            text = bytes(stream.read())
+        text = _text(files, data_file, form)
+        if form.encoding is None:
+            doubt.see(shown(data_file.path), text)
         paths.append(data_file.relative)
-        texts.append(text.removeprefix(b"\xef\xbb\xbf"))
+        texts.append(text)
         held_bytes += len(text)
         if held_bytes >= BATCH_BYTES or len(texts) >= 1024:
             yield _batch(paths, texts)
             paths, texts, held_bytes = [], [], 0
+    doubt.check()
     if paths:
         yield _batch(paths, texts)
+
+
+def _text(files: fs.FileSystem, data_file: DataFile, form: TextForm) -> bytes:
+    """In UTF-8 where its encoding is known; as stored where it is not what it was taken for, or nothing that is text."""
+    with reading(data_file.path, "text"), files.open_input_stream(data_file.path, compression=None) as stream:
+        raw = bytes(stream.read())
+    encoding = encoding_of(raw[:HEAD_BYTES], form.encoding)
+    if encoding in UTF8:
+        return raw.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return raw.decode(encoding).encode()
+    except UnicodeError as error:
+        raise undecodable(shown(data_file.path), error, encoding) from error
 
 
 def _batch(paths: list[str], texts: list[bytes | None]) -> pa.RecordBatch:

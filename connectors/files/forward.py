@@ -14,6 +14,7 @@ from connectors.copied.source import Rows
 from connectors.edge import reading
 from connectors.files.delimited import csv_rows
 from connectors.files.documents import document_rows
+from connectors.files.form import TextForm
 from connectors.files.ipc import ipc_rows
 from connectors.files.jsonl import jsonl_rows
 from connectors.parquet.source import name_of
@@ -21,7 +22,7 @@ from connectors.paths.files import DataFile
 from connectors.paths.location import Location
 from connectors.paths.names import FileKind
 
-_ROWS: dict[FileKind, Callable[[fs.FileSystem, tuple[DataFile, ...]], Rows]] = {
+_ROWS: dict[FileKind, Callable[[fs.FileSystem, tuple[DataFile, ...], TextForm], Rows]] = {
     FileKind.ARROW: ipc_rows,
     FileKind.JSONL: jsonl_rows,
     FileKind.CSV: csv_rows,
@@ -32,12 +33,13 @@ _ROWS: dict[FileKind, Callable[[fs.FileSystem, tuple[DataFile, ...]], Rows]] = {
 class FilesReading:
     """The rows of ``data_files``, which are all of one kind, in their order."""
 
-    def __init__(self, location: Location, kind: FileKind, data_files: tuple[DataFile, ...]) -> None:
+    def __init__(self, location: Location, kind: FileKind, data_files: tuple[DataFile, ...], form: TextForm = TextForm()) -> None:
         self.origin = Origin(location.uri)
         self.name = name_of(location.path)
         self._location = location
         self._kind = kind
         self._data_files = data_files
+        self._form = form
 
     def fingerprint(self) -> str | None:
         """Over each file's path below the root, size and time of change, as they are now; None where one is gone."""
@@ -48,8 +50,12 @@ class FilesReading:
                 return None
             now = [DataFile.of(files, info, old.relative) for info, old in zip(infos, self._data_files, strict=True)]
         facts = [[data_file.relative, data_file.size_bytes, data_file.stamp] for data_file in now]
-        return hashlib.sha256(json.dumps([self._kind, facts]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self._kind, facts, *self._told()]).encode()).hexdigest()
+
+    def _told(self) -> list[object]:
+        """What the user said of the files, where it is not what they say themselves."""
+        return [] if self._form == TextForm() else [self._form.encoding, self._form.ragged]
 
     @contextmanager
     def rows(self) -> Iterator[Rows]:
-        yield _ROWS[self._kind](self._location.files, self._data_files)
+        yield _ROWS[self._kind](self._location.files, self._data_files, self._form)

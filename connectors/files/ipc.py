@@ -11,13 +11,15 @@ from pyarrow import fs
 from connectors.copied.source import Rows
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.files.form import TextForm
 from connectors.files.messages import check_messages
 from connectors.paths.files import DataFile
 
 _MAGIC = b"ARROW1"  # of the file format; the stream format has none
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; without it a stream that was cut looks like one that ended
 
 
-def ipc_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...]) -> Rows:
+def ipc_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
     """All files must have one schema, whichever of the two formats each is in. Raises `SourceError`."""
     schema = _schema(files, data_files[0])
     for other in data_files[1:]:
@@ -43,6 +45,10 @@ def _batches(files: fs.FileSystem, data_file: DataFile) -> Iterator[pa.RecordBat
         while True:
             with reading(data_file.path, "Arrow IPC"):
                 batch = _next(reader, rest)
+                if batch is None and rest is None and not _has_end(file):
+                    raise SourceError(
+                        f"{shown(data_file.path)} ends without the mark that ends an Arrow stream: it was cut; write it again"
+                    )
             if batch is None:
                 return
             yield batch.replace_schema_metadata(None)
@@ -52,6 +58,14 @@ def _reader(file: Any) -> Any:
     head = bytes(file.read(len(_MAGIC)))
     file.seek(0)
     return pa.ipc.open_file(file) if head == _MAGIC else pa.ipc.open_stream(file)
+
+
+def _has_end(file: Any) -> bool:
+    size = file.size()
+    if size < len(_END):
+        return False
+    file.seek(size - len(_END))
+    return bytes(file.read(len(_END))) == _END
 
 
 def _next(reader: Any, rest: Iterator[int] | None) -> pa.RecordBatch | None:

@@ -14,6 +14,7 @@ from pyarrow import fs
 from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.paths.location import Location
+from connectors.paths.marks import above, marked
 from connectors.paths.names import KNOWN, FileKind, kind_of
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -62,6 +63,7 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
         else:
             raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
     prefix = root.rstrip("/") + "/"
+    _refuse_tables(location, root, [entry.path.removeprefix(prefix) for entry in found])
     visible = {relative: entry for entry in found if not _is_hidden(relative := entry.path.removeprefix(prefix))}
     if location.rules is not None:
         for entry in visible.values():
@@ -70,6 +72,20 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
     with reading(root):
         chosen = sorted(relative for relative in visible if kind_of(relative) is kind)
         return kind, tuple(DataFile.of(location.files, visible[relative], relative) for relative in chosen)
+
+
+def _refuse_tables(location: Location, root: str, relatives: Sequence[str]) -> None:
+    """Raise `SourceError` for files of a table format: which of them count, and which of their rows, only the table's log says."""
+    inner = marked(relatives)
+    with reading(location.uri):
+        found = (
+            above(location.files, f"{root.rstrip('/')}/x") if inner is None else (inner[0], f"{root.rstrip('/')}/{inner[1]}".rstrip("/"))
+        )
+    if found is not None:
+        form, folder = found
+        raise SourceError(
+            f"{location.label} holds files of the {form} table {folder}, whose log says which of them count; give that folder"
+        )
 
 
 def _single(location: Location, info: fs.FileInfo) -> tuple[FileKind, tuple[DataFile, ...]]:

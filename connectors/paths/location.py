@@ -19,6 +19,8 @@ from connectors.paths.web import open_web
 _ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # `?` is also a sign of globs: only key=value pairs at the very end are options of the address.
 _OPTIONS = re.compile(r"\?[A-Za-z_]+=[^/]*$")
+_GOOGLE = ("gs://", "gcs://")
+_GOOGLE_S = 15  # Arrow's own tries last 15 minutes, without a word
 KNOWN_ADDRESSES = "a path, file://, s3://, gs://, hdfs://, abfs:// and the addresses that fsspec knows"
 
 
@@ -73,12 +75,15 @@ def _local(path: str, uri: str, rules: SourceRules | None) -> Location:
 
 def _remote(uri: str, scheme: str) -> Location:
     options = _OPTIONS.search(uri)
+    asked = options[0] if options else ""
+    if scheme.lower() in _GOOGLE and "retry_limit_seconds" not in asked:
+        asked += f"{'&' if asked else '?'}retry_limit_seconds={_GOOGLE_S}"
     body = uri[len(scheme) : options.start() if options else None]
     host, _, key = body.partition("/")
     with reading(uri):
         try:
             # Only the host goes through the parser: a path may hold spaces, brackets and percent signs that mean themselves.
-            files, base = fs.FileSystem.from_uri(f"{scheme}{host}/{options[0] if options else ''}")
+            files, base = fs.FileSystem.from_uri(f"{scheme}{host}/{asked}")
         except pa.ArrowNotImplementedError:
             return _through_fsspec(uri, scheme)
         except pa.ArrowInvalid as error:

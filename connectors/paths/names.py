@@ -12,6 +12,7 @@ class FileKind(StrEnum):
     ARROW = "Arrow IPC"
     JSONL = "JSON lines"
     CSV = "CSV"
+    SHEET = "workbook"
     TEXT = "text"  # a row a file
 
 
@@ -20,6 +21,7 @@ SUFFIXES: dict[FileKind, tuple[str, ...]] = {
     FileKind.ARROW: (".arrow", ".arrows", ".feather", ".ipc"),
     FileKind.JSONL: (".jsonl", ".ndjson", ".json"),
     FileKind.CSV: (".csv", ".tsv", ".tab"),
+    FileKind.SHEET: (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods"),
     FileKind.TEXT: (
         *(".txt", ".md", ".text", ".markdown", ".rst", ".adoc", ".org", ".tex"),
         *(".html", ".htm", ".xml", ".eml", ".srt", ".vtt", ".log"),
@@ -31,7 +33,7 @@ DATABASES = (".duckdb", ".ddb", ".db", ".sqlite", ".sqlite3")
 _SHOWN = [f"{kind} ({', '.join(suffixes[:2])})" for kind, suffixes in SUFFIXES.items()]
 KNOWN = (
     f"a file, glob or folder of {', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}, or a DuckDB or SQLite file ({', '.join(DATABASES)}) "
-    "with --table or --query"
+    "with --table or --query, or the folder of a Delta, Iceberg, Lance or Hugging Face table"
 )
 
 

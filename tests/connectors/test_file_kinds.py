@@ -53,9 +53,13 @@ BAD_JSON = {
     "not UTF-8": (b'{"a": 1}\n{"a": "\xff"}\n', r"line 2 is not UTF-8: byte 0xff at position 7"),
     "a string": ('"a"\n', r"line 1 holds a JSON string, not an object"),
     "null": ("null\n", r"line 1 holds a JSON null, not an object"),
-    "an array": ("[1]\n", r"line 1 holds a JSON array, not an object; write one object a line: jq"),
-    "an array over lines": ('[\n{"a": 1}\n]', r"line 1 begins a JSON array; write one object a line: jq"),
-    "too deep": ("[" * 100_000, r"line 1 cannot be read: maximum recursion"),
+    "an array": ("[1]\n", r"item 1 holds a JSON number, not an object"),
+    "an array in an array": ("[[1]]\n", r"item 1 holds a JSON array, not an object"),
+    "too deep": ('{"a": ' + "[" * 100_000, r"line 1 cannot be read: maximum recursion"),
+    "an array too deep": ("[" * 100_000, r"x.jsonl is not JSON behind item 0"),
+    "an array that is cut": ('[{"a": 1},\n{"a": 2', r"x.jsonl is not JSON behind item"),
+    "a key twice": ('{"a": 1, "a": 2}\n', r"line 1 cannot be read: the key 'a' occurs twice"),
+    "a number above a double": ('{"a": 1e999}\n', r"line 1 cannot be read: the number 1e999 is larger"),
     "a number too long": ('{"a": ' + "9" * 5_000 + "}", r"line 1 cannot be read: Exceeds the limit"),
     "binary": (b"\x00\x01\x02\n", r"line 1 is not JSON"),
     "no rows": ("\n\n", r"holds no rows"),
@@ -93,10 +97,10 @@ def test_csv_of_every_form_is_read(tmp_path: Path, name: str, content: bytes) ->
 
 
 BAD_CSV = {
-    "too many cells": ('id,text\n1,"a\nb"\n2,b,c\n', r"row 3 \(the header is row 1\) has 3 cells, the header 2: '2,b,c'; fix the row"),
-    "too few cells": ("id,text\n" + "1,a\n" * 5_000 + "2\n", r"row 5002 \(the header is row 1\) has 1 cells, the header 2: '2'"),
+    "too many cells": ('id,text\n1,"a\nb"\n2,b,c\n', r"line 4 has 3 cells, the header 2: '2,b,c'; quote the cell"),
+    "too few cells": ("id,text\n" + "1,a\n" * 5_000 + "2\n", r"line 5002 has 1 cells, the header 2: '2'"),
     "a picture": (b"\x89PNG\r\n\x1a\n\x00\x00\xff,1\n2", r"is not CSV: its first line holds binary data"),
-    "binary rows": (b"id,text\n\x00\x01\x02\n", r"row 2 \(the header is row 1\) holds binary data"),
+    "binary rows": (b"id,text\n\x00\x01\x02\n", r"line 2 has 1 cells"),
     "two columns of one name": ("a,a\n1,2\n", r"the header of .* has more than one column named 'a'"),
     "nothing": ("", r"is empty;"),
     "a header alone": ("a,b\n", r"holds no rows"),
@@ -118,12 +122,12 @@ def test_a_cell_of_binary_data_is_an_error_of_its_row_alone(tmp_path: Path) -> N
 
 
 def test_csv_of_many_blocks_is_read_whole_and_its_rows_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.files.delimited.MAX_ROW_BYTES", 1 << 10)
+    monkeypatch.setattr("connectors.files.delimited.BATCH_CHARS", 1 << 10)
     lines = "id,text\n" + "".join(f'{number},"a\nb"\n' for number in range(2_000))
     assert read(put(tmp_path, "x.csv", lines))["id"].to_pylist() == list(range(2_000))
-    with pytest.raises(SourceError, match=r"row 2002 \(the header is row 1\) has 3 cells"):
+    with pytest.raises(SourceError, match=r"line 4002 has 3 cells"):
         open_source(put(tmp_path, "y.csv", lines + "1,2,3\n"))
-    with pytest.raises(SourceError, match=r"has a row of more than .* MiB; is a quote left open"):
+    with pytest.raises(SourceError, match=r"line 4002 is not CSV: a quote is left open"):
         open_source(put(tmp_path, "z.csv", lines + '1,"' + "x\n" * 5_000))
 
 
@@ -292,7 +296,7 @@ BAD_INPUTS = {
     "a bad line": (b'{"a": 1}\n{"a": }\n', None, "^standard input line 2 is not JSON"),
     "binary": (b"\x00\x01", None, "is binary, but neither Parquet nor Arrow"),
     "no Parquet": (b"PAR1xxxxxxxx", None, "^standard input is not Parquet"),
-    "a ragged row": (b"a,b\n1,2\n3\n", Form.CSV, r"^standard input row 3 \(the header is row 1\) has 1 cells"),
+    "a ragged row": (b"a,b\n1,2\n3\n", Form.CSV, r"^standard input line 3 has 1 cells"),
 }
 
 

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from connectors.files.form import TextForm
 from connectors.open import open_source
 from connectors.paths.location import locate
 from connectors.paths.names import source_name
+from connectors.select import Selection
 from harvester.errors import SourceError
 
 TABLE = pa.table({"id": [1, 2], "text": ["a", "b"]})
@@ -27,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "words.parquet").write_text("these are words, not Parquet")
     (tmp_path / "nothing.parquet").write_bytes(b"")
     (tmp_path / "torn.parquet").write_bytes((tmp_path / "docs.parquet").read_bytes()[:-20])
-    (tmp_path / "rows.xlsx").write_text("")
+    (tmp_path / "rows.avro").write_text("")
     (tmp_path / "README").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "hidden" / "_temporary").mkdir(parents=True)
@@ -52,17 +54,22 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("an empty file", "nothing.parquet", {}, r"nothing.parquet is not Parquet, or is damaged: .*0 bytes"),
     ("a torn file", "torn.parquet", {}, r"torn.parquet is not Parquet, or is damaged"),
     ("a glob without a match", "no-*.parquet", {}, r"no-\*.parquet matches no file of a known kind \(names that start"),
-    ("a glob that matches no Parquet", "*.xlsx", {}, r"\*.xlsx matches no file of a known kind"),
+    ("a glob that matches no Parquet", "*.avro", {}, r"\*.avro matches no file of a known kind"),
     ("an empty folder", "empty", {}, r"empty holds no file of a known kind .*; known: a file"),
     ("a folder with hidden names only", "hidden", {}, r"hidden holds no file of a known kind"),
     ("a file without rows", "norows.parquet", {}, r"norows.parquet holds no rows"),
-    ("an unknown suffix", "rows.xlsx", {}, r"unknown kind \(.xlsx\); known: .*Parquet \(.parquet.* or a DuckDB or SQLite file \(.duckdb"),
+    ("an unknown suffix", "rows.avro", {}, r"unknown kind \(.avro\); known: .*Parquet \(.parquet.* or a DuckDB or SQLite file \(.duckdb"),
     ("no suffix", "README", {}, r"unknown kind \(a file without suffix\); known: a file"),
     ("an unknown address", "nope://x/docs.parquet", {}, r"nope:// is not a known kind of address; known: .*s3://"),
     ("an address of a package that is not there", "dropbox://x/docs.parquet", {}, r"dropbox:// needs one more package"),
-    ("--table on Parquet", "docs.parquet", {"table": "docs"}, r"--table applies to databases only .*docs.parquet; remove it"),
-    ("--query on Parquet", "docs.parquet", {"query": "select 1"}, r"--query applies to databases only"),
-    ("--query on a folder", "empty", {"query": "select 1"}, r"--query applies to databases only"),
+    ("--table on Parquet", "docs.parquet", {"table": "docs"}, r"--table applies to databases .*docs.parquet; remove it"),
+    ("two statements on Parquet", "docs.parquet", {"query": "select 1; select 2"}, r"the query on .*docs.parquet must be one SELECT"),
+    ("a file in a query", "docs.parquet", {"query": "from read_text('/etc/hosts')"}, r"docs.parquet failed: .*disabled"),
+    ("--query on a folder", "empty", {"query": "select 1"}, r"empty holds no file"),
+    ("no such column", "docs.parquet", {"selection": Selection(where="nope = 1")}, r'--where .* failed: .*"nope" not found'),
+    ("no such rows", "docs.parquet", {"selection": Selection(where="false")}, r"gives no rows"),
+    ("more than a condition", "docs.parquet", {"selection": Selection(where="true) or (true")}, r"--where .* failed: Parser Error"),
+    ("--encoding on Parquet", "docs.parquet", {"form": TextForm("latin-1")}, r"--encoding applies to text files only"),
     ("neither on DuckDB", "shop.duckdb", {}, r"choose --table or --query; its tables: docs, none_yet, odd, outside, other.notes"),
     ("both on DuckDB", "shop.duckdb", {"table": "docs", "query": "select 1"}, r"both --table docs and --query were given"),
     ("a missing DuckDB file", "gone.duckdb", {"table": "docs"}, r"gone.duckdb does not exist"),

@@ -107,7 +107,7 @@ BOMBS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a line.jsonl.gz": (gzipped_line, "line 1 is longer than 16 MiB"),
     "a table.csv.gz": (gzipped_table, "over 200 times its size"),
     "a line.jsonl": (long_line, "line 1 is longer than 16 MiB"),
-    "a cell.csv": (long_cell, "a row of more than 16 MiB"),
+    "a cell.csv": (long_cell, "a cell has more than 16 MiB"),
     "a batch.arrow": (batch_of_zeros, "a record batch of 1,100 rows"),
     "a zip.zip": (zipped, "of an unknown kind"),
     "a zip.parquet": (zipped, "is not Parquet"),

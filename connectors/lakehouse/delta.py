@@ -1,0 +1,72 @@
+"""A Delta table: the rows of its newest version, by the library ``deltalake``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from connectors.copied.snapshot import Origin
+from connectors.copied.source import Rows
+from connectors.edge import reading
+from connectors.lakehouse.extra import extra
+from connectors.lakehouse.inside import check_folder, check_named, plain_types
+from connectors.parquet.source import name_of
+from connectors.paths.location import Location
+
+BATCH_ROWS = 1024
+
+
+class DeltaReading:
+    """Deleted rows, deletion vectors, evolved schemas and renamed columns are as the log says them."""
+
+    def __init__(self, location: Location) -> None:
+        self.origin = Origin(location.uri)
+        self.name = name_of(location.path)
+        self._location = location
+
+    def fingerprint(self) -> str | None:
+        """Over the table's own id and its version."""
+        if self._is_gone():
+            return None
+        table = self._open()
+        with reading(self.origin.path, "a Delta table"):
+            return hashlib.sha256(json.dumps(["delta", self.origin.path, str(table.metadata().id), table.version()]).encode()).hexdigest()
+
+    @contextmanager
+    def rows(self) -> Iterator[Rows]:
+        table = self._open()
+        with reading(self.origin.path, "a Delta table"):
+            files = [str(uri) for uri in table.file_uris()]
+        for file in files:
+            check_named(file, self._location)
+        with reading(self.origin.path, "a Delta table"):
+            # Its own engine: PyArrow's data sets know neither deletion vectors nor renamed columns.
+            reader = pa.RecordBatchReader.from_stream(table.scan())
+        yield plain_types(reader.schema), self._batches(reader)
+
+    def _batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
+        schema = plain_types(reader.schema)
+        while True:
+            with reading(self.origin.path, "a Delta table"):
+                batch = next(reader, None)
+                if batch is None:
+                    return
+                batch = pa.record_batch(
+                    [column.cast(kind) for column, kind in zip(batch.columns, schema.types, strict=True)], schema=schema
+                )
+            yield batch
+
+    def _is_gone(self) -> bool:
+        with reading(self.origin.path, "a Delta table"):
+            return bool(self._location.files.get_file_info([f"{self._location.path}/_delta_log"])[0].type.name == "NotFound")
+
+    def _open(self) -> Any:
+        check_folder(self._location)
+        library = extra("deltalake", "delta", "a Delta table")
+        with reading(self.origin.path, "a Delta table"):
+            return library.DeltaTable(self._location.path if self._location.local else self._location.uri)

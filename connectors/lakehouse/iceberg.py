@@ -1,0 +1,104 @@
+"""An Iceberg table in a folder: the rows of its newest snapshot, by the library ``pyiceberg``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from connectors.copied.snapshot import Origin
+from connectors.copied.source import Rows
+from connectors.edge import reading
+from connectors.errors import SourceError
+from connectors.lakehouse.extra import extra
+from connectors.lakehouse.inside import check_folder, check_named, plain_types
+from connectors.parquet.source import name_of
+from connectors.paths.location import Location
+
+_VERSION = re.compile(r"^(?:v(?P<hadoop>\d+)(?:\.gz)?|(?P<catalog>\d+)-[^/]*)(?:\.gz)?\.metadata\.json$")
+
+
+class IcebergReading:
+    """Without a catalog nobody says which metadata file is the newest: the highest number counts, and two of one number are refused."""
+
+    def __init__(self, location: Location) -> None:
+        self.origin = Origin(location.uri)
+        self.name = name_of(location.path)
+        self._location = location
+
+    def fingerprint(self) -> str | None:
+        """Over the table's own id, its schema and its newest snapshot."""
+        with reading(self.origin.path, "an Iceberg table"):
+            if self._location.files.get_file_info([f"{self._location.path}/metadata"])[0].type == fs.FileType.NotFound:
+                return None
+        found = self._open().metadata
+        facts = ["iceberg", self.origin.path, str(found.table_uuid), found.current_snapshot_id, found.current_schema_id]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @contextmanager
+    def rows(self) -> Iterator[Rows]:
+        table = self._open()
+        with reading(self.origin.path, "an Iceberg table"):
+            reader = table.scan().to_arrow_batch_reader()
+        schema = plain_types(reader.schema)
+        yield schema, self._batches(reader, schema)
+
+    def _batches(self, reader: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        while True:
+            with reading(self.origin.path, "an Iceberg table"):
+                batch = next(reader, None)
+                if batch is None:
+                    return
+                batch = pa.record_batch(
+                    [column.cast(kind) for column, kind in zip(batch.columns, schema.types, strict=True)], schema=schema
+                )
+            yield batch
+
+    def _open(self) -> Any:
+        check_folder(self._location)
+        library = extra("pyiceberg.table", "iceberg", "an Iceberg table")
+        extra("pyiceberg.io.pyarrow", "iceberg", "an Iceberg table")
+        path = self._metadata_file()
+        address = path if self._location.local is None else f"file://{path}"
+        with reading(self.origin.path, "an Iceberg table"):
+            table = library.StaticTable.from_metadata(self._address(path) if self._location.local is None else address)
+        if self._location.rules is not None:
+            table.io = _watched(table.io, self._location)
+        return table
+
+    def _address(self, path: str) -> str:
+        scheme = self._location.uri.partition("://")[0]
+        return f"{scheme}://{path}"
+
+    def _metadata_file(self) -> str:
+        with reading(self.origin.path, "an Iceberg table"):
+            entries = self._location.files.get_file_info(fs.FileSelector(f"{self._location.path}/metadata"))
+        known = [(int(match["hadoop"] or match["catalog"]), entry.path) for entry in entries if (match := _VERSION.match(entry.base_name))]
+        if not known:
+            raise SourceError(f"{self._location.label} is an Iceberg table without a metadata file that has a number; give the whole table")
+        newest = max(number for number, _ in known)
+        best = sorted(path for number, path in known if number == newest)
+        if len(best) > 1:
+            raise SourceError(
+                f"{self._location.label} has {len(best)} metadata files of version {newest}; only its catalog knows which is the "
+                "table's, so export it from there"
+            )
+        return str(best[0])
+
+
+def _watched(io: Any, location: Location) -> Any:
+    """The table's access to files, which asks the rules before each: metadata, manifests and data are named by the table itself."""
+    original = io.new_input
+
+    def new_input(address: str) -> Any:
+        check_named(address, location)
+        return original(address)
+
+    io.new_input = new_input
+    return io

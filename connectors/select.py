@@ -1,0 +1,212 @@
+"""Some rows of a source: those that a condition holds for, a sample of them, the first of them; or what a query makes of all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from connectors.base import Source, listed
+from connectors.copied.snapshot import Origin
+from connectors.copied.source import Rows
+from connectors.databases.shape import fault, tokens
+from connectors.edge import first_line
+from connectors.errors import HarvesterError, SourceError
+
+VIEW = "source"
+BATCH_ROWS = 1024
+_NUMBER = "harvester_row_number"
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",
+    "memory_limit": "2GB",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """``where``: an SQL condition. ``sample``: so many rows, drawn by ``seed``. ``limit``: the first so many. In this order."""
+
+    where: str | None = None
+    sample: int | None = None
+    limit: int | None = None
+    seed: int = 0
+
+    def __bool__(self) -> bool:
+        return (self.where, self.sample, self.limit) != (None, None, None)
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        given = {"--where": self.where, "--sample": self.sample, "--limit": self.limit}
+        return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
+
+
+class SelectedReading:
+    """The chosen rows of an open source, to be copied: in the source's order, with its types."""
+
+    def __init__(self, origin: Origin, source: Source, selection: Selection) -> None:
+        self.origin = origin
+        self.name = source.name
+        self._source = source
+        self._selection = selection
+
+    def fingerprint(self) -> str | None:
+        """Of the source, when it was opened, and of what is chosen."""
+        return _digest("selection", self._source, asdict(self._selection))
+
+    @contextmanager
+    def rows(self) -> Iterator[Rows]:
+        chosen = self._selection
+        numbers: Sequence[int] = range(self._source.row_count)
+        if chosen.where is not None:
+            numbers = _matching(self._source, chosen.where)
+        if chosen.sample is not None and chosen.sample < len(numbers):
+            numbers = sorted(random.Random(chosen.seed).sample(numbers, chosen.sample))
+        if chosen.limit is not None:
+            numbers = numbers[: chosen.limit]
+        yield self._source.schema, _taken(self._source, numbers)
+
+
+class QueriedReading:
+    """What one SELECT makes of an open source, which it knows as the table ``source``, to be copied."""
+
+    def __init__(self, origin: Origin, source: Source, query: str) -> None:
+        self.origin = Origin(origin.path, None, query)
+        self.name = source.name
+        self._source = source
+        self._query = query
+
+    def fingerprint(self) -> str | None:
+        """Of the source, when it was opened, and of the query."""
+        return _digest("query", self._source, self._query)
+
+    @contextmanager
+    def rows(self) -> Iterator[Rows]:
+        with _viewed(self._source, None) as (connection, stream), _failing(self.origin.label, stream):
+            _check_shape(self._query, self.origin.label)
+            statements = connection.extract_statements(self._query)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise SourceError(f"{self.origin.label} must be one SELECT; given: {' '.join(self._query.split())[:80]!r}")
+            reader = connection.sql(self._query).to_arrow_reader(BATCH_ROWS)
+            yield reader.schema, _drawn(reader, self.origin.label, stream)
+
+
+def _digest(kind: str, source: Source, told: Any) -> str:
+    return hashlib.sha256(json.dumps([kind, source.fingerprint(), told]).encode()).hexdigest()
+
+
+def _matching(source: Source, where: str) -> list[int]:
+    """Row numbers that the condition is true for, in order."""
+    label = f"--where {' '.join(where.split())[:80]!r}"
+    _check_shape(where, label)
+    with _viewed(source, _NUMBER) as (connection, stream), _failing(label, stream):
+        chosen = connection.table(VIEW).filter(where).project(f'"{_NUMBER}"').order(f'"{_NUMBER}"')
+        return [number for batch in _drawn(chosen.to_arrow_reader(1 << 16), label, stream) for number in batch.column(0).to_pylist()]
+
+
+def _check_shape(sql: str, label: str) -> None:
+    try:
+        too_much = fault(tokens(sql))
+    except duckdb.Error as error:
+        raise SourceError(f"{label} is no SQL: {first_line(error)}") from error
+    if too_much is not None:
+        raise SourceError(f"{too_much}; given for {label}")
+
+
+class _Stream:
+    """The source as DuckDB scans it: from the start each time, a batch at a time. ``fault`` is the error that ended a scan."""
+
+    def __init__(self, source: Source, number: str | None) -> None:
+        self._source = source
+        self._number = number
+        self.fault: HarvesterError | None = None
+        self.schema = source.schema if number is None else source.schema.append(pa.field(number, pa.int64()))
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for start, table in _scanned(self._source):
+                if self._number is not None:
+                    table = table.append_column(self._number, pa.array(range(start, start + table.num_rows), pa.int64()))
+                yield from table.cast(self.schema).to_batches()
+        except HarvesterError as error:
+            self.fault = error
+            raise
+
+
+def _scanned(source: Source) -> Iterator[tuple[int, pa.Table]]:
+    """All rows in order, a few at a time, with the number of the first."""
+    for group in source.row_groups():
+        for offset in range(0, group.row_count, BATCH_ROWS):
+            yield group.row_start + offset, source.read(group, offset, min(BATCH_ROWS, group.row_count - offset))
+
+
+@contextmanager
+def _viewed(source: Source, number: str | None) -> Iterator[tuple[duckdb.DuckDBPyConnection, _Stream]]:
+    """A database whose only table is the source, and that reaches no file and no network."""
+    folded: dict[str, str] = {}
+    for name in source.schema.names:
+        if folded.setdefault(name.casefold(), name) != name:
+            raise SourceError(
+                f"the columns {folded[name.casefold()]!r} and {name!r} differ in case only, which SQL cannot tell; rename one"
+            )
+    stream = _Stream(source, number)
+    # One thread: a `Source` has one reader at a time, and a query may scan it twice at once.
+    with duckdb.connect(config={**_CONFIG, "threads": 1}) as connection:
+        connection.register(VIEW, stream)
+        connection.execute("set lock_configuration = true")
+        yield connection, stream
+
+
+@contextmanager
+def _failing(label: str, stream: _Stream) -> Iterator[None]:
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        if stream.fault is not None:
+            raise stream.fault from error
+        columns = listed([name for name in stream.schema.names if name != _NUMBER])
+        raise SourceError(f"{label} failed: {first_line(error)}; the table is named {VIEW}, its columns: {columns}") from error
+
+
+def _drawn(reader: Any, label: str, stream: _Stream) -> Iterator[pa.RecordBatch]:
+    while True:
+        with _failing(label, stream):
+            batch = next(reader, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _taken(source: Source, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """The rows of these numbers, which are in order. Reads no group that holds none, and of a group no further than its last."""
+    at = 0
+    for group in source.row_groups():
+        while at < len(numbers) and numbers[at] < group.row_start + group.row_count:
+            offset = (numbers[at] - group.row_start) // BATCH_ROWS * BATCH_ROWS
+            count = min(BATCH_ROWS, group.row_count - offset)
+            end = at
+            while end < len(numbers) and numbers[end] < group.row_start + offset + count:
+                end += 1
+            wanted = [number - group.row_start - offset for number in numbers[at:end]]
+            table = source.read(group, offset, count)
+            yield from (batch for piece in _runs(table, wanted) for batch in piece.to_batches())
+            at = end
+
+
+def _runs(table: pa.Table, wanted: Sequence[int]) -> Iterator[pa.Table]:
+    start = 0
+    for index in range(1, len(wanted) + 1):
+        if index == len(wanted) or wanted[index] != wanted[index - 1] + 1:
+            yield table.slice(wanted[start], index - start)
+            start = index
