@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from connectors.files.form import TextForm
 from connectors.paths.rules import SourceRules
+from connectors.select import Selection
 from jobs.hint import SchedulingHint
 from jobs.states import JobState
 from jobs.tasks.spec import Task
@@ -32,6 +34,15 @@ MAX_URI_CHARS = 4096
 LAST_TIME_S = 253_402_300_799.0  # the year 9999: later times have no date
 
 
+class Choices(TypedDict):
+    """Keyword arguments of `connectors.open.open_source`."""
+
+    table: str | None
+    query: str | None
+    selection: Selection
+    form: TextForm
+
+
 class SourceSpec(Frozen):
     """Names a source so that any process on the cluster can open it again (`connectors.open.open_source`)."""
 
@@ -40,8 +51,29 @@ class SourceSpec(Frozen):
         max_length=MAX_URI_CHARS,
         description="Absolute path of a file, glob or folder, or a URI (s3://...). Credentials in it are kept apart, as `${NAME}`.",
     )
-    table: str | None = Field(default=None, max_length=MAX_URI_CHARS, description="Table of a .duckdb file.")
-    query: str | None = Field(default=None, max_length=100_000, description="SELECT over a .duckdb file, instead of `table`.")
+    table: str | None = Field(
+        default=None, max_length=MAX_URI_CHARS, description="Table of a database, sheet of a workbook, or split of a Hugging Face data set."
+    )
+    query: str | None = Field(
+        default=None,
+        max_length=100_000,
+        description="SELECT over a database, instead of `table`; or over the table `source`, any other source.",
+    )
+    where: str | None = Field(default=None, max_length=100_000, description="SQL condition on columns: only rows that it is true for.")
+    sample: int | None = Field(default=None, ge=1, description="Only so many rows, drawn at random by `seed`; after `where`.")
+    seed: int = Field(default=0, ge=0, description="The same seed draws the same rows.")
+    limit: int | None = Field(default=None, ge=1, description="Only the first so many rows; after `where` and `sample`.")
+    encoding: str | None = Field(default=None, max_length=64, description="Encoding of text files. None: told by the file, else UTF-8.")
+    ragged: bool = Field(default=False, description="Take rows of CSV that are shorter or longer than the header.")
+
+    def choices(self) -> Choices:
+        """What `connectors.open.open_source` takes beside the address."""
+        return Choices(
+            table=self.table,
+            query=self.query,
+            selection=Selection(self.where, self.sample, self.limit, self.seed),
+            form=TextForm(self.encoding, self.ragged),
+        )
 
 
 class JobRequest(Frozen):

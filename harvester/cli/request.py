@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from connectors.open import is_attached
+from connectors.targets.target import is_table
 from harvester.errors import SourceError, TaskError, UsageError
 from jobs.spec import JobRequest, SourceSpec
 from jobs.tasks.load import load_task, resolve_task
@@ -25,7 +26,15 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 def build_request(
-    source: str, *, table: str | None, query: str | None, task: str | None, options: dict[str, Any], keep: str | None, **fields: Any
+    source: str,
+    *,
+    table: str | None,
+    query: str | None,
+    task: str | None,
+    options: dict[str, Any],
+    keep: str | None,
+    chosen: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> JobRequest:
     """Raises `SourceError` for a local source that is not there, `TaskError` for a file that is no task, `UsageError` for the rest."""
     if table is not None and query is not None:
@@ -34,7 +43,7 @@ def build_request(
     resolve_task(name, inline=inline, options=options)
     try:
         return JobRequest(
-            source=SourceSpec(uri=find_source(source), table=table, query=query),
+            source=SourceSpec(uri=find_source(source), table=table, query=query, **(chosen or {})),
             task=name,
             task_inline=inline,
             options=options,
@@ -73,7 +82,7 @@ def find_source(source: str) -> str:
         kind, _, rest = source.partition(":")
         return f"{kind}:{Path(rest).expanduser().absolute()}" if kind.lower() in ("duckdb", "sqlite") else source
     path = Path(source).expanduser().absolute()
-    if path.exists():
+    if path.exists() or (is_table(source) and Path(str(path).rpartition(":")[0]).exists()):
         return str(path)
     if _GLOB.search(source):
         # An absolute pattern, which Path.glob does not take.

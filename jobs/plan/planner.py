@@ -79,9 +79,7 @@ class JobPlanner:
     ) -> JobPlan:
         spec = request.source
         most = None if limits is None else limits.max_copied_bytes
-        with open_source(
-            uri, table=spec.table, query=spec.query, snapshot_dir=staging / "input", rules=rules, max_copied_bytes=most
-        ) as source:
+        with open_source(uri, **spec.choices(), snapshot_dir=staging / "input", rules=rules, max_copied_bytes=most) as source:
             return plan_job(
                 request,
                 source,

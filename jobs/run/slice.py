@@ -16,7 +16,7 @@ from connectors.base import Sink, Source
 from connectors.errors import DamageError, SourceError
 from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
-from connectors.text import TextProblem, texts
+from connectors.text import TextProblem, rows, texts
 from jobs.folder import StateFolder, part_name
 from jobs.plan.columns import columns_needed
 from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
@@ -54,8 +54,7 @@ class SourceCache:
             raise SourceError(f"the requests of batch {job.id} were removed when its files were; make a new batch of them")
         source = open_source(
             opened(spec.uri, self._folder.jobs / job.id),
-            table=spec.table,
-            query=spec.query,
+            **spec.choices(),
             snapshot_dir=self._folder.snapshot(job.id),
             fingerprint=job.fingerprint,
             rules=job.rules,
@@ -108,21 +107,20 @@ class SliceFiles:
         """For each row of the slice its columns and its text cell."""
         column = self.job.column
         if column is None:
-            return self.table.to_pylist(), None
+            return rows(self.table), None
         others = self.table.drop_columns([column])
-        rows: list[Mapping[str, Any]] = others.to_pylist() if others.num_columns else [{}] * self.table.num_rows
-        return rows, texts(self.table.column(column))
+        return rows(others), texts(self.table.column(column))
 
     def publish(self) -> PartStats:
         """Write the part, durable and whole. Returns what it holds.
 
         A holder so slow that its slice was finished and retried without it leaves the newer part alone; the ledger will not take its word.
         """
-        rows = [self.spool.rows[row_id] for row_id in sorted(self.spool.rows)]
-        part = self._part(rows)
+        finished = [self.spool.rows[row_id] for row_id in sorted(self.spool.rows)]
+        part = self._part(finished)
         stats = part_stats(part, self.lease.generation, self.spool.recomputed)
         if self.job.endpoint is None:  # requests of a batch differ too much to tell the length of others
-            stats = stats.model_copy(update={"lengths": answer_lengths(rows)})
+            stats = stats.model_copy(update={"lengths": answer_lengths(finished)})
         there = part_stats_of(self.sink, self.lease)
         if there is None or there.generation <= self.lease.generation:
             self.sink.write(part_name(self.lease.slice.slice_id), part, {STATS_KEY: stats.model_dump_json()})
@@ -139,11 +137,11 @@ class SliceFiles:
         self.sink.write(part_name(self.lease.slice.slice_id), part, {})
         return part_stats(part, self.lease.generation, 0)
 
-    def _part(self, rows: list[Row]) -> pa.Table:
+    def _part(self, finished: list[Row]) -> pa.Table:
         schema = result_schema(self.source.schema, self.job.keep, self.job.task)
         start = self.lease.slice.row_start
-        inputs = self.table.select(list(self.job.keep)).take([row.row_id - start for row in rows])
-        part = part_table(schema, rows, inputs)
+        inputs = self.table.select(list(self.job.keep)).take([row.row_id - start for row in finished])
+        part = part_table(schema, finished, inputs)
         return part if self.kept is None else pa.concat_tables([self.kept.cast(part.schema), part]).sort_by("row_id")
 
 

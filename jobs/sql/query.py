@@ -20,6 +20,7 @@ from jobs.ledger.store import TABLES, read_ledger, statements
 from jobs.result import result_schema
 from jobs.spec import JobSpec
 from jobs.sql.guard import check_query
+from jobs.sql.named import with_tables
 from jobs.tasks.spec import Task
 
 BATCH_ROWS = 4096  # of a long result: bounds memory where rows are whole documents
@@ -71,6 +72,7 @@ def run(connection: duckdb.DuckDBPyConnection, state_dir: Path, query: str, batc
     """
     with _mapped(connection, query):
         check_query(connection, query, state_dir)
+        query = with_tables(query)
     return run_checked(connection, query, batch_rows)
 
 

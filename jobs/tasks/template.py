@@ -1,7 +1,8 @@
 """Prompt templates: text with ``{column}`` places, ``{{`` and ``}}`` for braces, and nothing else to learn.
 
-A place holds a name: letters, digits, ``_``, and within it spaces and ``-``; not digits alone. No attribute, index, conversion or format
-(``{a.b}``, ``{a[0]}``, ``{a!r}``, ``{a:>9}``) is read, so a template can reach nothing but the values it is given.
+A place holds a name: letters, digits, ``_``, and within it spaces, ``.`` and ``-``; not digits alone. Any other name stands in quotes,
+with a quote in it doubled: ``{"price (EUR)"}``. ``{a.b}`` is the column named ``a.b``: no attribute, index, conversion or format
+(``{a[0]}``, ``{a!r}``, ``{a:>9}``) is read, so a template can reach nothing but the values it is given.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from jobs.tasks.spec import Task
 
 TEXT_PLACE = "text"  # stands for the job's text column, so no task option may have its name
 
-_TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
-_NAME = re.compile(r"(?!\d+\Z)\w(?:[\w \-]*\w)?")
+_TOKEN = re.compile(r'\{\{|\}\}|\{"(?:[^"]|"")+"\}|\{[^{}]*\}|[{}]')
+_NAME = re.compile(r"(?!\d+\Z)\w(?:[\w .\-]*\w)?")
+_QUOTED = re.compile(r'"((?:[^"]|"")+)"')
 
 
 class Part(NamedTuple):
@@ -44,12 +46,27 @@ def parse(template: str, origin: str = "template") -> tuple[Part, ...]:
         token = match.group()
         if token in ("{{", "}}"):
             literal += token[0]
-        elif _NAME.fullmatch(token[1:-1]):
-            parts.append(Part(literal, token[1:-1]))
+        elif (name := _named(token[1:-1])) is not None:
+            parts.append(Part(literal, name))
             literal = ""
         else:
             raise TaskError(f"{origin}, {_where(template, match.start())}: {_fault(token)}")
     return (*parts, Part(literal + template[end:], None))
+
+
+def _named(inner: str) -> str | None:
+    """The column that a place names; None where it names none."""
+    quoted = _QUOTED.fullmatch(inner)
+    if quoted:
+        return quoted[1].replace('""', '"')
+    return inner if _NAME.fullmatch(inner) else None
+
+
+def place_of(name: str) -> str:
+    """The place that names a column."""
+    if _NAME.fullmatch(name):
+        return f"{{{name}}}"
+    return '{"' + name.replace('"', '""') + '"}'
 
 
 def _where(template: str, offset: int) -> str:
@@ -66,7 +83,10 @@ def _fault(token: str) -> str:
         return "{} names no column; write {text} for the job's text column"
     shown = " ".join(token.split())
     shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
-    return f"{shown} is not a column place: a name of letters, digits, _, - and spaces is; write {{{{ and }}}} for braces"
+    return (
+        f"{shown} is not a column place: a name of letters, digits, _, -, . and spaces is, or any name in quotes; "
+        "write {{ and }} for braces"
+    )
 
 
 def places(template: str) -> tuple[str, ...]:
@@ -95,7 +115,7 @@ def fill(template: str, values: Mapping[str, object]) -> str:
     for literal, place in parse(template):
         pieces.append(escape(literal))
         if place is not None:
-            pieces.append(escape(plain_text(values[place])) if place in values else f"{{{place}}}")
+            pieces.append(escape(plain_text(values[place])) if place in values else place_of(place))
     return "".join(pieces)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -112,7 +113,7 @@ def test_sql_json_prints_one_array_even_of_no_rows(cli):
 
 def test_values_that_json_does_not_know_are_told_in_its_terms(cli):
     query = "select 'nan'::double as n, date '2020-01-02' as d, 1.50::decimal(5,2) as m, 'ab'::blob as b, {'x': [1]} as s"
-    row = {"n": None, "d": "2020-01-02", "m": "1.50", "b": "YWI=", "s": {"x": [1]}}
+    row = {"n": None, "d": "2020-01-02", "m": 1.5, "b": "YWI=", "s": {"x": [1]}}
     assert json.loads(cli("sql", query, "--json").stdout) == [row]
 
 
@@ -127,10 +128,22 @@ def test_a_table_on_the_screen_is_cut_and_says_so(cli):
     assert cli("sql", "from range(3)", "--limit", "3").stderr == ""
 
 
-def test_parquet_is_refused_on_the_screen(cli):
-    result = cli("sql", "select 1", "--format", "parquet")
-    assert result.exit_code == 2
-    assert "-o FILE.parquet" in result.stderr
+def test_parquet_goes_into_a_pipe(cli):
+    result = cli("sql", "select 1 as one", "--format", "parquet")
+    assert result.exit_code == 0
+    assert pq.read_table(io.BytesIO(result.stdout_bytes)).to_pylist() == [{"one": 1}]
+
+
+def test_numbers_of_any_size_are_numbers_in_json_where_they_are_exact(cli):
+    query = "select sum(i) as s, 0.12345678901234567891 as d, interval '1 month 2 days 3 seconds' as t from range(5) as r(i)"
+    assert json.loads(cli("sql", query, "--format", "json").stdout) == [{"s": 10, "d": "0.12345678901234567891", "t": "P1M2DT3S"}]
+
+
+def test_a_table_that_into_wrote_is_read_by_the_name_that_into_takes(cli, tmp_path):
+    with duckdb.connect(tmp_path / "shop.duckdb") as connection:
+        connection.execute("create table docs as select 7 as n; create table harvester_parts as select 1 as x")
+    for name in ("shop.duckdb:docs", "shop.duckdb"):
+        assert json.loads(cli("sql", f"select n from '{tmp_path / name}'", "--json").stdout) == [{"n": 7}]
 
 
 def test_a_file_name_without_a_known_ending_is_refused(cli, tmp_path):

@@ -47,7 +47,10 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
         "--weight", "3", "--deadline", "2286-11-20T17:46:40Z", "--new",
     )  # fmt: skip
     assert sent(server) == {
-        "source": {"uri": str(docs), "table": None, "query": None},
+        "source": {
+            **{"uri": str(docs), "table": None, "query": None, "where": None, "sample": None, "seed": 0},
+            **{"limit": None, "encoding": None, "ragged": False},
+        },
         "task": "classify",
         "task_inline": None,
         "options": {"labels": ["a", "b"]},

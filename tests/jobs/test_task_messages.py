@@ -215,8 +215,9 @@ def test_a_reference_leads_through_objects_lists_and_escaped_names() -> None:
         ("}", "line 1, character 1: a } closes nothing; write }} for a brace"),
         ("{}", "line 1, character 1: {} names no column; write {text} for the job's text column"),
         (
-            "{a.b}",
-            "line 1, character 1: {a.b} is not a column place: a name of letters, digits, _, - and spaces is; write {{ and }} for braces",
+            "{a@b}",
+            "line 1, character 1: {a@b} is not a column place: a name of letters, digits, _, -, . and spaces is, or any name in quotes; "
+            "write {{ and }} for braces",
         ),
     ],
 )
@@ -227,10 +228,10 @@ def test_a_wrong_template(template: str, message: str) -> None:
 
 
 def test_a_long_place_is_cut_and_the_template_named_where_nobody_says_what_it_is() -> None:
-    with pytest.raises(TaskError, match=rf"^template, line 1, character 1: \{{a\.{'b' * 34}\.\.\. is not a column place: "):
-        places("{a." + "b" * 60 + "}")
-    with pytest.raises(TaskError, match=rf": \{{a\.{'b' * 36}\}} is not a column place: "):
-        places("{a." + "b" * 36 + "}")
+    with pytest.raises(TaskError, match=rf"^template, line 1, character 1: \{{a@{'b' * 34}\.\.\. is not a column place: "):
+        places("{a@" + "b" * 60 + "}")
+    with pytest.raises(TaskError, match=rf": \{{a@{'b' * 36}\}} is not a column place: "):
+        places("{a@" + "b" * 36 + "}")
 
 
 def test_a_name_that_is_nearly_right() -> None:

@@ -170,7 +170,7 @@ def test_a_schema_that_is_none_says_why(schema: dict[str, Any], message: str) ->
     [
         pytest.param("promt: x", "unknown key promt; did you mean prompt?", id="near-key"),
         pytest.param("name: x", "key prompt is missing", id="no-prompt"),
-        pytest.param("prompt: '{a.b}'", "prompt, line 1, character 1: {a.b} is not a column place", id="bad-template"),
+        pytest.param("prompt: '{a@b}'", "prompt, line 1, character 1: {a@b} is not a column place", id="bad-template"),
         pytest.param("prompt: '{text}'\nsystem: '{'", "system, line 1, character 1: a { is not closed", id="bad-system"),
         pytest.param(
             "prompt: '{text}'\nanswer: yaml", "answer: Input should be 'text', 'choice' or 'json' (given 'yaml')", id="bad-answer"

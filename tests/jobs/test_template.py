@@ -52,7 +52,7 @@ def test_a_filled_value_adds_no_place(value: str, text: str) -> None:
         pytest.param("{a{b}}", "line 1, character 1", "not closed", id="nested"),
         pytest.param("x {}", "line 1, character 3", "names no column", id="empty"),
         pytest.param("{0}", "line 1, character 1", "{0}", id="number"),
-        pytest.param("{a.b}", "line 1, character 1", "{a.b}", id="attribute"),
+        pytest.param("{a@b}", "line 1, character 1", "{a@b}", id="attribute"),
         pytest.param("{a[0]}", "line 1, character 1", "{a[0]}", id="index"),
         pytest.param("{a!r}", "line 1, character 1", "{a!r}", id="conversion"),
         pytest.param("{a:>9}", "line 1, character 1", "{a:>9}", id="format"),
@@ -92,3 +92,9 @@ def test_a_place_without_a_value_is_a_column_error() -> None:
 )
 def test_a_value_is_written_as_plain_text(value: object, text: str) -> None:
     assert plain_text(value) == text
+
+
+def test_any_column_name_stands_in_quotes_and_a_dot_is_part_of_a_name() -> None:
+    values = {"Review.Text": 1, "a b": 2, "price (EUR)": 3, 'q"x': 4}
+    assert render('{Review.Text} {"a b"} {"price (EUR)"} {"q""x"}', values) == "1 2 3 4"
+    assert fill('{"price (EUR)"} {a}', {"a": "{"}) == '{"price (EUR)"} {{'

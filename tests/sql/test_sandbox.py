@@ -143,7 +143,7 @@ def test_a_query_beyond_the_memory_limit_is_refused(state: Path, monkeypatch: py
 
 def test_values_are_such_as_json_holds(state: Path) -> None:
     found = answer(state, "select 'nan'::double, date '2020-01-02', 1.5::decimal(3, 1), 'ab'::blob, [1, 2], 170141183460469231731::hugeint")
-    assert found.rows == ((None, "2020-01-02", "1.5", "YWI=", [1, 2], "170141183460469231731"),)
+    assert found.rows == ((None, "2020-01-02", 1.5, "YWI=", [1, 2], "170141183460469231731"),)
 
 
 def test_a_query_of_a_megabyte_is_refused(state: Path) -> None:

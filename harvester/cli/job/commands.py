@@ -43,6 +43,12 @@ def submit(
     id_column: options.IdColumn = None,
     table: options.Table = None,
     query: options.Query = None,
+    where: options.Where = None,
+    sample: options.Sample = None,
+    seed: options.Seed = 0,
+    limit: options.Limit = None,
+    encoding: options.Encoding = None,
+    ragged: options.Ragged = False,
     model: options.Model = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -65,6 +71,7 @@ def submit(
     \b
     Example:
         harvester submit docs.parquet --task summarize --watch
+        harvester submit docs.parquet --where "lang = 'en'" --limit 10 --watch
         harvester submit reviews.parquet --labels positive,negative --column text
         harvester submit shop.duckdb --query "select * from reviews" --prompt "Is this about price? {text}"
         harvester submit docs.parquet --task ./tone.yaml --option tone=calm
@@ -74,7 +81,8 @@ def submit(
     target = None if into is None else checked_target(into, here)
     due = None if deadline is None else parse_deadline(deadline, time.time())
     asks = {"labels": labels.split(",") if labels else None, "schema": read_schema(schema), "to": to, "prompt": prompt}
-    reads: dict[str, Any] = {"table": table, "query": query, "column": column, "keep": keep, "id_column": id_column}
+    chosen = {"where": where, "sample": sample, "seed": seed, "limit": limit, "encoding": encoding, "ragged": ragged}
+    reads: dict[str, Any] = {"table": table, "query": query, "chosen": chosen, "column": column, "keep": keep, "id_column": id_column}
     limits: dict[str, Any] = {"on_long": on_long, "max_error_rate": max_error_rate, "weight": weight, "deadline_at_s": due, "new": new}
     sampled: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:

@@ -11,6 +11,7 @@ from typing import Any
 
 from connectors.base import Source
 from connectors.open import open_source
+from connectors.text import rows
 from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Message
 from jobs.forecast.finish import Left, Span, finish
@@ -45,20 +46,20 @@ def estimate(request: JobRequest, known: Known) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="harvester-plan-") as scratch:
         spec = request.source
-        with open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=Path(scratch)) as source:
+        with open_source(spec.uri, **spec.choices(), snapshot_dir=Path(scratch)) as source:
             plan = plan_job(request, source, model=request.model or known.model, harvest=HarvestConfig(), now_s=time.time(), token="0000")
             prompts = _sample(source, plan.spec)
-    rows = plan.spec.rows_total
+    rows_total = plan.spec.rows_total
     per_row, counted = _tokens(prompts, known)
-    prompt_tokens, max_output = round(per_row * rows), rows * plan.spec.task.max_tokens
+    prompt_tokens, max_output = round(per_row * rows_total), rows_total * plan.spec.task.max_tokens
     lengths = known.lengths(plan.spec)
     spread = lengths.spread() if lengths else None
-    output = None if spread is None else min(round(spread[0] * rows), max_output)
-    left = Left(prompt_tokens + (max_output if output is None else output), 0.0 if spread is None else spread[1] * rows**0.5)
+    output = None if spread is None else min(round(spread[0] * rows_total), max_output)
+    left = Left(prompt_tokens + (max_output if output is None else output), 0.0 if spread is None else spread[1] * rows_total**0.5)
     expected = finish(left, known.spans)
     seconds = sum(span.seconds for span in known.spans)
     return {
-        "rows": rows,
+        "rows": rows_total,
         "slices": len(plan.slices),
         "task": plan.spec.task.name,
         "column": plan.spec.column,
@@ -103,8 +104,8 @@ def _sample(source: Source, spec: JobSpec) -> list[tuple[Message, ...]]:
     for group in groups[:: max(1, len(groups) // SAMPLE_GROUPS)][:SAMPLE_GROUPS]:
         table = source.read(group, 0, min(SAMPLE_ROWS, group.row_count), columns_needed(spec.model_copy(update={"keep": ()})))
         try:
-            rows = table.to_pylist()
+            sampled = rows(table)
         except UnicodeDecodeError:
             continue
-        prompts += [build_messages(spec.task, spec.column, row) for row in rows]
+        prompts += [build_messages(spec.task, spec.column, row) for row in sampled]
     return prompts

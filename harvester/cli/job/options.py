@@ -43,8 +43,21 @@ Keep = Annotated[
 IdColumn = Annotated[
     str | None, typer.Option("--id-column", metavar="C", help="Column that identifies rows; submit fails if its values are not unique.")
 ]
-Table = Annotated[str | None, typer.Option("--table", metavar="T", help="Table to read, if SOURCE is a database.")]
-Query = Annotated[str | None, typer.Option("--query", metavar="SQL", help="SELECT to read, if SOURCE is a database.")]
+Table = Annotated[
+    str | None, typer.Option("--table", metavar="T", help="Table of a database, sheet of a workbook, or split of a data set.")
+]
+Query = Annotated[
+    str | None, typer.Option("--query", metavar="SQL", help="SELECT to read from a database; any other SOURCE is the table source in it.")
+]
+Where = Annotated[str | None, typer.Option("--where", metavar="SQL", help="Only rows that this SQL condition is true for.")]
+Sample = Annotated[int | None, typer.Option("--sample", metavar="N", min=1, help="Only N rows, drawn at random; see --seed.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of --sample: the same one draws the same rows.")]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N rows, after --where and --sample.")]
+Encoding = Annotated[
+    str | None,
+    typer.Option("--encoding", metavar="E", help="Encoding of text files, such as cp1252. Default: told by the file, else UTF-8."),
+]
+Ragged = Annotated[bool, typer.Option("--ragged", help="Take CSV rows shorter or longer than the header: nulls, and columns of their own.")]
 Model = Annotated[
     str | None,
     typer.Option(

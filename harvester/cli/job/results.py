@@ -148,7 +148,7 @@ def _print_table(reader: pa.RecordBatchReader, limit_rows: int) -> None:
 
 def _export(here: Invocation, reader: pa.RecordBatchReader, output: Path | None, state_dir: Path, shape: Format) -> None:
     if output is None:
-        if shape is Format.PARQUET:
+        if shape is Format.PARQUET and sys.stdout.isatty():
             raise UsageError("Parquet cannot be printed to a screen; write a file with -o FILE.parquet")
         write(sys.stdout.buffer, shape, reader.schema, batches(reader))
         sys.stdout.flush()
