@@ -48,8 +48,15 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
     )  # fmt: skip
     assert sent(server) == {
         "source": {
-            **{"uri": str(docs), "table": None, "query": None, "where": None, "sample": None, "seed": 0},
-            **{"limit": None, "encoding": None, "ragged": False},
+            "uri": str(docs),
+            "table": None,
+            "query": None,
+            "where": None,
+            "sample": None,
+            "seed": 0,
+            "limit": None,
+            "encoding": None,
+            "ragged": False,
         },
         "task": "classify",
         "task_inline": None,
