@@ -40,9 +40,10 @@ test: setup ## run every test, the fast ones first
 	$(PY) -m pytest -q -m serve tests/doors
 	$(PY) -m pytest -q -m 'not long' tests/acceptance
 
-test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, the whole GPU bench on a CPU
+test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, a fleet of machines, the whole GPU bench on a CPU
 	$(ENGINES) -m long tests/engine
 	$(PY) -m pytest -q -m long tests/doors tests/bench tests/acceptance
+	$(PY) -m pytest -q -m long tests/fleet
 
 check: setup ## lint, format, types, and the walls between layers
 	.venv/bin/ruff check

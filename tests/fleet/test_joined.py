@@ -1,0 +1,91 @@
+"""A Ray cluster of three machines that `harvester serve --address` joins: where things are, who gets the chats, what a change of replicas
+costs, and what is left when the server's own process is killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.fleet.machines import Fleet
+from tests.fleet.server import FleetServer
+from tests.real_server import ids
+from tests.scripted_server import Stream, wait_until, whole
+
+pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(1800)]
+CHATS, LEAST = 300, 60  # of them on each of three machines
+LONG, SHORT = 150, 3  # tokens, ten a second
+ROWS, DELAY_S = 240, 0.3
+HARVEST: dict[str, Any] = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0}
+
+
+@pytest.fixture(scope="module")
+def server(fleet: Fleet, disk: Path) -> Iterator[FleetServer]:
+    running = FleetServer(fleet, disk / "state", delay_s=DELAY_S, replicas=3, harvest=HARVEST)
+    with running:
+        yield running
+
+
+def submitted(server: FleetServer, disk: Path, rows: int = ROWS) -> str:
+    table = disk / f"rows-{rows}.parquet"
+    pq.write_table(pa.table({"text": [f"row {row}" for row in range(rows)]}), table)
+    return str(server.submit(source={"uri": str(table)}, task="summarize", column="text")["id"])
+
+
+def test_the_ledger_and_the_applications_are_on_the_head(server: FleetServer) -> None:
+    assert {role: server.where(role) for role in ("ledger", "jobs app", "batches app")} == {
+        "ledger": ["n0"],
+        "jobs app": ["n0"],
+        "batches app": ["n0"],
+    }
+    assert sorted(server.where("replica")) == ["n0", "n1", "n2"]
+
+
+def test_every_replica_gets_its_share_of_chats(server: FleetServer) -> None:
+    seen: Counter[str] = Counter()
+    with httpx.Client() as client:
+        for _ in range(CHATS):
+            answer = client.post(f"{server.url}/v1/chat/completions", json={"max_tokens": 0}, timeout=60)
+            seen[answer.headers["x-replica"]] += 1
+    assert len(seen) == 3
+    assert min(seen.values()) >= LEAST, seen
+
+
+def test_fewer_replicas_cut_no_stream_and_compute_no_row_twice(server: FleetServer, disk: Path) -> None:
+    job = submitted(server, disk)
+    server.wait_rows(job, 10)
+    streams = [Stream(server.url, LONG) for _ in range(6)]
+    for stream in streams:
+        stream.begun()
+    server.redeploy({"replicas": 1, "harvest": HARVEST}, DELAY_S)
+    server.redeploy({"replicas": 3, "harvest": HARVEST}, DELAY_S)
+    assert all(whole(streams)), [(stream.got, stream.error) for stream in streams]
+    view = server.wait_rows(job, ROWS + 1)
+    assert (view["state"], view["rows_ok"], view["rows_recomputed"]) == ("completed", ROWS, 0)
+    assert ids(server.state, job) == list(range(ROWS))
+
+
+def test_a_server_that_was_killed_takes_the_running_applications_over(server: FleetServer) -> None:
+    wait_until(lambda: len(server.where("replica")) == 3, "three replicas")
+    before = {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)}
+    stream = Stream(server.url, LONG)
+    stream.begun()
+    server.kill_main()
+    server.start()
+    assert whole([stream, Stream(server.url, SHORT)]) == [True, True]
+    assert {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)} == before
+
+
+def test_stop_ends_what_a_killed_server_has_left_in_the_cluster(server: FleetServer) -> None:
+    server.kill_main()
+    done = server.harvester("stop")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: not server.find("replica") and not server.find("ledger"), "the applications to go")
+    server.start()
+    assert whole([Stream(server.url, SHORT)]) == [True]
