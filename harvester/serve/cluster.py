@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,18 +14,24 @@ from typing import Any, Self
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, LoggingConfig, ProxyStatus
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
-from harvester.errors import EngineError
-from harvester.serve.deployments.actor import NAMESPACE, start_ledger
+from harvester.errors import ConfigError, EngineError
+from harvester.serve.deployments.actor import NAMESPACE, ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES, openai_apps
+from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.replicas import CHAT_APP
-from harvester.serve.environment import use_haproxy
+from harvester.serve.environment import asked_with, process_variables, use_haproxy
 from harvester.serve.node import OwnNode, ports_of_agents
+from harvester.serve.nodes import check_ports, root_cause, session_logs
+from harvester.serve.port import check_port
 from harvester.serve.processes import mark_of
 from harvester.serve.runtime import ray_folder, runtime_folder
 from harvester.timers import patient_children
@@ -52,7 +57,8 @@ class Cluster:
         self._chat_app = chat_app
         self._pid = pid
         self.node: OwnNode | None = None  # while it runs, where this process has started it
-        self._ledger = f"ledger-{mark_of(folder.root)}"
+        self._ledger = ledger_name(folder.root)
+        self._found = False  # in a joined cluster, from an earlier server of this state
 
     def __enter__(self) -> Self:
         options: dict[str, Any] = {
@@ -66,7 +72,7 @@ class Cluster:
             options |= {"address": "local", "num_cpus": needed, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
             options["_temp_dir"] = str(ray_folder(runtime_folder(self._folder, mark_of(self._folder.root))))
         else:
-            options |= {"address": self._config.address}
+            options |= {"address": self._config.address, "runtime_env": {"env_vars": process_variables()}}
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
@@ -76,8 +82,8 @@ class Cluster:
             if self._config.address is None:
                 raise
             raise EngineError(
-                f"no Ray cluster answers at {self._config.address}, or it takes another token than ours (RAY_AUTH_TOKEN); "
-                "start one with: ray start --head"
+                f"no Ray cluster answers at {self._config.address}, or it takes another token: {asked_with()}; "
+                "give it the token of the head's ~/.ray/auth_token as RAY_AUTH_TOKEN, or start a cluster with: ray start --head"
             ) from error
         self.node = OwnNode() if self._config.address is None else None
         self._link_logs()
@@ -94,8 +100,10 @@ class Cluster:
 
         ``wait_for`` is told what is waited for.
         """
+        if self._config.address is not None:
+            self._look_around()
         wait_for("the ledger to open")
-        start_ledger(self._ledger, self._folder.root, self._config.harvest.lease_s, self._config.deadlines)
+        start_ledger(self._ledger, self._folder.root, self._config.harvest.lease_s, self._config.deadlines, ledger_options(self._config))
         wait_for("Ray Serve and its HAProxy to start")
         with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
             serve.start(
@@ -122,6 +130,21 @@ class Cluster:
         serve.run_many(apps, wait_for_applications_running=False)
         wait_for("the model to load, and the applications to answer")
         self._wait_running(stop)
+
+    def _look_around(self) -> None:
+        """In a joined cluster: are an earlier server's applications there, or else, can its nodes listen. Raises `HarvesterError`."""
+        try:
+            client: Any = _get_global_client()
+            http = client.http_config
+        except RayServeException:  # no Serve yet
+            check_ports(self._config.host, self._config.port, check_port)
+            return
+        if http.port != self._config.port:
+            raise ConfigError(
+                f"Ray Serve listens on port {http.port} in the cluster at {self._config.address}, not on {self._config.port}; "
+                f"give --port {http.port}, or end Serve there first: serve shutdown"
+            )
+        self._found = CHAT_APP in serve.status().applications
 
     def drain(self, hurry: threading.Event) -> None:
         """Take no more chats and let those that are open end, for `drain_s` at the longest. The applications beside it answer meanwhile."""
@@ -153,28 +176,26 @@ class Cluster:
             for name in APPS:
                 if name in apps and apps[name].status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
                     reason = _reason(apps[name])
-                    cause = _root_cause() if "root cause" in reason else None
+                    cause = root_cause() if "root cause" in reason else None
                     raise EngineError(f"{reason.split(' See root cause')[0]} Cause: {cause}" if cause else reason)
             time.sleep(0.2)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._config.address is not None:
-            for name in APPS:
-                serve.delete(name, _blocking=True)
-            ray.kill(ray.get_actor(self._ledger, namespace=NAMESPACE))
+        if self._config.address is not None and (error is None or not self._found):  # what ran before stays where a change of it failed
+            leave(self._ledger)
         ray.shutdown()
 
 
-def session_logs() -> Path:
-    node = ray._private.worker.global_worker.node
-    return Path(node.get_logs_dir_path()) if node is not None else Path("/tmp/ray/session_latest/logs")
-
-
-def _root_cause() -> str | None:
-    """The last error in the logs of vLLM's processes; Serve only sees that they ended."""
-    pattern = re.compile(r"ERROR [^\]]+\] (\w*(?:Error|Exception)): (.+)")
-    found = [m for log in session_logs().glob("worker-*.out") for m in pattern.finditer(log.read_text("utf-8", "replace"))]
-    return found[-1].group(2).strip() if found else None
+def leave(ledger: str) -> None:
+    """End the applications and the ledger of a joined cluster; the cluster stays."""
+    for name in APPS:
+        with suppress(RayServeException, RayError):  # where Serve, or the application, is not there
+            serve.delete(name, _blocking=True)
+    with suppress(RayServeException, RayError):
+        if not serve.status().applications:  # else its ports stay open
+            serve.shutdown()
+    with suppress(ValueError):
+        ray.kill(ray.get_actor(ledger, namespace=NAMESPACE))
 
 
 def _reason(app: Any) -> str:

@@ -32,38 +32,69 @@ def use_haproxy(config: ServeConfig) -> bool:
     return config.ingress == "haproxy"
 
 
-def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> None:
-    """Set the variables of this process, which Ray's processes inherit. What the user has set already stays."""
-    runtime = runtime_folder(folder, mark)
-    values = {
-        MARK: mark,
+def process_variables() -> dict[str, str]:
+    """What every process of Ray's that runs our code reads, on whichever machine it is."""
+    return {
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a chat token leaves on the loop it was made on
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_worker_niceness": "0",  # Ray's 15 would pass to vLLM: any client on the same cores would outrank chat
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # `drain_s` is for those that work; one that does not is replaced at once
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve and Ray look after themselves less often: on few cores that is felt
-        "RAY_enable_metrics_collection": "0",
-        "RAY_task_events_report_interval_ms": "0",
-        "RAY_raylet_report_resources_period_milliseconds": "1000",
-        "VLLM_RPC_BASE_PATH": str(runtime),
+        "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONSAFEPATH": "1",
     }
+
+
+def node_variables() -> dict[str, str]:
+    """What the raylet of a node reads when it starts; for a node of one's own, `harvester env` prints them."""
+    return {
+        "RAY_worker_niceness": "0",  # Ray's 15 would pass to vLLM: any client on the same cores would outrank chat
+        "RAY_enable_metrics_collection": "0",
+        "RAY_task_events_report_interval_ms": "0",
+        "RAY_raylet_report_resources_period_milliseconds": "1000",
+        "RAY_agent_register_timeout_ms": "300000",
+        "RAY_worker_register_timeout_seconds": "300",
+        "RAY_health_check_timeout_ms": "60000",
+    }
+
+
+def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> None:
+    """Set the variables of this process, which Ray's processes inherit. What the user has set already stays."""
+    runtime = runtime_folder(folder, mark)
+    values = process_variables() | {"RAY_DEDUP_LOGS": "0", "VLLM_RPC_BASE_PATH": str(runtime)}
     ours = {MARK: mark}
     if use_haproxy(config):
         values |= _haproxy(runtime, mark)
         ours["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(_launcher(config, runtime))
     if config.address is None:
+        values |= node_variables()
         ours |= _own_cluster(runtime)
-    elif "RAY_AUTH_TOKEN" in os.environ or (Path.home() / ".ray" / "auth_token").exists():
+    elif token_from() is not None:
         values["RAY_AUTH_MODE"] = "token"  # as `ray start` has it by default; without, its cluster does not answer
     for name, value in values.items():
         os.environ.setdefault(name, value)
     os.environ.update(ours)
+
+
+def token_from() -> str | None:
+    """Where Ray would read the token of a cluster; None where there is none, so that we ask without."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        if os.environ.get(name):
+            return name
+    path = Path.home() / ".ray" / "auth_token"
+    return str(path) if path.exists() else None
+
+
+def asked_with() -> str:
+    """How this process asks a cluster that it joins, for an error's message."""
+    mode, source = os.environ.get("RAY_AUTH_MODE", "disabled"), token_from()
+    if mode != "token":
+        return "asked without a token (RAY_AUTH_MODE=disabled)"
+    return (
+        f"asked with RAY_AUTH_MODE=token and the token of {source}" if source else "asked with RAY_AUTH_MODE=token, but there is no token"
+    )
 
 
 def _haproxy(folder: Path, mark: str) -> dict[str, str]:
@@ -117,9 +148,6 @@ def _own_cluster(runtime: Path) -> dict[str, str]:
         "RAY_gcs_storage": "rocksdb",  # a GCS that died is replaced, and knows what the one before it knew
         "RAY_gcs_storage_path": str(tables),
         "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
-        "RAY_agent_register_timeout_ms": "300000",
-        "RAY_worker_register_timeout_seconds": "300",
-        "RAY_health_check_timeout_ms": "60000",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from harvester.config import ServeConfig
-from harvester.errors import ConfigError, HarvesterError
+from harvester.errors import ConfigError, EngineError
 from harvester.serve.access.gate import check_listening
 from harvester.serve.access.origin import is_loopback
-from harvester.serve.environment import front_of
+from harvester.serve.environment import front_of, token_from
 from harvester.serve.notify import notify
+from harvester.serve.port import check_port
 from harvester.serve.processes import mark_of, stop_marked
 from harvester.serve.runtime import clear, runtime_folder
 from harvester.serve.session import Deployment
@@ -54,15 +56,15 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         from harvester.engine.launch.defaults import check_gpus, described
         from harvester.engine.launch.models import choose_model
 
-        if not cpu:
+        if not cpu and config.address is None:
             check_gpus(config)
-        choice = choose_model(config.model, config.served_model_name)
+        choice = choose_model(config.model, config.served_model_name, elsewhere=config.address is not None)
         engine = described(config, cpu=cpu, embedded=choice.embedded)
         url = f"http://{'127.0.0.1' if config.host in ('0.0.0.0', '::') else config.host}:{config.port}"
         on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url, "engine": engine})
 
         def on_ready() -> None:
-            _write_server_file(folder, url, choice.name)
+            _write_server_file(folder, url, choice.name, config.address)
             notify("READY=1")
             told = {"url": url, "model": choice.name, "seconds": round(time.monotonic() - began_s, 1)}
             on_event("ready", {**told, "open_to": open_to})
@@ -78,22 +80,6 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             stop_marked(mark)
             clear(runtime_folder(folder, mark))
         on_event("stopped", {})
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise `PortError` if the port cannot be listened on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = "is in use" if error.errno == 98 else f"cannot be used ({error.strerror})"
-            raise PortError(f"port {port} on {host} {reason}; stop what listens there or choose another with --port") from error
-
-
-class PortError(HarvesterError):
-    code = "port"
 
 
 def _device(config: ServeConfig) -> str:
@@ -135,8 +121,35 @@ def _signals(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _write_server_file(folder: StateFolder, url: str, model: str) -> None:
-    about = {"pid": os.getpid(), "url": url, "model": model, "started_at_s": time.time(), "state": str(folder.root)}
+def end_joined(address: str, state_dir: Path) -> None:
+    """End what a server that is not there any more has left in the cluster at ``address``. Raises `EngineError`."""
+    folder = StateFolder(state_dir.absolute())
+    with folder.locked():
+        session = multiprocessing.get_context("spawn").Process(target=_end_joined, args=(address, folder.root))
+        session.start()
+        session.join()
+        if session.exitcode != 0:
+            raise EngineError(f"the applications in the Ray cluster at {address} could not be ended; end them there with: serve shutdown")
+        folder.server.unlink(missing_ok=True)
+
+
+def _end_joined(address: str, root: Path) -> None:
+    """The process: Ray may end it, and its variables are not the caller's."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if token_from() is not None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    import ray
+
+    from harvester.serve.cluster import leave
+    from harvester.serve.deployments.actor import NAMESPACE, ledger_name
+
+    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    leave(ledger_name(root))
+    ray.shutdown()
+
+
+def _write_server_file(folder: StateFolder, url: str, model: str, address: str | None) -> None:
+    about = {"pid": os.getpid(), "url": url, "model": model, "started_at_s": time.time(), "state": str(folder.root), "address": address}
     temporary = folder.server.with_suffix(".tmp")
     temporary.write_text(json.dumps(about) + "\n", encoding="utf-8")
     temporary.replace(folder.server)

@@ -73,6 +73,18 @@ async def test_requests_are_let_in_until_their_first_token_would_come_too_late(r
     assert (replica.overload.refused, len(replica.reached)) == (4, 16)
 
 
+def test_the_expected_first_token_waits_for_offline_steps_and_for_those_before_it(replica: Replica) -> None:
+    replica.overload.sent(1, 10)
+    replica.overload.nobody_is_there()
+    idle_s = replica.overload.expected_s()
+    assert idle_s == pytest.approx(0.1)
+    replica.overload.sent(3, 10)
+    assert replica.overload.expected_s() == pytest.approx(0.4)
+    replica.shared.planned(1, True, 2.0)
+    replica.shared.began(1, 100.0 - 0.5, on_device=False)
+    assert replica.overload.expected_s() == pytest.approx(0.4 + 1.5)
+
+
 async def test_a_burst_that_finds_slots_is_refused_only_where_it_comes_far_too_late(replica: Replica) -> None:
     replica.overload.sent(13, 20)
     assert (await replica.ask(prompt="x"))[0]["status"] == 429, "2.6 s, of the 2 s that are promised"

@@ -59,6 +59,19 @@ class Machine:
         """The same command on this machine. Its process id is that of the process started."""
         return ["nsenter", "--target", str(self._keeper.pid), "--net", "--mount", "--uts", "--", *words]
 
+    def run(self, *words: str) -> None:
+        subprocess.run(self.command(*words), env=environment(), check=True, capture_output=True)
+
+    @contextmanager
+    def start(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command here until the end of the block."""
+        process = subprocess.Popen(self.command(*words), env=environment())
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
     def start_node(self, cpus: int, head: str | None = None, variables: dict[str, str] | None = None) -> None:
         """Start Ray here; ``head``: the address of the machine whose cluster it joins, None for a cluster of its own."""
         ports = {"runtime-env-agent-port": 6401, "dashboard-agent-listen-port": 6402, "metrics-export-port": 6403}

@@ -3,6 +3,7 @@ costs, and what is left when the server's own process is killed."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from harvester.errors import EngineError
 from tests.fleet.machines import Fleet
 from tests.fleet.server import FleetServer
 from tests.real_server import ids
@@ -57,6 +59,17 @@ def test_every_replica_gets_its_share_of_chats(server: FleetServer) -> None:
     assert min(seen.values()) >= LEAST, seen
 
 
+def test_a_server_that_was_killed_takes_the_running_applications_over(server: FleetServer) -> None:
+    wait_until(lambda: len(server.where("replica")) == 3, "three replicas")
+    before = {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)}
+    stream = Stream(server.url, LONG)
+    stream.begun()
+    server.kill_main()
+    server.start()
+    assert whole([stream, Stream(server.url, SHORT)]) == [True, True]
+    assert {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)} == before
+
+
 def test_fewer_replicas_cut_no_stream_and_compute_no_row_twice(server: FleetServer, disk: Path) -> None:
     job = submitted(server, disk)
     server.wait_rows(job, 10)
@@ -71,17 +84,6 @@ def test_fewer_replicas_cut_no_stream_and_compute_no_row_twice(server: FleetServ
     assert ids(server.state, job) == list(range(ROWS))
 
 
-def test_a_server_that_was_killed_takes_the_running_applications_over(server: FleetServer) -> None:
-    wait_until(lambda: len(server.where("replica")) == 3, "three replicas")
-    before = {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)}
-    stream = Stream(server.url, LONG)
-    stream.begun()
-    server.kill_main()
-    server.start()
-    assert whole([stream, Stream(server.url, SHORT)]) == [True, True]
-    assert {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)} == before
-
-
 def test_stop_ends_what_a_killed_server_has_left_in_the_cluster(server: FleetServer) -> None:
     server.kill_main()
     done = server.harvester("stop")
@@ -89,3 +91,14 @@ def test_stop_ends_what_a_killed_server_has_left_in_the_cluster(server: FleetSer
     wait_until(lambda: not server.find("replica") and not server.find("ledger"), "the applications to go")
     server.start()
     assert whole([Stream(server.url, SHORT)]) == [True]
+
+
+def test_a_port_that_one_machine_has_taken_is_named_with_that_machine(fleet: Fleet, disk: Path, server: FleetServer) -> None:
+    server.stop()
+    other = FleetServer(fleet, disk / "third", replicas=3)
+    listen = f"import socket, time; s = socket.create_server(('', {other.port})); time.sleep(600)"
+    with (
+        fleet.machines[1].start(sys.executable, "-c", listen),
+        pytest.raises(EngineError, match=f"on n1: port {other.port} on 0.0.0.0 is in use"),
+    ):
+        other.start()

@@ -17,9 +17,12 @@ from fastapi.responses import StreamingResponse
 from ray import serve
 
 from harvester.config import ServeConfig
-from harvester.engine.launch.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice, on_this_machine
 from harvester.serve.deployments.actor import LedgerActor
+from harvester.serve.deployments.placement import environment
+from harvester.serve.deployments.router import EXPECTED_S, routing
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
+from harvester.serve.deployments.version import bound
 from harvester.serve.http.page import add_page
 from jobs.engine import ApiCall, EngineGone, Prompt
 from jobs.folder import StateFolder
@@ -30,6 +33,7 @@ from jobs.testing import ScriptedEngine, last_content
 CONTEXT_TOKENS = 8192
 CONCURRENCY = 64
 TOKEN_S = 0.1  # of a scripted stream
+ROW_S = 0.1  # that a chat is told to wait for each row in work
 
 
 def last_word(prompt: Prompt) -> str:
@@ -61,15 +65,18 @@ class ScriptedReplica:
     ``delay_s``: of each completion, of which `CONCURRENCY` are in work.
     """
 
-    def __init__(self, config: ServeConfig, model: str, state: str, ledger: str, delay_s: float) -> None:
+    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, delay_s: float) -> None:
         keep_to_loopback()
+        if config.address is not None:
+            choice = on_this_machine(choice)
         folder = StateFolder(Path(state))
+        self._engine = ScriptedEngine(
+            choice.name, CONTEXT_TOKENS, config.harvest.concurrency or CONCURRENCY, last_word, delay_s, reply=last_word_asked
+        )
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
-            engine=ScriptedEngine(
-                model, CONTEXT_TOKENS, config.harvest.concurrency or CONCURRENCY, last_word, delay_s, reply=last_word_asked
-            ),
+            engine=self._engine,
             folder=folder,
             config=config.harvest,
             open_sink=open_parts,
@@ -103,6 +110,10 @@ class ScriptedReplica:
     async def info(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "context_tokens": CONTEXT_TOKENS, "max_seqs": CONCURRENCY}
 
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """As if the rows of jobs in work were a step, which a chat would wait for."""
+        return {EXPECTED_S: self._engine.running * ROW_S}
+
     async def now(self) -> dict[str, Any]:
         """Its name alone: there is no engine to tell of."""
         return {"id": serve.get_replica_context().replica_id.unique_id}
@@ -119,9 +130,10 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         name="replica",
         num_replicas=config.replicas,
         max_ongoing_requests=100_000,
-        ray_actor_options={"num_cpus": 1},
+        request_router_config=routing(),
+        ray_actor_options={"num_cpus": 1, "runtime_env": environment(config, config.env)},
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.drain_s,
     )(serve.ingress()(ScriptedReplica))
-    return deployment.bind(config, choice.name, str(state), ledger, delay_s)
+    return bound(deployment, config, choice, str(state), ledger, delay_s)

@@ -61,6 +61,12 @@ def stop(here: Invocation) -> None:
         harvester stop
     """
     process = _server_process(here.state_dir)
+    address = server_file(here.state_dir).get("address")
+    if process is None and isinstance(address, str):  # its process was killed, what it deployed in a cluster goes on
+        require_engine("ray")
+        importlib.import_module("harvester.serve.server").end_joined(address, here.state_dir)
+        _say(here, f"stopped the applications in the Ray cluster at {address}", stopped=True, address=address)
+        return
     if process is None:
         _say(here, f"no server is running on {here.state_dir}", stopped=False)
         return

@@ -83,6 +83,10 @@ class EngineHost:
             raise EngineError("this engine runs without shared state and cannot be profiled")
         return await profiler.profile(self.llm, self.shared, seconds or profiler.FULL_S)
 
+    def expected_s(self) -> float | None:
+        """Seconds until the first token of a chat that came now, predicted; None while nobody can tell."""
+        return None if self.llm.overload is None else self.llm.overload.expected_s()
+
     def now(self) -> dict[str, Any]:
         """See `harvester.engine.frontend.snapshot`. ``wrong``: a line for each part that is off or wrong.
 

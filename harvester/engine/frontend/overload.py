@@ -18,9 +18,12 @@ from harvester.engine.shared.state import Count, Field, SharedState
 from harvester.errors import OverloadError
 from harvester.policy.admission.chat import Asked, ChatAdmission, Crowd
 from harvester.policy.model.load import StepLoad
+from harvester.policy.step.preempt import wait_of_steps_s
 
 AWAITING_STEPS = 16  # batches of requests that may await a first token, whatever is predicted
 MIN_AWAITING = 256
+TYPICAL_TOKENS = 256  # of a prompt, before there was one
+LONGEST_STEP_S = 10.0  # that one of unknown length is thought to take
 RECENT = 32  # prompts that a mean length is taken over
 
 
@@ -75,6 +78,16 @@ class Overload:
             ticket.at_door -= gone
             self._at_door -= gone
         self._look()
+
+    def expected_s(self) -> float:
+        """Seconds until the first token of a chat like the last ones, if it came now: behind the steps in flight and those who wait."""
+        now_s, awaiting = self._now_s(), self._look()
+        tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
+        prompt_s = self._bound_s(StepLoad.prefill(min(tokens, self._sizes.step_tokens)))
+        have_slots = max(awaiting, self._open.total()) < self._sizes.max_seqs
+        crowd = Crowd(awaiting, self._prompts_s(awaiting), self._open.total(), slots_free=have_slots)
+        steps_s = min(LONGEST_STEP_S, wait_of_steps_s(self._shared.in_flight(), now_s))
+        return steps_s + self._policy.wait_s(Asked(1, math.inf, prompt_s), crowd, now_s)
 
     def nobody_is_there(self) -> None:
         """No online request is open: whatever was counted otherwise is put right."""

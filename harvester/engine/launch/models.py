@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -21,19 +22,37 @@ class ModelChoice:
     embedded: bool
 
 
-def choose_model(model: str | None, served_name: str | None) -> ModelChoice:
-    """Resolve ``ServeConfig.model``. Raises `ConfigError` for a folder without a model or an id the hub does not have."""
+def choose_model(model: str | None, served_name: str | None, *, elsewhere: bool = False) -> ModelChoice:
+    """Resolve ``ServeConfig.model``. Raises `ConfigError` for a folder without a model or an id the hub does not have.
+
+    ``elsewhere``: it is loaded on other machines, which look for themselves (`on_this_machine`); here it need not be.
+    """
     if model is None:
         return ModelChoice(str(embedded_model()), served_name or EMBEDDED_NAME, EMBEDDED_NOTE, embedded=True)
     folder = Path(model).expanduser()
+    is_folder = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if elsewhere:
+        path = str(folder.absolute()) if is_folder or folder.is_dir() else model
+        return ModelChoice(path, served_name or (folder.name if path != model or is_folder else model), None, embedded=False)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(f"model folder {folder} has no config.json; give a Hugging Face model folder or id")
         return ModelChoice(str(folder.absolute()), served_name or folder.name, None, embedded=False)
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+    if is_folder:
         raise ConfigError(f"model folder {model} does not exist; give a Hugging Face model folder or id, such as Qwen/Qwen3-8B")
     _check_hub(model)
     return ModelChoice(model, served_name or model, None, embedded=False)
+
+
+def on_this_machine(choice: ModelChoice) -> ModelChoice:
+    """The same model where a replica is to load it. Raises `ConfigError`, with the machine's name, where it is not there."""
+    if choice.embedded:
+        return replace(choice, path=str(embedded_model()))
+    try:
+        choose_model(choice.path, choice.name)
+    except ConfigError as error:
+        raise ConfigError(f"on {socket.gethostname()}: {error.message}") from error
+    return choice
 
 
 def _check_hub(model: str) -> None:

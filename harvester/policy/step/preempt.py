@@ -68,6 +68,11 @@ def first_to_end(steps: Sequence[Flight], now_s: float, arrival: Arrival) -> int
     return None if chosen is None else steps[chosen].number
 
 
+def wait_of_steps_s(steps: Sequence[Flight], now_s: float) -> float:
+    """How long an arrival waits if all of ``steps`` run to their ends; 0 without any."""
+    return _waits_s(steps, now_s)[-1] if steps else 0.0
+
+
 def _may_lose(step: Flight, now_s: float, arrival: Arrival) -> bool:
     """Whether what the step computed may be lost. Chat that decodes in it waits for its next token until the step after it has ended.
 

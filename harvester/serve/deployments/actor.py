@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from harvester.errors import DamageError, NotFoundError, StorageError
-from harvester.serve.processes import lower_priority
+from harvester.serve.processes import lower_priority, mark_of
 from jobs.config import DeadlineConfig
 from jobs.folder import StateFolder, keep_private
 from jobs.hint import SchedulingHint
@@ -66,10 +66,17 @@ def _open(folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new
             time.sleep(0.2)
 
 
-def start_ledger(name: str, state: Path, lease_s: float, deadlines: DeadlineConfig | None = None) -> None:
-    """Start the actor, if a joined cluster does not have it from before, and wait until the file is open."""
+def ledger_name(state: Path) -> str:
+    """Of the actor, in its namespace."""
+    return f"ledger-{mark_of(state)}"
+
+
+def start_ledger(
+    name: str, state: Path, lease_s: float, deadlines: DeadlineConfig | None = None, options: dict[str, Any] | None = None
+) -> None:
+    """Start the actor, if a joined cluster does not have it from before, and wait until the file is open. ``options``: Ray's, where to."""
     actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
-    handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote(
+    handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(
         str(state), lease_s, deadlines or DeadlineConfig()
     )
     _cause_of(lambda: ray.get(handle.call.remote("expire", (), True), timeout=OPEN_WAIT_S))

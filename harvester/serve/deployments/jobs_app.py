@@ -14,8 +14,10 @@ from harvester.core import __version__
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
+from harvester.serve.deployments.placement import application_options
 from harvester.serve.deployments.replicas import Replicas
 from harvester.serve.deployments.seam import keep_to_loopback
+from harvester.serve.deployments.version import bound
 from harvester.serve.http.broadcast import Broadcaster
 from harvester.serve.http.events import FrameSource
 from harvester.serve.http.jobs_api import jobs_api
@@ -30,7 +32,7 @@ from jobs.sql.process import QueryProcesses
 class JobsApp:
     """Holds no state; asks the ledger and the replicas."""
 
-    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int) -> None:
+    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int | None) -> None:
         keep_to_loopback()
         lower_priority()
         self._fixed = {
@@ -74,9 +76,10 @@ def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str,
     deployment = serve.deployment(
         name="jobs",
         max_ongoing_requests=1000,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=application_options(config),
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=1.0,
     )(serve.ingress()(JobsApp))
-    return deployment.bind(config, choice, str(state), ledger, url, pid)
+    # Of a joined cluster the application outlives the process that deployed it.
+    return bound(deployment, config, choice, str(state), ledger, url, beside=(pid if config.address is None else None,))

@@ -17,8 +17,10 @@ from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
+from harvester.serve.deployments.placement import application_options
 from harvester.serve.deployments.replicas import Replicas
 from harvester.serve.deployments.seam import keep_to_loopback
+from harvester.serve.deployments.version import bound
 from harvester.serve.openai.api import openai_api
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
@@ -100,12 +102,12 @@ def openai_apps(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
     """The applications by name; `PREFIXES` says where each belongs."""
     options: dict[str, Any] = {
         "max_ongoing_requests": 1000,
-        "ray_actor_options": {"num_cpus": 0},
+        "ray_actor_options": application_options(config),
         "health_check_period_s": 1.0,
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": 1.0,
     }
     return {
-        "files": serve.deployment(name="files", **options)(serve.ingress()(FilesApp)).bind(config, str(state)),
-        "batches": serve.deployment(name="batches", **options)(serve.ingress()(BatchesApp)).bind(config, choice, str(state), ledger),
+        "files": bound(serve.deployment(name="files", **options)(serve.ingress()(FilesApp)), config, str(state)),
+        "batches": bound(serve.deployment(name="batches", **options)(serve.ingress()(BatchesApp)), config, choice, str(state), ledger),
     }

@@ -16,14 +16,17 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_engine
-from harvester.engine.launch.models import ModelChoice
+from harvester.engine.launch.models import ModelChoice, on_this_machine
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.cores import on_own_cores
 from harvester.serve.deployments.actor import LedgerActor
+from harvester.serve.deployments.placement import environment
+from harvester.serve.deployments.router import EXPECTED_S, routing
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.turns import turn_on_gpu
+from harvester.serve.deployments.version import bound
 from harvester.serve.http.page import add_page
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
@@ -56,6 +59,8 @@ class Replica:
         from harvester.engine.verify.kept import fitted, read
 
         keep_to_loopback()
+        if config.address is not None:
+            choice = await asyncio.to_thread(on_this_machine, choice)
         lower_priority(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
@@ -120,6 +125,10 @@ class Replica:
             "models": self._host.models(),
         }
 
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What Serve's proxies are told twice a second, for `ChatRouter`."""
+        return {EXPECTED_S: self._host.expected_s()}
+
     async def now(self) -> dict[str, Any]:
         """What the page shows of this replica: `harvester.engine.frontend.snapshot`, under its name."""
         return {"id": serve.get_replica_context().replica_id.unique_id, **self._host.now()}
@@ -145,11 +154,12 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         name="replica",
         num_replicas=config.replicas,
         max_ongoing_requests=100_000,
+        request_router_config=routing(),
         max_constructor_retry_count=1,  # a model that does not start now will not at the third try
-        ray_actor_options=options | {"runtime_env": {"env_vars": config.env}},
+        ray_actor_options=options | {"runtime_env": environment(config, config.env)},
         health_check_period_s=1.0,
         health_check_timeout_s=60.0,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.drain_s,
     )(serve.ingress()(Replica))
-    return deployment.bind(config, choice, str(state), ledger, cpu)
+    return bound(deployment, config, choice, str(state), ledger, cpu)

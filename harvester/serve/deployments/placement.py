@@ -1,0 +1,41 @@
+"""Where what is not a replica runs in a cluster that was joined, and in which environment: its nodes know nothing of us."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from harvester.config import ServeConfig
+from harvester.serve.environment import process_variables
+
+_HEAD = "node:__internal_head__"
+_NODE_ID = "ray.io/node-id"
+
+
+def head_node() -> str | None:
+    """The id of the cluster's head; None where it does not say."""
+    return next((str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and _HEAD in node["Resources"]), None)
+
+
+def ledger_options(config: ServeConfig) -> dict[str, Any]:
+    """Of the ledger's actor: on the head, elsewhere only once the head has gone."""
+    return application_options(config) if config.address is not None else {}
+
+
+def application_options(config: ServeConfig) -> dict[str, Any]:
+    """Of an application that reads the state folder: beside the ledger, elsewhere only once the head has gone."""
+    head = head_node() if config.address is not None else None
+    if head is None:
+        return {"num_cpus": 0}
+    return {
+        "num_cpus": 0,
+        "runtime_env": environment(config),
+        "label_selector": {_NODE_ID: head},
+        "fallback_strategy": [{"label_selector": {}}],
+    }
+
+
+def environment(config: ServeConfig, more: dict[str, str] | None = None) -> dict[str, Any]:
+    """Ray's ``runtime_env``. Nodes that we started ourselves have our variables already."""
+    return {"env_vars": (process_variables() if config.address is not None else {}) | (more or {})}
