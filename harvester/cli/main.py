@@ -14,7 +14,7 @@ from harvester.cli import chat, tasks
 from harvester.cli.invocation import DebugOption, StateOption, UrlOption, remember
 from harvester.cli.job import commands as jobs
 from harvester.cli.job import results, status
-from harvester.cli.server import doctor, key, profile, repair, serve, verify
+from harvester.cli.server import doctor, env, key, profile, repair, serve, verify
 from harvester.core import __version__
 from harvester.errors import HarvesterError
 
@@ -95,7 +95,7 @@ def program(
     remember(ctx, state, url, debug)
 
 
-for group in (serve, jobs, status, results, chat, tasks, key, profile, doctor, verify, repair):
+for group in (serve, jobs, status, results, chat, tasks, key, profile, doctor, env, verify, repair):
     app.add_typer(group.app)
 
 

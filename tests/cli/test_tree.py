@@ -15,7 +15,7 @@ from harvester.cli.main import app
 COMMANDS = cast(typer.core.TyperGroup, typer.main.get_command(app)).commands
 CONTRACT = {
     "serve", "stop", "submit", "jobs", "show", "watch", "cancel", "pause", "resume", "retry", "results", "sql", "chat", "tasks",
-    "key", "profile", "doctor", "verify", "repair",
+    "key", "profile", "doctor", "env", "verify", "repair",
 }  # fmt: skip
 
 
