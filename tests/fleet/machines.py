@@ -116,7 +116,7 @@ class Machine:
     def vanish(self) -> None:
         self.kill()
         self._keeper.kill()
-        self._keeper.wait()
+        self._keeper.communicate()  # closes its pipe too
 
     @contextmanager
     def inside(self) -> Iterator[None]:
