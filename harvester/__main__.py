@@ -1,4 +1,4 @@
-from harvester.cli.main import main
+from harvester.program import main
 
 if __name__ == "__main__":
     main()

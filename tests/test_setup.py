@@ -180,6 +180,46 @@ def test_a_python_that_the_lock_is_not_for_is_refused_with_those_it_is_for(
     assert (machine / ".venv").is_dir()
 
 
+# -- PyTorch's builds ----------------------------------------------------------------------------------------------------------------
+
+LOCK = "anyio==4.0 \\\n    --hash=sha256:a\ntorch==2.13.0+cpu \\\n    --hash=sha256:b\ntqdm==4.7 \\\n    --hash=sha256:c\n"
+
+
+@pytest.fixture
+def pip_runs(setup: ModuleType, machine: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the lists that pip was given."""
+    given: list[str] = []
+    monkeypatch.setattr(setup, "LOG", machine / "setup.log")
+    monkeypatch.setattr(setup, "GENERAL_TORCH", machine / "requirements" / "torch-general.lock")
+
+    def pip_code(*words: str | Path) -> int:
+        path = Path(words[-1])
+        given.append(path.name)
+        is_missing = path.name == ".torch.lock" and (machine / "no-cpu-build").exists()
+        (machine / "setup.log").write_text("ERROR: No matching distribution found for torch==2.13.0+cpu" if is_missing else "")
+        return 1 if is_missing else 0
+
+    monkeypatch.setattr(setup, "pip_code", pip_code)
+    (machine / "requirements" / "cpu.lock").write_text(LOCK, encoding="utf-8")
+    return given
+
+
+def test_the_small_build_of_torch_is_taken_where_an_index_has_it(setup: ModuleType, machine: Path, pip_runs: list[str]) -> None:
+    setup.install_locked(machine / "requirements" / "cpu.lock")
+    assert pip_runs == [".torch.lock", ".others.lock"]
+    assert "torch" not in (machine / ".venv" / ".others.lock").read_text(encoding="utf-8")
+    assert (machine / ".venv" / ".torch.lock").read_text(encoding="utf-8") == "torch==2.13.0+cpu \\\n    --hash=sha256:b\n"
+
+
+def test_the_general_build_is_taken_elsewhere_and_its_size_is_said_before(
+    setup: ModuleType, machine: Path, pip_runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine / "no-cpu-build").touch()
+    setup.install_locked(machine / "requirements" / "cpu.lock")
+    assert pip_runs == [".torch.lock", "torch-general.lock", ".others.lock"]
+    assert "2.4 GB to download" in capsys.readouterr().out
+
+
 # -- the browser --------------------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,15 @@ report() {
 resolve cpu 3.11 cpu.lock --override overrides.txt ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"}
 report cpu 3.11
 
+# For machines whose indexes have no CPU build: the general one of the same release, and the libraries that it cannot be loaded without.
+resolve_general() {
+    echo "$(grep -m1 '^torch==' cpu.lock | sed 's/+cpu.*//')" > "$work/torch.in"
+    "$work/venv/bin/uv" pip compile --quiet "$work/torch.in" --output-file "$work/torch.lock" --python-version 3.11 --generate-hashes \
+        --no-header --no-annotate --no-emit-index-url --system-certs --python-platform x86_64-manylinux_2_31 --only-binary :all:
+    awk '/^[^ ]/ { kept = /^(torch|nvidia-[^=]*)==/ } kept' "$work/torch.lock" > torch-general.lock
+}
+resolve_general
+
 # Without the folder above: a CPU wheel must not stand in for the CUDA one. Wheels alone: a GPU machine has no compilers for the rest.
 # glibc 2.31 (Debian 11, Ubuntu 20.04) is the oldest for which every package has one.
 wheels=(--python-platform x86_64-manylinux_2_31 --only-binary :all:)

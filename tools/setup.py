@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,9 +33,11 @@ LOG_TAIL_LINES = 20
 PYTHONS = {"cpu": ("3.11",), "cuda": ("3.11", "3.12")}  # that each lock was resolved for
 # The driver's own lists of GPUs. The second is that of the whole host, whatever of it a container may use.
 DEVICE_FILES, DRIVER_GPUS = Path("/dev"), Path("/proc/driver/nvidia/gpus")
-NO_CPU_TORCH = """\
-setup: PyTorch's CPU build (the version marked +cpu in requirements/cpu.lock) is in none of the places that pip looks in, or was built for
-setup: another Python than the lock's 3.11. Name a folder or index that holds it: PIP_FIND_LINKS=FOLDER or PIP_EXTRA_INDEX_URL=INDEX"""
+# PyTorch for the cpu engine, where no index that pip knows has its CPU build: the same release, with what it cannot be loaded without.
+GENERAL_TORCH = ROOT / "requirements" / "torch-general.lock"
+GENERAL_TORCH_SAYS = """\
+no index that pip knows has PyTorch's CPU build (200 MB), so its general build is taken: 2.4 GB to download, 4 GB on disk. It works as
+setup: well, and takes longer. For the small one, name an index or folder that has it: PIP_EXTRA_INDEX_URL=INDEX or PIP_FIND_LINKS=FOLDER"""
 
 
 class SetupError(Exception):
@@ -138,15 +141,43 @@ def make_venv(engine: str) -> None:
 
 def pip(*arguments: str | Path) -> None:
     """Run pip with its talk in the log. Raises `SetupError` with the end of that log."""
-    command = [PYTHON, "-m", "pip", "install", "--no-input", "--progress-bar", "off", "--no-deps", *arguments]
-    with LOG.open("a", encoding="utf-8") as log:
-        code = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT).returncode
+    code = pip_code(*arguments)
     if code == 0:
         return
     lines = LOG.read_text(encoding="utf-8", errors="replace").splitlines()
     tail = "\n".join(line[:300] for line in lines[-LOG_TAIL_LINES:])
-    hint = f"\n{NO_CPU_TORCH}" if any("No matching distribution found for torch==" in line for line in lines) else ""
-    raise SetupError(f"pip failed with exit code {code}; the end of {LOG.relative_to(ROOT)}:\n{tail}{hint}")
+    raise SetupError(f"pip failed with exit code {code}; the end of {LOG.relative_to(ROOT)}:\n{tail}")
+
+
+def pip_code(*arguments: str | Path) -> int:
+    command = [PYTHON, "-m", "pip", "install", "--no-input", "--progress-bar", "off", "--no-deps", *arguments]
+    with LOG.open("a", encoding="utf-8") as log:
+        return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT).returncode
+
+
+def split_torch(text: str) -> tuple[str, str]:
+    """A lock's entry for PyTorch, and the rest of the lock."""
+    entries = re.split(r"\n(?=\S)", text.strip())
+    of_torch = [entry for entry in entries if entry.startswith("torch==")]
+    return "\n".join(of_torch) + "\n", "\n".join(entry for entry in entries if entry not in of_torch) + "\n"
+
+
+def install_locked(lock: Path) -> None:
+    """The packages of a lock. Where pip finds no CPU build of PyTorch, its general build takes that place."""
+    torch, rest = split_torch(lock.read_text(encoding="utf-8"))
+    if "+cpu" not in torch:
+        pip("--require-hashes", "-r", lock)
+        return
+    wanted, others = VENV / ".torch.lock", VENV / ".others.lock"
+    wanted.write_text(torch, encoding="utf-8")
+    others.write_text(rest, encoding="utf-8")
+    if pip_code("--require-hashes", "-r", wanted) != 0:
+        if "No matching distribution found for torch==" not in LOG.read_text(encoding="utf-8", errors="replace"):
+            pip("--require-hashes", "-r", wanted)  # something else is wrong; it is said
+        else:
+            say(GENERAL_TORCH_SAYS)
+            pip("--require-hashes", "-r", GENERAL_TORCH)
+    pip("--require-hashes", "-r", others)
 
 
 def install(lock: Path, done: Path) -> None:
@@ -155,7 +186,7 @@ def install(lock: Path, done: Path) -> None:
     for old in (*VENV.glob(".setup-cpu-*"), *VENV.glob(".setup-cuda-*")):
         old.unlink()
     LOG.unlink(missing_ok=True)
-    pip("--require-hashes", "-r", lock)
+    install_locked(lock)
     pip("--no-build-isolation", "-e", ROOT)
     if not works("-c", "import connectors, duckdb, harvester, jobs, pyarrow"):
         raise SetupError(f"the packages are installed and cannot be imported; remove {VENV} and run make setup again")

@@ -9,19 +9,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from harvester.cli.client import Client, ServerInfo
+from harvester.cli.shared import DebugOption, JsonOption, StateOption, UrlOption, remember
 from harvester.config import default_state_dir, default_url
 from harvester.errors import HarvesterError, StorageError, UnreachableError
 from jobs.folder import StateFolder
-
-StateOption = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="State folder. Also: HARVESTER_STATE.")]
-UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="URL of the server. Also: HARVESTER_URL.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @dataclass(frozen=True)
@@ -91,12 +87,6 @@ def server_file(state_dir: Path) -> dict[str, Any]:
 
 def _same(one: Path, other: Path) -> bool:
     return one.expanduser().resolve() == other.expanduser().resolve()
-
-
-def remember(ctx: typer.Context, state: Path | None, url: str | None, debug: bool) -> None:
-    """Store options given before or after the command name; the later one wins."""
-    given = {"state": state, "url": url, "debug": debug or None}
-    ctx.meta.update({f"harvester.{name}": value for name, value in given.items() if value is not None})
 
 
 def _current(ctx: typer.Context, as_json: bool) -> Invocation:

@@ -10,17 +10,25 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harvester.cli import chat, tasks
-from harvester.cli.invocation import DebugOption, StateOption, UrlOption, remember
-from harvester.cli.job import commands as jobs
-from harvester.cli.job import results, status
-from harvester.cli.server import doctor, env, key, profile, repair, serve, verify
-from harvester.core import __version__
+from harvester.cli.shared import DebugOption, StateOption, UrlOption, remember
+from harvester.cli.tree import PLACES, Commands
+from harvester.core import DISTRIBUTION, __version__
 from harvester.errors import HarvesterError
+
+_TABLES = ("duckdb", "fsspec", "jsonschema", "psutil")  # that the extra of this name installs
 
 
 class Program(TyperGroup):
     """Turns what a command raises into one line on stderr and an exit code."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.commands = Commands()  # type: ignore[assignment]  # a dict that is only read
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list in `--help`, without loading a command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in PLACES.items()])
 
     def make_context(self, *given: Any, **named: Any) -> Any:
         try:
@@ -38,6 +46,11 @@ class Program(TyperGroup):
             raise typer.Exit(130) from error
         except BrokenPipeError as error:
             raise _reader_left() from error
+        except ModuleNotFoundError as error:
+            if error.name not in _TABLES:
+                raise
+            _fail(ctx, f"error: this command needs {error.name}, which is not installed; pip install '{DISTRIBUTION}[tables]'")
+            raise typer.Exit(1) from error
         except Exception as error:
             # Typer ends a command by exceptions of its own; they carry the exit code.
             if isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "exit_code"):
@@ -95,10 +108,6 @@ def program(
     remember(ctx, state, url, debug)
 
 
-for group in (serve, jobs, status, results, chat, tasks, key, profile, doctor, env, verify, repair):
-    app.add_typer(group.app)
-
-
-def main(arguments: list[str] | None = None) -> None:
+def run(arguments: list[str] | None = None) -> None:
     """Run the program on ``arguments`` (the command line's where None) and exit."""
     app(args=arguments, prog_name="harvester")

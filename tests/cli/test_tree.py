@@ -11,6 +11,7 @@ import typer.core
 import typer.main
 
 from harvester.cli.main import app
+from harvester.cli.tree import PLACES
 
 COMMANDS = cast(typer.core.TyperGroup, typer.main.get_command(app)).commands
 CONTRACT = {
@@ -52,6 +53,12 @@ def test_the_summaries_in_the_list_of_commands_are_not_cut(cli):
     listed = cli("--help").output.split("Commands:")[1]
     assert "..." not in listed
     assert len(listed.strip().splitlines()) == len(CONTRACT)
+
+
+def test_the_list_says_of_each_command_what_its_own_help_begins_with():
+    assert {
+        name: (COMMANDS[name].help or "").startswith(line.split(";")[0].rstrip(".")) for name, (_, line) in PLACES.items()
+    } == dict.fromkeys(CONTRACT, True)
 
 
 def test_the_version_is_printed(cli):

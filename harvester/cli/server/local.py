@@ -44,7 +44,7 @@ class EmbeddedServer:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
-            *(command or (sys.executable, "-m", "harvester", "serve")),
+            *(command or (sys.executable, "-P", "-m", "harvester", "serve")),
             "--state",
             str(state_dir),
             "--port",

@@ -15,6 +15,7 @@ import typer
 
 from harvester.cli.invocation import Invocation, command, server_file
 from harvester.config import load_config
+from harvester.core import ENGINE_HINT
 from harvester.errors import EngineError, HarvesterError
 
 STOP_S = 30.0
@@ -110,9 +111,7 @@ def require_engine(*modules: str) -> None:
     """Raise `EngineError` where one of them is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise EngineError(
-            f"{' and '.join(missing)} not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda"
-        )
+        raise EngineError(f"{' and '.join(missing)} not installed; {ENGINE_HINT}")
 
 
 def _json_events(here: Invocation) -> Callable[[str, dict[str, Any]], None]:

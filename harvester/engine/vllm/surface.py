@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from harvester.core import ENGINE_HINT
 from harvester.errors import EngineError
 
 FILE = Path(__file__).with_name("surface.json")
@@ -76,7 +77,7 @@ def require() -> None:
     """
     version = installed_version()
     if version is None:
-        raise EngineError("vLLM is not installed; pip install 'harvester[cpu]' or 'harvester[cuda]'")
+        raise EngineError(f"vLLM is not installed; {ENGINE_HINT}")
     surface = Surface.read()
     supported = surface.supports(version)
     moved = list(found_moved(surface, loaded=supported))

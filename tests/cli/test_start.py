@@ -1,0 +1,47 @@
+"""What it takes to start the program: few modules for what is asked often, and an end without a traceback whenever that comes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"pyarrow", "duckdb", "numpy", "pydantic", "httpx", "jsonschema", "yaml", "fsspec", "torch", "vllm", "ray", "transformers"}
+LOADED = """import sys
+from harvester.program import main
+try:
+    main({words!r})
+except SystemExit:
+    print(*sys.modules, sep="\\n", file=sys.stderr)
+"""
+SLOW = """import builtins, time
+real = builtins.__import__
+def late(*words, **named):
+    time.sleep(0.02)
+    return real(*words, **named)
+from harvester.program import main
+builtins.__import__ = late
+print("begun", flush=True)
+main(["jobs"])
+"""
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"]], ids=["version", "help"])
+def test_what_needs_no_table_loads_no_library_of_tables(words):
+    done = subprocess.run([sys.executable, "-P", "-c", LOADED.format(words=words)], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert loaded & HEAVY == set()
+    assert len(done.stderr.split()) < 250
+
+
+def test_ctrl_c_while_modules_are_loaded_ends_without_a_traceback():
+    command = [sys.executable, "-P", "-c", SLOW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in said
