@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,21 +14,54 @@ from rich.cells import cell_len, set_cell_size
 from connectors.value import text
 
 MAX_CELL = 60  # columns on the screen that one value may take
+MIN_CELL = 8  # below that a column is left out
+GAP = 2
 
 
-def render(names: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> Iterator[str]:
-    """Aligned columns, one line a row; ``right`` holds the columns aligned to the right."""
+def screen_columns() -> int | None:
+    """Of the terminal; None where the output is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def render(names: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = (), screen: int | None = None) -> Iterator[str]:
+    """Aligned columns, one line a row; ``right`` holds the columns aligned to the right.
+
+    Where they do not fit ``screen`` columns, the widest become narrower; then the last are left out, and a line says which.
+    """
     to_right = set(right)
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
-    for row in (names, ["─" * width for width in widths], *rows):
-        padded = [_pad(value, width, index in to_right) for index, (value, width) in enumerate(zip(row, widths, strict=True))]
+    kept = widths if screen is None else fitted(widths, screen)
+    for row in (names, ["─" * width for width in kept], *rows):
+        padded = [_pad(_clip(value, width), width, index in to_right) for index, (value, width) in enumerate(zip(row, kept, strict=False))]
         yield "  ".join(padded).rstrip() + "\n"
+    if len(kept) < len(names):
+        yield f"... {len(names) - len(kept)} more columns: {', '.join(names[len(kept) :])}\n"
 
 
-def text_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
-    """Long values are cut. Holds all rows, to find the widths."""
-    rows = [[_clip(" ".join(cell(value).split())) for value in row] for row in _rows(batches)]
-    return render(schema.names, rows, [index for index, field in enumerate(schema) if _is_number(field.type)])
+def fitted(widths: Sequence[int], screen: int) -> list[int]:
+    """Widths of the first columns, as many and as wide as fit on ``screen``; at least one."""
+    kept = list(widths)
+    while len(kept) > 1 and sum(min(width, MIN_CELL) for width in kept) + GAP * (len(kept) - 1) > screen:
+        kept.pop()
+    room = max(screen - GAP * (len(kept) - 1), 1)
+    while (over := sum(kept) - room) > 0:
+        widest = max(kept)
+        others = max((width for width in kept if width < widest), default=0)
+        count = kept.count(widest)
+        step = max(1, min(widest - others, -(-over // count)))
+        left = over
+        for index, width in enumerate(kept):
+            if width == widest and left > 0:
+                cut = min(step, left)
+                kept[index] -= cut
+                left -= cut
+    return kept
+
+
+def text_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], screen: int | None = None) -> Iterator[str]:
+    """Long values are cut. Holds all rows, to find the widths. ``screen``: see `render`."""
+    rows = [[_clip(" ".join(cell(value).split()), MAX_CELL) for value in row] for row in _rows(batches)]
+    return render(schema.names, rows, [index for index, field in enumerate(schema) if _is_number(field.type)], screen)
 
 
 def markdown_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
@@ -65,8 +100,8 @@ def _pad(value: str, width: int, to_right: bool) -> str:
     return " " * (width - cell_len(value)) + value if to_right else set_cell_size(value, width)
 
 
-def _clip(value: str) -> str:
-    return value if cell_len(value) <= MAX_CELL else set_cell_size(value, MAX_CELL - 1).rstrip() + "…"
+def _clip(value: str, columns: int) -> str:
+    return value if cell_len(value) <= columns else set_cell_size(value, columns - 1).rstrip() + "…"
 
 
 def _is_number(kind: pa.DataType) -> bool:

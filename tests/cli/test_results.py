@@ -146,6 +146,12 @@ def test_a_table_that_into_wrote_is_read_by_the_name_that_into_takes(cli, tmp_pa
         assert json.loads(cli("sql", f"select n from '{tmp_path / name}'", "--json").stdout) == [{"n": 7}]
 
 
+def test_parquet_goes_to_a_pipe(cli, job):
+    result = cli("results", "docs-7f3a", "--format", "parquet")
+    assert result.exit_code == 0
+    assert pq.read_table(io.BytesIO(result.stdout_bytes)).to_pylist() == ROWS
+
+
 def test_a_file_name_without_a_known_ending_is_refused(cli, tmp_path):
     result = cli("sql", "select 1", "-o", tmp_path / "out.xyz")
     assert result.exit_code == 2

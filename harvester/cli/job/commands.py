@@ -17,6 +17,7 @@ from harvester.cli.job.deadline import parse_deadline
 from harvester.cli.job.dryrun import print_estimate
 from harvester.cli.job.into import checked_target, copying, written_line
 from harvester.cli.job.progress import failure, follow, show, updates
+from harvester.cli.job.results import ending
 from harvester.cli.job.stdin import Given, given_source
 from harvester.cli.job.text import job_lines
 from harvester.cli.request import build_request, read_schema, task_options
@@ -112,6 +113,8 @@ def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetNa
         here.print_json(_as_json(view, created) | copied)
     else:
         print(*job_lines(view), sep="\n")
+        for line in ending(here, view.id):
+            print(line)
         if copied:
             print(written_line(copied))
         _print_next(view)

@@ -6,10 +6,9 @@ import re
 from datetime import datetime, timedelta
 
 from harvester.errors import UsageError
+from jobs.duration import seconds_of
 
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
-_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_FORMS = "give a span like 90m, 6h or 2d, or a time like 18:30 or 2030-01-31T18:30"
+_FORMS = "give a span like 90m, 6h or 1d12h, or a time like 18:30 or 2030-01-31T18:30"
 
 
 def parse_deadline(text: str, now_s: float) -> float:
@@ -18,9 +17,9 @@ def parse_deadline(text: str, now_s: float) -> float:
     Raises `UsageError` for any other form, and for a time that has passed.
     """
     given = text.strip()
-    span = _SPAN.fullmatch(given.lower())
-    if span is not None:
-        at_s = now_s + float(span.group(1)) * _SECONDS[span.group(2)]
+    span_s = seconds_of(given)
+    if span_s is not None:
+        at_s = now_s + span_s
     elif re.fullmatch(r"\d{1,2}:\d{2}", given):
         at_s = _next_clock(given, text, now_s)
     else:

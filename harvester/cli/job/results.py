@@ -20,7 +20,9 @@ from harvester.cli.job.export import Format, format_of, head, replacing, write
 from harvester.cli.job.into import IntoOption, checked_target, copying, written_line
 from harvester.cli.job.progress import show, updates
 from harvester.cli.job.status import SomeJobArgument, all_views, pick
-from harvester.errors import UsageError
+from harvester.cli.job.viewed import ANSWERS, VIEW_ROWS, summary, viewed
+from harvester.cli.table import screen_columns, text_table
+from harvester.errors import HarvesterError, UsageError
 from jobs.folder import StateFolder
 from jobs.sql.guard import check_target
 from jobs.sql.query import batches, connect, newest_jobs, run
@@ -28,6 +30,7 @@ from jobs.states import ENDED
 
 app = typer.Typer()
 
+ENDING_ROWS = 10_000  # failed rows whose causes are counted
 OutOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="File to write: .parquet, .csv, .jsonl, .json or .md.", show_default=False),
@@ -43,12 +46,14 @@ def results(
         Format | None, typer.Option("--format", "-f", help="Output format. Default: by the file's name, else jsonl.", show_default=False)
     ] = None,
     errors: Annotated[bool, typer.Option("--errors", help="Only rows with status error.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="All columns in the table that a terminal shows.")] = False,
     into: IntoOption = None,
 ) -> None:
     """Print a job's results, or write them to a file.
 
-    Without -o, prints JSON lines. A running job has the rows finished so far. With --into, rows are written as they come until the
-    job has ended. If that is killed, run it again: it continues and writes no row twice.
+    Without -o, prints a table of inputs, answers and errors on a terminal, and JSON lines elsewhere. A running job has the rows
+    finished so far. With --into, rows are written as they come until the job has ended. If that is killed, run it again: it continues
+    and writes no row twice.
 
     \b
     Example:
@@ -64,6 +69,14 @@ def results(
         return
     quoted = job.replace("'", "''")
     query = f"SELECT * FROM results('{quoted}') " + ("WHERE status = 'error'" if errors else "")
+    if wide or (output is None and shape is None and not here.json and sys.stdout.isatty()):
+        with _database(here) as (connection, state_dir):
+            reader = run(connection, state_dir, query)
+            shown, is_cut = head(batches(reader), VIEW_ROWS)
+            sys.stdout.writelines(viewed(shown, reader.schema, is_wide=wide, screen=screen_columns()))
+        if is_cut:
+            print(f"... more than {VIEW_ROWS} rows; -o FILE writes all, --format jsonl prints them", file=sys.stderr)
+        return
     with _database(here) as (connection, state_dir):
         if output is not None:  # DuckDB does not check the checksums of pages
             jobs = newest_jobs(connection, state_dir)
@@ -119,6 +132,17 @@ def _database(here: Invocation) -> Iterator[tuple[duckdb.DuckDBPyConnection, Pat
             reached[0].close()
 
 
+def ending(here: Invocation, job: str) -> Iterator[str]:
+    """Some of a job's answers and the causes of its errors; nothing where its results are on another machine."""
+    try:
+        with _database(here) as (connection, state_dir):
+            for wanted, count in (("ok", ANSWERS), ("error", ENDING_ROWS)):
+                query = f"SELECT * FROM results('{job}') WHERE status = '{wanted}' LIMIT {count}"
+                yield from summary(list(batches(run(connection, state_dir, query))))
+    except HarvesterError:
+        return
+
+
 def _copy_out(here: Invocation, job: str, into: str) -> None:
     reached = here.try_reach()
     name = checked_target(into, here, reached[1] if reached else None)
@@ -141,7 +165,7 @@ def _copy_out(here: Invocation, job: str, into: str) -> None:
 
 def _print_table(reader: pa.RecordBatchReader, limit_rows: int) -> None:
     shown, is_cut = head(batches(reader), limit_rows)
-    write(sys.stdout.buffer, Format.TABLE, reader.schema, shown)
+    sys.stdout.writelines(text_table(reader.schema, shown, screen_columns()))
     if is_cut:
         print(f"... more than {limit_rows} rows; --limit shows more, -o FILE writes all", file=sys.stderr)
 

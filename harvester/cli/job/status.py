@@ -16,12 +16,12 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.job.deadline import parse_deadline
 from harvester.cli.job.progress import Views, event_of, failure, updates
 from harvester.cli.job.progress import show as show_progress
-from harvester.cli.job.text import job_lines, job_table
+from harvester.cli.job.text import NO_SERVER, job_lines, job_table
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.folder import StateFolder
 from jobs.ledger.store import read_ledger
 from jobs.spec import JobChange, JobView
-from jobs.states import ACTIVE, ENDED
+from jobs.states import ACTIVE, ENDED, JobState
 
 app = typer.Typer()
 
@@ -243,9 +243,10 @@ def _stored_view(here: Invocation, line: dict[str, Any]) -> JobView:
     }
     derived |= {name: spec[name] for name in ("weight", "deadline_at_s") if name in spec}
     try:
-        return JobView.model_validate(derived | known)
+        view = JobView.model_validate(derived | known)
     except ValidationError as error:
         raise StorageError(f"the ledger in {here.state_dir} was written by another version: {error.errors()[0]['msg']}") from error
+    return view.model_copy(update={"message": NO_SERVER}) if view.state in (JobState.QUEUED, JobState.RUNNING) else view
 
 
 def pick(views: list[JobView], job: str) -> JobView:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from harvester.cli.table import render
+from harvester.cli.table import render, screen_columns
 from jobs.spec import JobView
 from jobs.states import JobState
 
+NO_SERVER = "no server runs, so it waits; start one with: harvester serve"
 _COLUMNS = ("job", "state", "rows", "done", "errors", "tokens/s", "time left", "task", "source")
 
 
 def job_table(views: Sequence[JobView]) -> Iterator[str]:
-    return render(_COLUMNS, [_cells(view) for view in views], right=(2, 3, 4, 5, 6))
+    return render(_COLUMNS, [_cells(view) for view in views], right=(2, 3, 4, 5, 6), screen=screen_columns())
 
 
 def _cells(view: JobView) -> list[str]:
     left = duration(view.eta_s) if view.eta_s and view.state in (JobState.QUEUED, JobState.RUNNING) else ""
-    cells = [view.id, view.state.value, f"{view.rows_total:,}", f"{share_done(view):.0%}", f"{view.rows_error:,}"]
+    state = f"{view.state.value}, no server" if view.message == NO_SERVER else view.state.value
+    cells = [view.id, state, f"{view.rows_total:,}", f"{share_done(view):.0%}", f"{view.rows_error:,}"]
     return [*cells, rate(view.offline_tokens_per_s), left, view.task, view.source]
 
 
