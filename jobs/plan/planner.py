@@ -41,18 +41,25 @@ class JobPlanner:
         self._named_secrets = dict(named_secrets or {})
 
     def plan(
-        self, request: JobRequest, context_tokens: int, owner: str | None = None, limits: Limits | None = None, *, is_user: bool = False
+        self,
+        request: JobRequest,
+        context_tokens: int,
+        owner: str | None = None,
+        limits: Limits | None = None,
+        *,
+        is_user: bool = False,
+        uploaded: SourceRules | None = None,
     ) -> JobPlan:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine.
 
         ``owner`` asks, within ``limits``. ``is_user``: it is the server's own user, who may read what the server may; others are held
-        to the configuration's ``sources``.
+        to the configuration's ``sources``, or for a file that was uploaded to ``uploaded``.
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
         if request.model not in (None, self._model):
             raise UsageError(f"this server runs {self._model}, not {request.model}; remove --model, or serve {request.model}")
-        rules = None if is_user else self._rules
+        rules = uploaded or (None if is_user else self._rules)
         uri, kept = kept_apart(request.source.uri, self._named_secrets)
         request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         staging = self.folder.jobs / f".staging-{secrets.token_hex(6)}"

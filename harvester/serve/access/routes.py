@@ -186,10 +186,15 @@ JOBS_ROUTES = RouteTable(
         "GET /jobs/{job_id}": BATCH,
         "PATCH /jobs/{job_id}": BATCH,
         "POST /jobs/{job_id}/{verb}": BATCH,
+        "GET /jobs/{job_id}/results": BATCH,
+        "GET /uploads/{upload_id}/{name}": BATCH,
+        "PUT /uploads/{upload_id}/{name}": BATCH,
+        "DELETE /uploads/{upload_id}/{name}": BATCH,
         "GET /ledger/{name}": BATCH,
         "POST /sql": BATCH,
         "POST /profile": ADMIN,
-    }
+    },
+    streamed=("PUT /uploads/{upload_id}/{name}",),
 )
 OPENAI_ROUTES = RouteTable(
     {

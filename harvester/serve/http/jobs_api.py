@@ -25,6 +25,7 @@ from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.events import add_events
 from harvester.serve.http.owned import own_job, own_table
 from harvester.serve.http.page import add_assets
+from harvester.serve.http.rows_api import SCHEME, Uploads, add_rows
 from harvester.serve.http.sql_api import add_sql
 from harvester.serve.openai.errors import answer_of, error_answer
 from harvester.serve.openai.objects import OpenAiRefusal
@@ -122,7 +123,7 @@ def jobs_api(
     describe(app, OpenAiRefusal, asks_for_key=gate.keys.asks_for_key)
     _answer_errors(app)
     _add_server(app, server_info, profile)
-    _add_jobs(app, ledger, planner, server_info)
+    _add_jobs(app, ledger, planner, server_info, add_rows(app, ledger, planner.folder))
     add_sql(app, ledger, planner.folder, queries or QueryPool())
     add_assets(app)
     if broadcaster is not None:
@@ -172,12 +173,18 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) 
         return await profile(wish.seconds)
 
 
-def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo) -> None:
+def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo, uploads: Uploads) -> None:
     @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
         context_tokens = int((await server_info())["context_tokens"])
         is_user = await _is_user(sent, planner.folder)
-        plan = await asyncio.to_thread(planner.plan, request, context_tokens, who.name, who.limits, is_user=is_user)
+        rules = None
+        if request.source.uri.startswith(SCHEME):
+            uri, rules = uploads.opened(request.source.uri, who)
+            request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
+        plan = await asyncio.to_thread(
+            planner.plan, request, context_tokens, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules
+        )
         try:
             view, created = await ledger.submit(plan, new=request.new)
         except HarvesterError:
