@@ -74,7 +74,7 @@ async def append(path: Path, offset: int, body: AsyncIterator[bytes], digest: st
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = hashlib.sha256()
     try:
-        with open(os.open(_part(path), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:  # noqa: PTH123
+        with open(os.open(_part(path), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:  # noqa: PTH123, ASYNC230
             size = file.seek(0, os.SEEK_END)
             if offset > size:
                 raise ParameterError(f"the upload has {size} bytes; go on there, not at {offset}", "offset")
