@@ -1,0 +1,130 @@
+"""The reference, written from the code whenever the site is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import typer.main
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from typer.cli import get_docs_for_click
+
+from harvester.cli.main import app
+from harvester.config import ServeConfig
+from harvester.errors import HarvesterError
+from harvester.serve.access.routes import CHAT_ROUTES, JOBS_ROUTES, OPENAI_ROUTES, RouteTable
+from jobs.ledger.store import statements
+from jobs.result import result_schema
+from jobs.sql.query import _INTERNAL
+from jobs.tasks.load import load_task
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def cli() -> str:
+    program: Any = typer.main.get_command(app)
+    text = get_docs_for_click(obj=program, ctx=typer.Context(program), name="harvester")
+    return "# Commands\n\n" + re.sub(r"^Example:\n", "Example:\n\n", text.replace("# `harvester`", "## `harvester`", 1), flags=re.MULTILINE)
+
+
+def _row(name: str, field: FieldInfo) -> tuple[str, str, str, str, str]:
+    kind = getattr(field.annotation, "__name__", "") if isinstance(field.annotation, type) else str(field.annotation)
+    bounds = ", ".join(str(bound) for bound in field.metadata).replace("annotated_types.", "")
+    default = "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)}`"
+    kind = re.sub(r"typing\.|[a-z_]+\.(?=[a-zA-Z_.]*[A-Z])", "", kind)
+    return f"`{name}`", f"`{kind}`", default, bounds, field.description or ""
+
+
+def sections(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, type[BaseModel]]]:
+    """Each section of the configuration, by its key."""
+    yield prefix, model
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from sections(field.annotation, f"{prefix}.{name}".lstrip("."))
+
+
+def config() -> str:
+    text = "# Configuration\n\nThe YAML file of `harvester serve --config FILE`. An unknown key is an error.\n"
+    for prefix, model in sections(ServeConfig):
+        rows = [_row(name, field) for name, field in model.model_fields.items()]
+        title = f"`{prefix}`" if prefix else "Top level"
+        text += f"\n## {title}\n\n{model.__doc__}\n\n" + table(("key", "type", "default", "bounds", "meaning"), rows)
+    return text
+
+
+def http() -> str:
+    text = "# HTTP routes\n\nEvery route that is served, and the roles that may use it. Others answer 404.\n"
+    parts: dict[str, tuple[str, RouteTable]] = {
+        "Chat": ("", CHAT_ROUTES), "Jobs": ("/api", JOBS_ROUTES), "Files and batches": ("", OPENAI_ROUTES)
+    }  # fmt: skip
+    for title, (prefix, routes) in parts.items():
+        rows = []
+        for name, needed in routes.routes.items():
+            method, _, path = name.partition(" ")
+            if needed is None or needed:
+                roles = "no key" if needed is None else ", ".join(sorted(role.value for role in needed))
+                rows.append((f"`{method}`", f"`{prefix}{path}`", roles))
+        text += f"\n## {title}\n\n" + table(("method", "path", "roles"), rows)
+    return text
+
+
+def results() -> str:
+    schema = result_schema(pa.schema([pa.field("text", pa.string())]), [], load_task("summarize"))
+    rows = [(f"`{field.name}`", f"`{field.type}`") for field in schema]
+    return (
+        "# Results\n\nColumns of the result of a task with a text answer. The input columns stand after `row_id`. "
+        "A task with a JSON schema has its properties in place of `output`.\n\n" + table(("column", "Arrow type"), rows)
+    )
+
+
+def sql() -> str:
+    text = "# SQL tables\n\nThe views of `harvester sql` and of `POST /api/sql`.\n"
+    with duckdb.connect() as connection:
+        connection.execute(statements()["schema"])
+        for (name,) in connection.sql("SHOW TABLES").fetchall():
+            columns = connection.sql(f"DESCRIBE {name}").fetchall()
+            shown = [(f"`{column[0]}`", f"`{column[1]}`") for column in columns if column[0] not in _INTERNAL]
+            text += f"\n## `{name}`\n\n" + table(("column", "type"), shown)
+    return text
+
+
+def metrics() -> str:
+    from harvester.engine.frontend.metrics import BoardMetrics, ClassMetrics
+    from harvester.engine.shared.state import SharedState
+
+    registry = CollectorRegistry()
+    ClassMetrics(registry)
+    found = [*registry.collect(), *BoardMetrics(SharedState.make()).collect()]
+    rows = [(f"`{metric.name}`", metric.type, metric.documentation) for metric in found]
+    return (
+        "# Metrics\n\nA replica's metrics on `/metrics`, beside vLLM's. A counter's sample ends in `_total`.\n\n"
+        + table(("metric", "type", "meaning"), sorted(rows))
+    )
+
+
+def _tree(kind: type[HarvesterError]) -> Iterable[type[HarvesterError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _tree(child)
+
+
+def errors() -> str:
+    kinds = {kind.code: kind for kind in _tree(HarvesterError) if kind.__module__.endswith("errors")}
+    rows = [(f"`{kind.code}`", f"`{kind.__name__}`", kind.http_status, kind.exit_code) for kind in kinds.values()]
+    return "# Errors\n\nThe code is in the body of an HTTP answer; the exit code is the command's.\n\n" + table(
+        ("code", "class", "HTTP status", "exit code"), rows
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli": cli, "config": config, "http": http, "results": results, "sql": sql, "metrics": metrics, "errors": errors
+}  # fmt: skip
