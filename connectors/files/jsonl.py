@@ -101,7 +101,8 @@ def _lines(files: fs.FileSystem, data_file: DataFile, encoding: str) -> Iterator
 
 def _check_length(line: bytes, data_file: DataFile, number: int) -> None:
     if len(line) > MAX_LINE_BYTES:
-        raise SourceError(f"{shown(data_file.path)} line {number} is longer than {MAX_LINE_BYTES >> 20} MiB; cut it into rows, or leave it out")
+        where = f"{shown(data_file.path)} line {number}"
+        raise SourceError(f"{where} is longer than {MAX_LINE_BYTES >> 20} MiB; cut it into rows, or leave it out")
 
 
 def _items(files: fs.FileSystem, data_file: DataFile, encoding: str, layout: str) -> Iterator[tuple[int, bytes]]:

@@ -105,9 +105,8 @@ def metrics() -> str:
     ClassMetrics(registry)
     found = [*registry.collect(), *BoardMetrics(SharedState.make()).collect()]
     rows = [(f"`{metric.name}`", metric.type, metric.documentation) for metric in found]
-    return (
-        "# Metrics\n\nA replica's metrics on `/metrics`, beside vLLM's. A counter's sample ends in `_total`.\n\n"
-        + table(("metric", "type", "meaning"), sorted(rows))
+    return "# Metrics\n\nA replica's metrics on `/metrics`, beside vLLM's. A counter's sample ends in `_total`.\n\n" + table(
+        ("metric", "type", "meaning"), sorted(rows)
     )
 
 
