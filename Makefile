@@ -12,7 +12,7 @@ PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py
 SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
 # One engine a core; a file's tests stay together, since they share its engines.
 ENGINES := $(PY) -m pytest -q -n 2 --dist loadfile
-LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api doors)
+LOCAL := $(addprefix tests/,ledger sql connectors lakehouse cli jobs_api doors)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,11 +45,12 @@ test-long: setup ## the long forms of the checks of make test: every mode of the
 	$(PY) -m pytest -q -m long tests/doors tests/bench tests/acceptance
 	$(PY) -m pytest -q -m long tests/fleet
 
-check: setup ## lint, format, types, and the walls between layers
+check: setup ## lint, format, types, the walls between layers, the links of the site
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	$(PY) -m tools.site
 
 bench: setup ## the short form of the job benchmark; others: .venv/bin/python -m bench --help
 	@$(PY) -m bench jobs --quick

@@ -52,8 +52,8 @@ def listing(folder: Path) -> str:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    for name, page in PAGES.items():
-        files.append(File.generated(config, f"reference/{name}.md", content=page()))
+    for name, write in PAGES.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=write()))
     open_pages = [file for file in files.documentation_pages() if not file.src_uri.startswith("reference/")]
     while open_pages:
         page = open_pages.pop()

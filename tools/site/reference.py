@@ -21,7 +21,7 @@ from harvester.serve.access.routes import CHAT_ROUTES, JOBS_ROUTES, OPENAI_ROUTE
 from jobs.ledger.store import statements
 from jobs.result import result_schema
 from jobs.sql.query import _INTERNAL
-from jobs.tasks.load import load_task
+from jobs.tasks.load import resolve_task
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -78,7 +78,7 @@ def http() -> str:
 
 
 def results() -> str:
-    schema = result_schema(pa.schema([pa.field("text", pa.string())]), [], load_task("summarize"))
+    schema = result_schema(pa.schema([pa.field("text", pa.string())]), [], resolve_task("summarize"))
     rows = [(f"`{field.name}`", f"`{field.type}`") for field in schema]
     return (
         "# Results\n\nColumns of the result of a task with a text answer. The input columns stand after `row_id`. "
