@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -50,6 +51,7 @@ def faults(site: Path) -> list[str]:
 
 
 def main() -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")  # MkDocs says by its log what it refuses
     config = load_config(str(CONFIG))
     build(config)
     wrong = faults(Path(config.site_dir))

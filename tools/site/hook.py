@@ -54,6 +54,7 @@ def listing(folder: Path) -> str:
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for name, write in PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content=write()))
+    files.append(File.generated(config, "design/index.md", content=listing(ROOT / "docs" / "design")))
     open_pages = [file for file in files.documentation_pages() if not file.src_uri.startswith("reference/")]
     while open_pages:
         page = open_pages.pop()
