@@ -12,7 +12,7 @@ PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py
 SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
 # One engine a core; a file's tests stay together, since they share its engines.
 ENGINES := $(PY) -m pytest -q -n 2 --dist loadfile
-LOCAL := $(addprefix tests/,ledger sql connectors lakehouse cli jobs_api doors)
+LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api doors)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,7 @@ pure: setup ## the tests that take seconds: no files, no processes, no engine
 test: setup ## run every test, the fast ones first
 	$(SPREAD) $(PURE) --cov --cov-report=
 	$(SPREAD) -m 'not engine and not serve and not long' $(LOCAL) --cov --cov-append --cov-report=
+	$(SPREAD) tests/lakehouse
 	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=98
 	$(PY) -m coverage report --include='jobs/*' --fail-under=98
 	$(SPREAD) -m 'not long' tests/wheel tests/bench tests/embedded_model

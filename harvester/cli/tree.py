@@ -8,6 +8,8 @@ from typing import Any
 
 import typer.main
 
+from harvester.program import ending_at_once
+
 PLACES: dict[str, tuple[str, str]] = {
     "serve": ("server.serve", "Serve chat and batch jobs, until Ctrl-C."),
     "stop": ("server.serve", "Stop the server; its jobs continue with the next."),
@@ -36,7 +38,8 @@ class Commands(Mapping[str, Any]):
     """`PLACES`, as the commands themselves."""
 
     def __getitem__(self, name: str) -> Any:
-        module = importlib.import_module(f"harvester.cli.{PLACES[name][0]}")
+        with ending_at_once():
+            module = importlib.import_module(f"harvester.cli.{PLACES[name][0]}")
         return typer.main.get_group(module.app).commands[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -29,6 +29,17 @@ from harvester.program import main
 builtins.__import__ = late
 main(["jobs"])
 """
+CATCHING = """import signal
+from harvester import own, program
+def claim():
+    try:
+        print("begun", flush=True)
+        signal.pause()
+    except BaseException:
+        print("caught", flush=True)
+own.claim = claim
+program.main(["--version"])
+"""
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"]], ids=["version", "help"])
@@ -39,8 +50,9 @@ def test_what_needs_no_table_loads_no_library_of_tables(words):
     assert len(done.stderr.split()) < 250
 
 
-def test_ctrl_c_while_modules_are_loaded_ends_without_a_traceback():
-    command = [sys.executable, "-P", "-c", SLOW]
+@pytest.mark.parametrize("program", [SLOW, CATCHING], ids=["slow", "a module that catches everything"])
+def test_ctrl_c_while_modules_are_loaded_ends_without_a_traceback(program):
+    command = [sys.executable, "-P", "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
