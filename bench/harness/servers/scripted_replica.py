@@ -23,6 +23,7 @@ from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.router import EXPECTED_S, routing
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.version import bound
+from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
 from jobs.engine import ApiCall, EngineGone, Prompt
 from jobs.folder import StateFolder
@@ -130,7 +131,7 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         name="replica",
         num_replicas=config.replicas,
         max_ongoing_requests=100_000,
-        request_router_config=routing(),
+        request_router_config=routing(is_haproxy=use_haproxy(config)),
         ray_actor_options={"num_cpus": 1, "runtime_env": environment(config, config.env)},
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,

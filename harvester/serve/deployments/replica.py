@@ -27,6 +27,7 @@ from harvester.serve.deployments.router import EXPECTED_S, routing
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.turns import turn_on_gpu
 from harvester.serve.deployments.version import bound
+from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
@@ -154,7 +155,7 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
         name="replica",
         num_replicas=config.replicas,
         max_ongoing_requests=100_000,
-        request_router_config=routing(),
+        request_router_config=routing(is_haproxy=use_haproxy(config)),
         max_constructor_retry_count=1,  # a model that does not start now will not at the third try
         ray_actor_options=options | {"runtime_env": environment(config, config.env)},
         health_check_period_s=1.0,

@@ -26,7 +26,7 @@ class ChatRouter(PowerOfTwoChoicesRequestRouter):
         return [[two[place] for place in group] for group in groups]
 
 
-def routing() -> RequestRouterConfig:
-    """Of the chat application's deployment. HAProxy, where it is the ingress, takes the replica with the fewest connections instead."""
-    given: dict[str, Any] = {"request_router_class": f"{__name__}:{ChatRouter.__name__}", "request_routing_stats_period_s": PERIOD_S}
-    return RequestRouterConfig(**given)
+def routing(*, is_haproxy: bool) -> RequestRouterConfig:
+    """Of the chat application's deployment. HAProxy as the ingress takes the replica with the fewest connections: Serve has no say then."""
+    given: dict[str, Any] = {"request_routing_stats_period_s": PERIOD_S}
+    return RequestRouterConfig(**given if is_haproxy else given | {"request_router_class": f"{__name__}:{ChatRouter.__name__}"})
