@@ -33,6 +33,7 @@ from harvester.serve.node import OwnNode, ports_of_agents
 from harvester.serve.nodes import check_ports, root_cause, session_logs
 from harvester.serve.port import check_port
 from harvester.serve.processes import mark_of
+from harvester.serve.reach import Reach, host_here
 from harvester.serve.runtime import ray_folder, runtime_folder
 from harvester.timers import patient_children
 from jobs.folder import StateFolder
@@ -41,8 +42,10 @@ log = logging.getLogger("harvester.cluster")
 
 JOBS_APP = "jobs"
 APPS = (CHAT_APP, JOBS_APP, *PREFIXES)
+PATHS = ("/", "/api/jobs", *PREFIXES.values())  # one of each application
 ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 HARVEST_STOP_S = 5.0
+LOOK_S = 0.2
 OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
@@ -130,6 +133,10 @@ class Cluster:
         serve.run_many(apps, wait_for_applications_running=False)
         wait_for("the model to load, and the applications to answer")
         self._wait_running(stop)
+        if self._is_ingress_here():
+            reach = Reach(host_here(self._config.host), self._config.port, PATHS)
+            while not stop.is_set() and not reach.is_whole():
+                time.sleep(LOOK_S)
 
     def _look_around(self) -> None:
         """In a joined cluster: are an earlier server's applications there, or else, can its nodes listen. Raises `HarvesterError`."""
@@ -162,6 +169,10 @@ class Cluster:
         proxies = status.proxies.values()
         return self._config.address is not None or (bool(proxies) and all(state == ProxyStatus.HEALTHY for state in proxies))
 
+    def _is_ingress_here(self) -> bool:
+        """A machine of a joined cluster has one if it is the head, or has a replica."""
+        return self._config.address is None or ray.get_runtime_context().get_node_id() in serve.status().proxies
+
     def _replica_host(self) -> str:
         """Where replicas listen. Behind a HAProxy on the same machine, which listens on ``host``, that is loopback."""
         return "127.0.0.1" if self._config.address is None and use_haproxy(self._config) else self._config.host
@@ -178,7 +189,7 @@ class Cluster:
                     reason = _reason(apps[name])
                     cause = root_cause() if "root cause" in reason else None
                     raise EngineError(f"{reason.split(' See root cause')[0]} Cause: {cause}" if cause else reason)
-            time.sleep(0.2)
+            time.sleep(LOOK_S)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._config.address is not None and (error is None or not self._found):  # what ran before stays where a change of it failed

@@ -1,0 +1,55 @@
+"""What of a port counts as the answer of an application."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from harvester.errors import EngineError
+from harvester.ports import free_port
+from harvester.serve import reach
+from harvester.serve.reach import SURE, Reach
+
+pytestmark = pytest.mark.serve
+HERE, PATHS = "127.0.0.1", ("/", "/api/jobs")
+
+
+@contextmanager
+def ingress(statuses: dict[str, int]) -> Iterator[int]:
+    """The port of one that answers so by path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_OPTIONS(self) -> None:
+            self.send_response(statuses[self.path])
+            self.end_headers()
+
+        def log_message(self, *given: object) -> None: ...
+
+    server = ThreadingHTTPServer((HERE, 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("status", [404, 502, 503])
+def test_a_port_is_reached_once_every_application_answers_in_two_looks(status: int) -> None:
+    statuses = {"/": 405, "/api/jobs": status}
+    with ingress(statuses) as port:
+        found = Reach(HERE, port, PATHS)
+        assert not any(found.is_whole() for _ in range(SURE + 1))
+        statuses["/api/jobs"] = 401
+        assert [found.is_whole() for _ in range(SURE)] == [False] * (SURE - 1) + [True]
+
+
+def test_a_port_that_leads_nowhere_is_named_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "PATIENCE_S", -1.0)
+    port = free_port()
+    with pytest.raises(EngineError, match=rf"port {port} on {HERE} has not led to /"):
+        Reach(HERE, port, PATHS).is_whole()
