@@ -94,6 +94,16 @@ class StateFolder:
         return self.root / "files"
 
     @property
+    def uploads(self) -> Path:
+        """Tables that clients sent, a folder for each key's name, in it one for each upload."""
+        return self.root / "uploads"
+
+    @property
+    def answers(self) -> Path:
+        """Answers of queries that clients read in their own time, a folder for each key's name."""
+        return self.root / "answers"
+
+    @property
     def batches(self) -> Path:
         """One JSON file a batch; its rows are a job of the same id."""
         return self.root / "batches"

@@ -37,6 +37,12 @@ class Part:
     def rows(self) -> int:
         return int(_footer(self.path).num_rows)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Without the metadata of the sink. Raises `StorageError` and `DamageError`."""
+        with _mapped(self.path):
+            return pq.read_schema(self.path).remove_metadata()
+
     def read(self) -> pa.Table:
         """Its rows, of this edition or a later one; without the metadata of the sink. Raises `StorageError`."""
         return _read(self.path).replace_schema_metadata(None)

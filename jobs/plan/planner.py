@@ -40,6 +40,11 @@ class JobPlanner:
         self._rules = SourceRules(about.roots or (), about.hosts, (str(folder.root.absolute()),))
         self._named_secrets = dict(named_secrets or {})
 
+    @property
+    def min_free_bytes(self) -> int:
+        """That stay free on the state folder's disk."""
+        return self._harvest.min_free_bytes
+
     def plan(
         self,
         request: JobRequest,

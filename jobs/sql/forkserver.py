@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from connectors.errors import HarvesterError
 from jobs.errors import QueryError
-from jobs.sql.sandbox import ask
+from jobs.sql.sandbox import ask, keep
 
 NICE = 5  # behind the API, which answers beside it
 GRACE_S = 1.0  # after a query's time, for its own interrupt to come first
@@ -43,6 +43,8 @@ class Request:
     limit_rows: int
     seconds: float
     scratch: Path  # of this query's process; removed by who asked, since the process may be killed
+    kept: Path | None = None  # file for the whole answer, as an Arrow IPC stream; None: the reply holds as much as fits
+    min_free_bytes: int = 0  # of that file's disk
 
 
 def main() -> None:  # pragma: no cover  # it and what forks from it are processes of their own
@@ -85,8 +87,11 @@ def _limit() -> None:  # pragma: no cover
 
 
 def reply_to(request: Request) -> tuple[bool, bytes]:
-    """Whether it is an answer, and the body that a client gets; else the error's code and message."""
+    """Whether it is an answer, and its body: what a client gets, or ``rows`` and ``bytes`` of what was kept. Else code and message."""
     try:
+        if request.kept is not None:
+            rows = keep(request.state_dir, request.tables.get, request.query, request.kept, request.min_free_bytes, seconds=request.seconds)
+            return True, json.dumps({"rows": rows, "bytes": request.kept.stat().st_size}).encode("ascii")
         found = ask(request.state_dir, request.tables.get, request.query, limit_rows=request.limit_rows, seconds=request.seconds)
         columns = [{"name": name, "type": kind} for name, kind in found.columns]
         body = json.dumps({"columns": columns, "rows": found.rows, "is_cut": found.is_cut}, separators=(",", ":"), allow_nan=False)

@@ -32,6 +32,7 @@ class PoolLimits:
     long_at_once: int = 2
     quick_cpu_s: float = 0.25
     seconds: float = SECONDS
+    kept_seconds: float = 600.0  # for an answer that is kept as a file
     wait_s: float = 1.0
     max_waiting: int = 64
 
@@ -54,7 +55,17 @@ class QueryPool:
         self._processes.close()
         self._threads.shutdown()
 
-    async def ask(self, state_dir: Path, tables: Tables, query: str, *, limit_rows: int, client: str) -> bytes:
+    async def ask(
+        self,
+        state_dir: Path,
+        tables: Tables,
+        query: str,
+        *,
+        limit_rows: int = 0,
+        client: str,
+        kept: Path | None = None,
+        min_free_bytes: int = 0,
+    ) -> bytes:
         """As `QueryProcesses.run`. ``client`` names who asks, for fairness.
 
         Raises `TooManyQueriesError` after ``wait_s`` without a free process, and for a query that is neither short nor one of the few long.
@@ -68,8 +79,10 @@ class QueryPool:
                 known,
                 query,
                 limit_rows=limit_rows,
-                seconds=self._limits.seconds,
+                seconds=self._limits.seconds if kept is None else self._limits.kept_seconds,
                 may_stay=stay.may_stay,
+                kept=kept,
+                min_free_bytes=min_free_bytes,
             )
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, run)

@@ -70,8 +70,12 @@ class QueryProcesses:
         limit_rows: int,
         seconds: float,
         may_stay: MayStay = lambda cpu_s: False,
+        kept: Path | None = None,
+        min_free_bytes: int = 0,
     ) -> bytes:
         """The answer, as a JSON object with ``columns``, ``rows`` and ``is_cut`` (`jobs.sql.sandbox.QueryAnswer`).
+
+        With ``kept`` the whole answer is in that file, as an Arrow IPC stream, and the object has ``rows`` and ``bytes``.
 
         ``may_stay`` is called every 50 ms; what it raises ends the query. Raises `QueryError`, also for a query that was killed, and
         `StorageError`.
@@ -82,7 +86,8 @@ class QueryProcesses:
         scratch.mkdir()
         try:
             with self._connect() as connection:
-                return _Run(connection, seconds, may_stay).ask(Request(state_dir, dict(tables), query, limit_rows, seconds, scratch))
+                asked = Request(state_dir, dict(tables), query, limit_rows, seconds, scratch, kept, min_free_bytes)
+                return _Run(connection, seconds, may_stay).ask(asked)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 

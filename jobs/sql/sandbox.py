@@ -16,6 +16,7 @@ from connectors.value import plain
 from jobs.errors import QueryError
 from jobs.sql.guard import check_reads
 from jobs.sql.query import LedgerTables, batches, connect, run_checked
+from jobs.sql.spool import write_answer
 
 SECONDS = 10.0
 AGAIN_S = 0.05
@@ -39,14 +40,7 @@ def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows:
 
     The answer ends at ``limit_rows`` or 16 MiB. Raises `QueryError`, also for a query that takes longer than ``seconds``.
     """
-    if len(query) > MAX_QUERY_CHARS:
-        raise QueryError(f"the query has {len(query):,} characters; the limit is {MAX_QUERY_CHARS:,}")
-    with connect(state_dir, ledger_tables, is_sandbox=True) as connection, _ending(connection, seconds):
-        for name, value in _LIMITS.items():
-            connection.execute(f"SET {name} = '{value}'")
-        connection.execute("SET lock_configuration = true")
-        check_reads(connection, query)
-        reader = run_checked(connection, query, BATCH_ROWS)
+    with _answered(state_dir, ledger_tables, query, seconds) as reader:
         columns = tuple((field.name, str(field.type)) for field in reader.schema)
         rows: list[tuple[Any, ...]] = []
         room_bytes = ANSWER_BYTES
@@ -59,6 +53,24 @@ def ask(state_dir: Path, ledger_tables: LedgerTables, query: str, *, limit_rows:
                     raise QueryError(f"a row has more than {ANSWER_BYTES >> 20} MiB; select a part of its text, e.g. left(output, 1000)")
                 return QueryAnswer(columns, tuple(rows[:limit_rows]), is_cut=True)
         return QueryAnswer(columns, tuple(rows), is_cut=False)
+
+
+def keep(state_dir: Path, ledger_tables: LedgerTables, query: str, path: Path, min_free_bytes: int, *, seconds: float) -> int:
+    """As `ask`, but the whole answer becomes an Arrow IPC stream in ``path``. Returns the number of its rows."""
+    with _answered(state_dir, ledger_tables, query, seconds) as reader:
+        return write_answer(path, reader.schema, batches(reader), min_free_bytes)
+
+
+@contextmanager
+def _answered(state_dir: Path, ledger_tables: LedgerTables, query: str, seconds: float) -> Iterator[pa.RecordBatchReader]:
+    if len(query) > MAX_QUERY_CHARS:
+        raise QueryError(f"the query has {len(query):,} characters; the limit is {MAX_QUERY_CHARS:,}")
+    with connect(state_dir, ledger_tables, is_sandbox=True) as connection, _ending(connection, seconds):
+        for name, value in _LIMITS.items():
+            connection.execute(f"SET {name} = '{value}'")
+        connection.execute("SET lock_configuration = true")
+        check_reads(connection, query)
+        yield run_checked(connection, query, BATCH_ROWS)
 
 
 def _fitting(batch: pa.RecordBatch, room_bytes: int) -> pa.RecordBatch:

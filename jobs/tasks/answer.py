@@ -22,7 +22,7 @@ def result_fields(task: Task) -> list[pa.Field]:
     """Columns of the answers: ``output`` for text and choice, one for each property of the schema for json, in its order."""
     if task.answer is not AnswerKind.JSON:
         return [pa.field(OUTPUT, pa.string())]
-    return [pa.field(name, shape.arrow()) for name, shape in _reader(task).shapes]
+    return [shape.field(name) for name, shape in _reader(task).shapes]
 
 
 def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]:

@@ -30,6 +30,7 @@ _SCALARS = {
     ColumnKind.BOOLEAN: pa.bool_(),
     ColumnKind.JSON: pa.string(),
 }
+JSON_MARK = {"harvester": "json"}  # of a field
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -42,10 +43,14 @@ class Shape:
     def arrow(self) -> pa.DataType:
         if self.kind is ColumnKind.LIST:
             assert self.item is not None
-            return pa.list_(self.item.arrow())
+            return pa.list_(self.item.field("item"))
         if self.kind is ColumnKind.STRUCT:
-            return pa.struct([pa.field(name, shape.arrow()) for name, shape in self.fields])
+            return pa.struct([shape.field(name) for name, shape in self.fields])
         return _SCALARS[self.kind]
+
+    def field(self, name: str) -> pa.Field:
+        """A column, or a part of one. What is kept as JSON text is marked, so that a reader can tell it from text."""
+        return pa.field(name, self.arrow(), metadata=JSON_MARK if self.kind is ColumnKind.JSON else None)
 
     def cell(self, value: Any) -> object:
         """A value that the schema allows, as one that the column takes. Properties the schema does not name are left out.

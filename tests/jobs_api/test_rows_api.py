@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
+import time
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from test_jobs_api import Office, office  # noqa: F401
+
+from harvester.serve.http.uploads_api import KEPT_S, Uploads
 
 ID = "ab" * 32
 
@@ -32,13 +37,58 @@ async def test_a_damaged_piece_and_a_gap_are_refused(office: Office) -> None:  #
     assert (await office.http.get(f"/uploads/{ID}/a.csv")).json()["bytes"] == 0
 
 
-async def test_results_are_an_arrow_stream_that_is_taken_up_behind_a_part(office: Office) -> None:  # noqa: F811
+async def test_results_are_an_arrow_stream_that_is_taken_up_behind_a_row(office: Office) -> None:  # noqa: F811
     job = await office.submitted()
     folder = office.folder.results(job.id)
     folder.mkdir(parents=True, exist_ok=True)
     for number in (0, 1):
         pq.write_table(pa.table({"row_id": [number], "output": ["x"]}), folder / f"part-{number:06d}.parquet")
     whole = await office.http.get(f"/jobs/{job.id}/results")
-    rest = await office.http.get(f"/jobs/{job.id}/results", params={"after": "part-000000"})
+    rest = await office.http.get(f"/jobs/{job.id}/results", params={"part": "part-000000", "offset": 1})
     assert pa.ipc.open_stream(io.BytesIO(whole.content)).read_all()["row_id"].to_pylist() == [0, 1]
     assert pa.ipc.open_stream(io.BytesIO(rest.content)).read_all()["row_id"].to_pylist() == [1]
+
+
+async def test_a_whole_that_is_not_what_its_digest_says_is_dropped(office: Office) -> None:  # noqa: F811
+    asked = {"last": True, "digest": hashlib.sha256(b"other").hexdigest()}
+    damaged = await office.http.put(f"/uploads/{ID}/a.csv", content=b"abc", params=asked)
+    assert damaged.status_code == 400
+    assert "arrived damaged" in damaged.json()["error"]["message"]
+    assert (await office.http.get(f"/uploads/{ID}/a.csv")).json() == {"bytes": 0, "is_whole": False, "uri": f"upload:{ID}/a.csv"}
+
+
+@pytest.mark.parametrize("name", ["../a.csv", ".a.csv", "b/../../a.csv", "a*.csv", "b/.a", "a:b", "a/" * 9 + "a"])
+async def test_a_name_that_leads_elsewhere_is_refused(office: Office, name: str) -> None:  # noqa: F811
+    answer = await office.http.put(f"/uploads/{ID}/{quote(name, safe='')}", content=b"abc", params={"last": True})
+    assert answer.status_code in (400, 404)
+    assert not list(office.folder.root.rglob("*a.csv*"))
+
+
+async def test_an_upload_that_is_not_whole_is_no_source(office: Office) -> None:  # noqa: F811
+    await office.http.put(f"/uploads/{ID}/a.csv", content=b"abc")
+    for uri in (f"upload:{ID}/a.csv", f"upload:{ID}", "upload:x", f"upload:{ID}/../../../state/server.json"):
+        answer = await office.post("/jobs", {"source": {"uri": uri}})
+        assert answer.status_code in (400, 404), answer.text
+
+
+async def test_an_upload_that_no_job_names_goes_after_a_day(office: Office) -> None:  # noqa: F811
+    for upload_id in (ID, "cd" * 32):
+        await office.http.put(f"/uploads/{upload_id}/docs.parquet", content=office.docs.read_bytes(), params={"last": True})
+    made = await office.post("/jobs", {"source": {"uri": f"upload:{ID}/docs.parquet"}})
+    sources = [made.json()["job"]["source"]]
+    uploads = Uploads(office.folder)
+    uploads.sweep(sources, time.time())
+    assert len(list(office.folder.uploads.glob("*/*"))) == 2
+    uploads.sweep(sources, time.time() + 2 * KEPT_S)
+    assert [path.name for path in office.folder.uploads.glob("*/*")] == [ID]
+
+
+async def test_a_part_that_is_damaged_is_an_error_and_no_short_answer(office: Office) -> None:  # noqa: F811
+    job = await office.submitted()
+    folder = office.folder.results(job.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"row_id": [0], "output": ["x"]}), folder / "part-000000.parquet")
+    (folder / "part-000000.parquet").write_bytes(b"PAR1 and nothing else PAR1")
+    answer = await office.http.get(f"/jobs/{job.id}/results")
+    assert answer.status_code == 500
+    assert "is damaged" in answer.json()["error"]["message"]

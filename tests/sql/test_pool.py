@@ -138,6 +138,6 @@ async def test_the_pool_reads_the_tables_when_it_is_the_querys_turn(tmp_path: An
         return {"jobs": None}
 
     assert await pool.ask(tmp_path, tables, "select 1", limit_rows=3, client="a") == b"{}"
-    assert processes.given == [({"jobs": None}, "select 1", {"limit_rows": 3, "seconds": 7.0})]
+    assert processes.given == [({"jobs": None}, "select 1", {"limit_rows": 3, "seconds": 7.0, "kept": None, "min_free_bytes": 0})]
     pool.close()
     assert processes.ended

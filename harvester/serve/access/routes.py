@@ -187,14 +187,16 @@ JOBS_ROUTES = RouteTable(
         "PATCH /jobs/{job_id}": BATCH,
         "POST /jobs/{job_id}/{verb}": BATCH,
         "GET /jobs/{job_id}/results": BATCH,
-        "GET /uploads/{upload_id}/{name}": BATCH,
-        "PUT /uploads/{upload_id}/{name}": BATCH,
-        "DELETE /uploads/{upload_id}/{name}": BATCH,
+        "GET /uploads/{upload_id}/{name:path}": BATCH,
+        "PUT /uploads/{upload_id}/{name:path}": BATCH,
+        "DELETE /uploads/{upload_id}/{name:path}": BATCH,
         "GET /ledger/{name}": BATCH,
         "POST /sql": BATCH,
+        "POST /sql/answers": BATCH,
+        "GET /sql/answers/{answer_id}": BATCH,
         "POST /profile": ADMIN,
     },
-    streamed=("PUT /uploads/{upload_id}/{name}",),
+    streamed=("PUT /uploads/{upload_id}/{name:path}",),
 )
 OPENAI_ROUTES = RouteTable(
     {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -25,8 +26,9 @@ from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.events import add_events
 from harvester.serve.http.owned import own_job, own_table
 from harvester.serve.http.page import add_assets
-from harvester.serve.http.rows_api import SCHEME, Uploads, add_rows
+from harvester.serve.http.rows_api import add_rows
 from harvester.serve.http.sql_api import add_sql
+from harvester.serve.http.uploads_api import SCHEME, Uploads, add_uploads
 from harvester.serve.openai.errors import answer_of, error_answer
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.folder import StateFolder
@@ -38,6 +40,7 @@ from jobs.sql.pool import QueryPool
 from jobs.tasks.load import list_tasks
 from jobs.tasks.options import TaskOption
 
+ONCE = "idempotency-key"
 log = logging.getLogger("harvester.jobs")
 
 ServerInfo = Callable[[], Awaitable[dict[str, Any]]]
@@ -99,6 +102,14 @@ async def is_unknown(ledger: JobsLedger, plan: JobPlan) -> bool:
     return False
 
 
+def _once(plan: JobPlan, is_new: bool, told: str | None) -> tuple[JobPlan, bool]:
+    """For a client that may repeat itself: the job that is new for it is the one of its idempotency key, which is found again."""
+    if not is_new or told is None:
+        return plan, is_new  # without `new`, the same request finds the same job anyway
+    key = hashlib.sha256(f"{plan.spec.key} {told}".encode("utf-8", "surrogateescape")).hexdigest()
+    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"key": key})}), False
+
+
 async def _is_user(sent: Request, folder: StateFolder) -> bool:
     """Whether the server's own user sent this, who may read what the server may."""
     key = read_key(folder)
@@ -123,8 +134,9 @@ def jobs_api(
     describe(app, OpenAiRefusal, asks_for_key=gate.keys.asks_for_key)
     _answer_errors(app)
     _add_server(app, server_info, profile)
-    _add_jobs(app, ledger, planner, server_info, add_rows(app, ledger, planner.folder))
-    add_sql(app, ledger, planner.folder, queries or QueryPool())
+    add_rows(app, ledger, planner.folder)
+    _add_jobs(app, ledger, planner, server_info, add_uploads(app, ledger, planner.folder, planner.min_free_bytes))
+    add_sql(app, ledger, planner.folder, queries or QueryPool(), planner.min_free_bytes)
     add_assets(app)
     if broadcaster is not None:
         add_events(app, broadcaster)
@@ -185,8 +197,9 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
         plan = await asyncio.to_thread(
             planner.plan, request, context_tokens, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules
         )
+        plan, is_new = _once(plan, request.new, sent.headers.get(ONCE))
         try:
-            view, created = await ledger.submit(plan, new=request.new)
+            view, created = await ledger.submit(plan, new=is_new)
         except HarvesterError:
             if await is_unknown(ledger, plan):
                 await asyncio.to_thread(planner.forget, plan)

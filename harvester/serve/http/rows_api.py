@@ -1,103 +1,35 @@
-"""Rows in and out over HTTP: files uploaded in pieces, results as a stream of Arrow record batches. Memory does not grow with either."""
+"""``GET /jobs/JOB/results``: rows as a stream of Arrow record batches, which can be taken up anywhere. Memory does not grow with it."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-import re
-import shutil
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
-from connectors.parquet.parts import PartsSink
-from connectors.paths.rules import SourceRules
-from harvester.errors import NotFoundError, ParameterError, StorageError
-from harvester.serve.access.identity import Identity
+from connectors.parquet.parts import Part, PartsSink, read_batches
+from harvester.errors import NotFoundError, StateError
 from harvester.serve.access.who import Who
 from harvester.serve.http.owned import LedgerJobs, own_job
 from jobs.folder import StateFolder
+from jobs.sql.spool import small
 
-SCHEME = "upload:"
 ARROW = "application/vnd.apache.arrow.stream"
-DIGEST = "x-content-sha256"
 BATCH_ROWS = 1024
-_ID = re.compile(r"[0-9a-f]{32,64}")
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}")
 
 
-class Uploads:
-    """Files that clients sent, a folder for each key's name and upload. A file that is not whole yet ends in ``.part``."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to begin: behind ``offset`` rows of a part's ``edition``; None: at the first part."""
 
-    def __init__(self, folder: StateFolder) -> None:
-        self._root = folder.root / "uploads"
-
-    def path(self, upload_id: str, name: str, who: Identity) -> Path:
-        """Where the whole file is to lie. Raises `ParameterError` for names that cannot be paths."""
-        if not _ID.fullmatch(upload_id) or not _NAME.fullmatch(name):
-            raise ParameterError("an upload is named by 32 to 64 hex digits and a file name of letters, digits, dots, - and _", "name")
-        owner = hashlib.sha256((who.name or "").encode()).hexdigest()[:16]
-        return self._root / owner / upload_id / name
-
-    def opened(self, uri: str, who: Identity) -> tuple[str, SourceRules]:
-        """Path and rules of ``upload:ID/NAME``. Raises `NotFoundError` where the key has no such whole file."""
-        upload_id, _, name = uri.removeprefix(SCHEME).partition("/")
-        path = self.path(upload_id, name, who)
-        if not path.is_file():
-            raise NotFoundError(f"{uri[:200]} is not uploaded, or not whole; upload the file again")
-        return str(path), SourceRules(roots=(str(path.parent),))
-
-
-def state_of(path: Path) -> dict[str, Any]:
-    """Bytes that are here, and whether the file is whole."""
-    is_whole = path.is_file()
-    part = path if is_whole else _part(path)
-    size = part.stat().st_size if part.exists() else 0
-    return {"bytes": size, "is_whole": is_whole, "uri": f"{SCHEME}{path.parent.name}/{path.name}"}
-
-
-async def append(path: Path, offset: int, body: AsyncIterator[bytes], digest: str | None, *, is_last: bool) -> dict[str, Any]:
-    """Write a piece at ``offset``. The same piece sent again has no further effect. Holds one chunk in memory.
-
-    Raises `ParameterError` for a piece that leaves a gap, or whose SHA-256 is not ``digest``; what was there before stays.
-    """
-    if path.is_file():
-        async for _ in body:
-            pass
-        return state_of(path)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = hashlib.sha256()
-    try:
-        with open(os.open(_part(path), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:  # noqa: PTH123, ASYNC230
-            size = file.seek(0, os.SEEK_END)
-            if offset > size:
-                raise ParameterError(f"the upload has {size} bytes; go on there, not at {offset}", "offset")
-            file.seek(offset)
-            async for chunk in body:
-                found.update(chunk)
-                file.write(chunk)
-            if digest is not None and found.hexdigest() != digest.lower():
-                file.truncate(offset)
-                raise ParameterError(f"the piece at {offset} arrived damaged: its SHA-256 is not that of {DIGEST}; send it again", DIGEST)
-            file.truncate()
-            file.flush()
-            if is_last:
-                await asyncio.to_thread(os.fsync, file.fileno())
-        if is_last:
-            _part(path).replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot keep the upload: {error.strerror}; make room for the server's state folder") from error
-    return state_of(path)
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
+    part: str | None = None
+    offset: int = 0
+    edition: str | None = None
 
 
 class _Pipe:
@@ -120,45 +52,45 @@ class _Pipe:
         return b"".join(pieces)
 
 
-def arrow_of(folder: Path, after: str | None) -> Iterator[bytes]:
-    """The parts behind ``after`` in the order of their names, as one Arrow IPC stream; each batch's metadata names its part."""
-    parts = [part for part in PartsSink(folder).parts() if after is None or part.name > after]
+def arrow_of(sink: PartsSink, place: Place) -> Iterator[bytes]:
+    """The parts from ``place`` on, in the order of their names, as one Arrow IPC stream.
+
+    Each batch's metadata names its part and edition. Raises `StateError` where the part was written again since the client read it,
+    `NotFoundError` where it is not there, `DamageError`.
+    """
+    parts = [part for part in sink.parts() if place.part is None or part.name >= place.part]
+    if place.part is not None and (not parts or parts[0].name != place.part):
+        raise NotFoundError(f"the results have no part {place.part[:80]!r}; read them from the beginning")
     pipe = _Pipe()
     writer: Any = None
     for part in parts:
-        with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
-            schema = file.schema_arrow.remove_metadata()
-            writer = writer or pa.ipc.new_stream(pa.PythonFile(pipe, "w"), schema)
-            for batch in file.iter_batches(BATCH_ROWS):
-                writer.write_batch(batch.replace_schema_metadata(None), custom_metadata={"part": part.name})
-                yield pipe.taken()
+        skipped = place.offset if part.name == place.part else 0
+        if skipped and place.edition not in (None, part.edition):
+            raise StateError(f"rows of part {part.name} were computed again while they were read; read the results from the beginning")
+        if writer is None:
+            writer = pa.ipc.new_stream(pa.PythonFile(pipe, "w"), part.schema)
+        for batch in _behind(part, skipped):
+            writer.write_batch(batch.replace_schema_metadata(None), custom_metadata={"part": part.name, "edition": part.edition})
+            yield pipe.taken()
     writer = writer or pa.ipc.new_stream(pa.PythonFile(pipe, "w"), pa.schema([]))
     writer.close()
     yield pipe.taken()
 
 
-def add_rows(app: FastAPI, ledger: LedgerJobs, folder: StateFolder) -> Uploads:
-    """Add uploads and ``GET /jobs/JOB/results``."""
-    uploads = Uploads(folder)
+def _behind(part: Part, rows: int) -> Iterator[pa.RecordBatch]:
+    """The batches of a part but for its first ``rows`` rows."""
+    for batch in read_batches(part.path, part.schema.names, BATCH_ROWS):
+        skipped = min(rows, batch.num_rows)
+        rows -= skipped
+        yield from small(batch.slice(skipped))
 
-    @app.get("/uploads/{upload_id}/{name}", include_in_schema=False)
-    async def known(upload_id: str, name: str, who: Who) -> dict[str, Any]:
-        return state_of(uploads.path(upload_id, name, who))
 
-    @app.put("/uploads/{upload_id}/{name}", include_in_schema=False)
-    async def piece(upload_id: str, name: str, request: Request, who: Who, offset: int = 0, last: bool = False) -> dict[str, Any]:
-        path = uploads.path(upload_id, name, who)
-        return await append(path, offset, request.stream(), request.headers.get(DIGEST), is_last=last)
-
-    @app.delete("/uploads/{upload_id}/{name}", include_in_schema=False)
-    async def forget(upload_id: str, name: str, who: Who) -> dict[str, Any]:
-        path = uploads.path(upload_id, name, who)
-        await asyncio.to_thread(shutil.rmtree, path.parent, ignore_errors=True)
-        return state_of(path)
+def add_rows(app: FastAPI, ledger: LedgerJobs, folder: StateFolder) -> None:
+    """Add ``GET /jobs/JOB/results``."""
 
     @app.get("/jobs/{job_id}/results", include_in_schema=False)
-    async def results(job_id: str, who: Who, after: str | None = None) -> StreamingResponse:
+    async def results(job_id: str, who: Who, part: str | None = None, offset: int = 0, edition: str | None = None) -> StreamingResponse:
         view = await own_job(ledger, job_id, who)
-        return StreamingResponse(arrow_of(folder.results(view.id), after), media_type=ARROW)
-
-    return uploads
+        pieces = arrow_of(PartsSink(folder.results(view.id)), Place(part, offset, edition))
+        first = await asyncio.to_thread(next, pieces)  # what is wrong with the first part is an error's answer, not a cut stream
+        return StreamingResponse(chain([first], pieces), media_type=ARROW)

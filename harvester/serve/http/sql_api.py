@@ -1,21 +1,42 @@
-"""``POST /sql``: read-only SQL in the sandbox of a process of its own, with limits on rows, bytes, memory and time."""
+"""``POST /sql``: read-only SQL in the sandbox of a process of its own, with limits on rows, bytes, memory and time.
+
+``POST /sql/answers`` has no limit on rows and bytes: the process writes an Arrow IPC stream to a file, which the client then reads from any
+byte on.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
 import pyarrow as pa
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
+from harvester.errors import NotFoundError
+from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
 from harvester.serve.http.contract import refusal
 from harvester.serve.http.owned import LedgerTables, own_table
+from harvester.serve.http.rows_api import ARROW
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.folder import StateFolder
 from jobs.ledger.store import TABLES
 from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
+
+ANSWER_S = 3600.0  # that an answer is kept
+_ANSWER = re.compile(r"[0-9a-f]{32}")
 
 
 class Question(BaseModel):
@@ -36,14 +57,81 @@ class Answered(BaseModel):
     is_cut: bool = Field(description="There are more rows than `limit`, or than an answer holds.")
 
 
-def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: QueryPool) -> None:
-    """Add ``POST /sql`` over what of the ledger is the asker's."""
+class KeptQuestion(BaseModel):
+    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
+
+
+class Answers:
+    """Files of answers, a folder for each key's name."""
+
+    def __init__(self, folder: StateFolder) -> None:
+        self._root = folder.answers
+
+    def new(self, who: Identity) -> Path:
+        """Where an answer is to lie. Those that are older than an hour go."""
+        now_s = time.time()
+        for path in self._root.glob("*/*"):
+            with suppress(OSError):
+                if now_s - path.stat().st_mtime > ANSWER_S:
+                    path.unlink()
+        path = self.path(secrets.token_hex(16), who)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def path(self, answer_id: str, who: Identity) -> Path:
+        """Raises `NotFoundError` for what cannot be an answer's id."""
+        if not _ANSWER.fullmatch(answer_id):
+            raise NotFoundError(f"there is no answer {answer_id[:80]!r}; ask again")
+        return self._root / hashlib.sha256((who.name or "").encode()).hexdigest()[:16] / f"{answer_id}.arrow"
+
+    def opened(self, answer_id: str, who: Identity) -> Path:
+        """The file of a whole answer. Raises `NotFoundError`."""
+        path = self.path(answer_id, who)
+        if not path.is_file():
+            raise NotFoundError(f"there is no answer {answer_id}, or no longer: it is kept for an hour; ask again")
+        return path
+
+
+def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: QueryPool, min_free_bytes: int = 0) -> None:
+    """Add ``POST /sql`` and ``/sql/answers`` over what of the ledger is the asker's."""
+    answers = Answers(folder)
+
+    async def known(who: Identity) -> dict[str, pa.Table]:
+        return {name: await own_table(tables, name, who) for name in TABLES}
+
+    def client_of(request: Request, who: Identity) -> str:
+        return who.name or str(request.client.host if request.client else "")
 
     @app.post("/sql", response_model=Answered, responses={429: refusal(429, OpenAiRefusal)})
     async def sql(question: Question, request: Request, who: Who) -> Response:
-        async def known() -> dict[str, pa.Table]:
-            return {name: await own_table(tables, name, who) for name in TABLES}
-
-        client = who.name or str(request.client.host if request.client else "")
-        answer = await pool.ask(folder.root, known, question.query, limit_rows=question.limit, client=client)
+        answer = await pool.ask(folder.root, partial(known, who), question.query, limit_rows=question.limit, client=client_of(request, who))
         return Response(answer, media_type="application/json")  # as the process wrote it: this one would take long to check 16 MiB
+
+    @app.post("/sql/answers", include_in_schema=False)
+    async def ask(question: KeptQuestion, request: Request, who: Who) -> dict[str, Any]:
+        path = await asyncio.to_thread(answers.new, who)
+        draft = path.with_suffix(".draft")
+        try:
+            told = await pool.ask(
+                folder.root,
+                partial(known, who),
+                question.query,
+                client=client_of(request, who),
+                kept=draft,
+                min_free_bytes=min_free_bytes,
+            )
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        return {"id": path.stem, **json.loads(told)}
+
+    @app.get("/sql/answers/{answer_id}", include_in_schema=False)
+    async def answer(answer_id: str, who: Who, offset: Annotated[int, Query(ge=0)] = 0) -> StreamingResponse:
+        return StreamingResponse(_bytes_of(answers.opened(answer_id, who), offset), media_type=ARROW)
+
+
+def _bytes_of(path: Path, offset: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(offset)
+        while piece := file.read(1 << 20):
+            yield piece
