@@ -11,9 +11,9 @@ if own.is_ours():  # a process that harvester started, such as a worker of Ray; 
     own.claim()
 
 if TYPE_CHECKING:
-    from harvester.api.client import Harvester
+    from harvester.api.client import AsyncHarvester, Harvester
 
-__all__ = ["__version__", "connect"]
+__all__ = ["__version__", "connect", "connect_async"]
 
 
 def connect(url: str | None = None, *, api_key: str | None = None) -> Harvester:
@@ -24,3 +24,10 @@ def connect(url: str | None = None, *, api_key: str | None = None) -> Harvester:
     from harvester.api.client import Harvester
 
     return Harvester(url, api_key=api_key)
+
+
+async def connect_async(url: str | None = None, *, api_key: str | None = None) -> AsyncHarvester:
+    """As `connect`; the client's methods are coroutines."""
+    from harvester.api.client import AsyncHarvester
+
+    return await AsyncHarvester(url, api_key=api_key).open()

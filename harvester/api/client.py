@@ -1,168 +1,210 @@
-"""A client of one server: tables up, jobs watched, rows down. Needs no more than httpx and Arrow, and nothing of the server's rooms."""
+"""A client of one server: tables up, jobs watched, rows down. Needs httpx and Arrow alone, and nothing of the server's rooms."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import os
-import re
-import tempfile
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
-import httpx
+import pyarrow as pa
 
-from harvester.api.errors import HarvesterError, UnreachableError, error_of
-from harvester.api.frames import digest_of, write_parquet
-from harvester.api.job import Job
+from harvester.api.errors import NotFoundError, UnreachableError
+from harvester.api.flow import Flow, Work, ask, awaited, blocking
+from harvester.api.frames import as_file, like
+from harvester.api.job import AsyncJob, Job
+from harvester.api.rows import RECORD, AsyncRows, Rows
+from harvester.api.stream import answer_of, rows_of
+from harvester.api.uploads import upload
+from harvester.api.wire import Address, AsyncWire, Wire
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-PIECE_BYTES = 8 << 20
-TRIES = 5
-RETRY_S = 0.2
-SUBMIT_S = 900.0
-_RETRIED = (502, 503, 504)
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+SUBMIT_S = 900.0  # a query over a table is run and written down before the job exists
+SQL_S = 900.0
+J = TypeVar("J")
+_IMPLIED = {"prompt": "ask", "labels": "classify", "schema": "extract"}  # an option that belongs to one task says which is meant
+_CHOICES = ("table", "query", "where", "sample", "seed", "limit", "encoding", "ragged")  # of the source
 
 
-class Async:
-    """The methods of ``target`` as coroutines, each in a thread."""
+class Calls(Generic[J]):
+    """What is asked of a server, as flows. ``made`` makes a job of its view and model."""
 
-    def __init__(self, target: Any) -> None:
-        self._target = target
+    def __init__(self, wire: Wire, made: Callable[[dict[str, Any], Any], J]) -> None:
+        self._wire, self._made = wire, made
 
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        method = getattr(self._target, name)
+    def submit(
+        self,
+        /,
+        data: Any,
+        task: str | None = None,
+        *,
+        prompt: str | None = None,
+        labels: Sequence[str] | None = None,
+        schema: Any = None,
+        options: Mapping[str, Any] | None = None,
+        name: str = "frame",
+        new: bool = False,
+        **fields: Any,
+    ) -> Flow[J]:
+        """Make a job of a table. The same job submitted again is found, not made twice, unless ``new``.
 
-        async def call(*given: Any, **named: Any) -> Any:
-            return await asyncio.to_thread(method, *given, **named)
+        ``data``: a path of this machine (file, folder or glob), an address that the server reads (``s3://...``, ``file:///...``) or that
+        `upload` returned, a frame (pandas, polars, Arrow), a DuckDB relation, or a list of dicts. All but addresses are uploaded, once.
 
-        return call
+        ``task``: a built-in task; ``prompt`` (with ``{column}``) implies ``ask``, ``labels`` ``classify``, ``schema`` ``extract``.
+        ``schema``: a Pydantic model, whose objects `Job.results` yields, or a JSON schema. ``options``: further ones of the task.
+        ``name``: of a frame; the job's id begins with it. ``fields``: those of ``POST /api/jobs``, such as ``column``, ``keep``,
+        ``max_tokens``, ``temperature``, ``deadline_at_s`` or ``weight``, and of its source, such as ``where``, ``limit`` or ``table``.
+
+        Raises `RefusedError` for a wrong value, `HarvesterError` for what cannot be read or has no rows, `UnreachableError`.
+        """
+        model = schema if hasattr(schema, "model_json_schema") else None
+        given = {"prompt": prompt, "labels": labels, "schema": schema if model is None else model.model_json_schema()}
+        asked = dict(options or {}) | {key: value for key, value in given.items() if value is not None}
+        chosen = {key: fields.pop(key) for key in _CHOICES if key in fields}
+        uri = yield from self.upload(data, name)
+        told = yield from ask(
+            "POST",
+            "/api/jobs",
+            json={
+                "source": {"uri": uri, **chosen},
+                "task": task or next((_IMPLIED[key] for key in _IMPLIED if key in asked), "summarize"),
+                "options": asked,
+                "new": new,
+                **fields,
+            },
+            headers={"idempotency-key": secrets.token_hex(16)},  # one for all tries: a lost answer makes no second job
+            timeout_s=SUBMIT_S,
+        )
+        return self._made(told["job"], model)
+
+    def map(self, /, frame: Any, prompt: str, **fields: Any) -> Flow[Any]:
+        """Answer ``prompt`` for each row, and wait. ``fields``: those of `submit`.
+
+        Returns what ``frame`` is (pandas, polars, a relation, a list of dicts, else an Arrow table): its columns, the answer
+        (``output``, or the columns of ``schema``) and ``error_message``, null where the row was answered. Raises `JobFailedError`.
+        """
+        job: Any = yield from self.submit(frame, prompt=prompt, **fields)
+        yield from job._watched(None, 0.2)
+        table: pa.Table = yield Work(Rows(partial(rows_of, self._wire, job.id)).arrow)
+        table = table.sort_by("row_id")
+        kept = [name for name in table.column_names if name != "row_id" and (name not in RECORD or name == "error_message")]
+        return (yield Work(partial(like, frame, table.select(kept))))
+
+    def job(self, job_id: str = "latest") -> Flow[J]:
+        """A job that exists. Raises `NotFoundError`."""
+        view = yield from ask("GET", f"/api/jobs/{job_id}")
+        return self._made(view, None)
+
+    def jobs(self) -> Flow[list[J]]:
+        """All jobs of this key, newest first."""
+        found = yield from ask("GET", "/api/jobs")
+        return [self._made(view, None) for view in found["jobs"]]
+
+    def upload(self, data: Any, name: str = "frame") -> Flow[str]:
+        """Bring ``data`` to the server, as far as it is not there. Returns its address there; an address stays as it is."""
+        if isinstance(data, str) and ("://" in data or data.startswith("upload:")):
+            return data
+        if isinstance(data, str | os.PathLike):
+            return (yield from upload(Path(data).expanduser()))
+        with ExitStack() as stack:
+            path: Path = yield Work(lambda: stack.enter_context(as_file(data, name)))
+            return (yield from upload(path))
+
+    def answer(self, query: str) -> Flow[str]:
+        """Run a query; the id of its answer."""
+        told = yield from ask("POST", "/api/sql/answers", json={"query": query}, timeout_s=SQL_S)
+        return str(told["id"])
+
+
+def _model(url: str) -> Flow[str]:
+    """The model of a server that answers. Raises `UnreachableError` for anything but a ready harvester server."""
+    try:
+        told = yield from ask("GET", "/api/server", tries=1)
+        return str(told["model"])
+    except (NotFoundError, KeyError, TypeError) as error:
+        raise UnreachableError(f"what answers at {url} is no harvester server; check the address") from error
 
 
 class Harvester:
-    """Made by `harvester.connect`. ``aio`` has the same methods as coroutines."""
+    """Made by `harvester.connect`; a context manager. Raises what `harvester.api.errors` draws. Threads may share it."""
 
-    def __init__(self, url: str | None = None, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
-        self.url = (url or os.environ.get("HARVESTER_URL") or DEFAULT_URL).rstrip("/")
-        key = api_key or os.environ.get("HARVESTER_API_KEY")
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(60.0, connect=3.0), transport=transport)
-        self.aio = Async(self)
-        self.model = str(self.call("GET", "/api/server")["model"])
+    def __init__(self, url: str | None = None, *, api_key: str | None = None) -> None:
+        self._wire = Wire(Address(url, api_key))
+        self.url = self._wire.address.url
+        self._calls: Calls[Job] = Calls(self._wire, partial(Job, self._wire))
+        try:
+            self.model = self._wire.run(_model(self.url))
+        except BaseException:
+            self._wire.close()
+            raise
+
+    submit = blocking(Calls[Job].submit)
+    map = blocking(Calls[Job].map)
+    job = blocking(Calls[Job].job)
+    jobs = blocking(Calls[Job].jobs)
+    upload = blocking(Calls[Job].upload)
+
+    def sql(self, query: str) -> Rows[Any]:
+        """Run one SELECT over ``jobs``, ``leases``, ``harvest`` and ``results('JOB')`` on the server, and read its rows from there.
+
+        The answer is kept for an hour, so that a long one can be taken up where a connection broke. Raises `RefusedError` for a query that
+        fails or takes too long.
+        """
+        return Rows(partial(answer_of, self._wire, self._wire.run(self._calls.answer(query))))
+
+    def close(self) -> None:
+        self._wire.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *given: object) -> None:
-        self.http.close()
+        self.close()
 
     def __repr__(self) -> str:
         return f"Harvester({self.url!r}, model={self.model!r})"
 
-    def submit(
-        self,
-        data: Any,
-        task: str | None = None,
-        *,
-        prompt: str | None = None,
-        labels: list[str] | None = None,
-        schema: Any = None,
-        options: dict[str, Any] | None = None,
-        name: str = "frame",
-        **fields: Any,
-    ) -> Job:
-        """Make a job of a path, an address, a frame or a relation; the same job submitted again is found, not made twice.
 
-        ``schema``: a Pydantic model or a JSON schema; its rows come back as `Job.rows`. ``fields``: those of ``POST /api/jobs``, such as
-        ``column``, ``keep``, ``max_tokens``, ``deadline_at_s``. Raises `RefusedError` for a wrong value.
-        """
-        asked = dict(options or {})
-        model = schema if hasattr(schema, "model_json_schema") else None
-        json_schema = model.model_json_schema() if model is not None else schema
-        given = {"prompt": prompt, "labels": labels, "schema": json_schema}
-        asked |= {key: value for key, value in given.items() if value is not None}
-        implied = {"prompt": "ask", "labels": "classify", "schema": "extract"}
-        chosen = task or next((implied[key] for key in implied if key in asked), "summarize")
-        body = {"source": {"uri": self.uri_of(data, name)}, "task": chosen, "options": asked, **fields}
-        told = self.call("POST", "/api/jobs", json=body, timeout=httpx.Timeout(SUBMIT_S, connect=3.0))
-        return Job(self, told["job"], model)
+class AsyncHarvester:
+    """Made by `harvester.connect_async`; an asynchronous context manager. The methods of `Harvester` as coroutines."""
 
-    def map(self, frame: Any, prompt: str, **fields: Any) -> Any:
-        """Answer ``prompt`` for each row, and wait: an Arrow table with the frame's columns and ``output``."""
-        return self.submit(frame, prompt=prompt, **fields).watch().results().arrow()
+    def __init__(self, url: str | None = None, *, api_key: str | None = None) -> None:
+        self._wire = AsyncWire(Address(url, api_key))
+        self.url = self._wire.address.url
+        self._calls: Calls[AsyncJob] = Calls(self._wire.blocking, partial(AsyncJob, self._wire))
+        self.model: str | None = None
 
-    def job(self, job_id: str = "latest") -> Job:
-        """A job that exists. Raises `NotFoundError`."""
-        return Job(self, self.call("GET", f"/api/jobs/{job_id}"))
+    submit = awaited(Calls[AsyncJob].submit)
+    map = awaited(Calls[AsyncJob].map)
+    job = awaited(Calls[AsyncJob].job)
+    jobs = awaited(Calls[AsyncJob].jobs)
+    upload = awaited(Calls[AsyncJob].upload)
 
-    def jobs(self) -> list[Job]:
-        """All jobs of this key, newest first."""
-        return [Job(self, view) for view in self.call("GET", "/api/jobs")["jobs"]]
+    async def sql(self, query: str) -> AsyncRows[Any]:
+        """As `Harvester.sql`."""
+        answer = await self._wire.run(self._calls.answer(query))
+        return AsyncRows(Rows(partial(answer_of, self._wire.blocking, answer)))
 
-    def uri_of(self, data: Any, name: str = "frame") -> str:
-        """Where the server reads ``data``: an address as it is, anything else uploaded."""
-        if isinstance(data, str) and "://" in data:
-            return data
-        if isinstance(data, str | os.PathLike):
-            return self.upload(Path(data))
-        with tempfile.TemporaryDirectory(prefix="harvester-") as folder:
-            path = Path(folder) / f"{_UNSAFE.sub('-', name) or 'frame'}.parquet"
-            write_parquet(data, path)
-            return self.upload(path)
-
-    def upload(self, path: Path) -> str:
-        """Send a file in pieces, each with its checksum; goes on where an earlier upload of the same content ended. Returns its address.
-
-        Raises `HarvesterError` for a file that cannot be read.
-        """
+    async def open(self) -> Self:
+        """Ask the server which model it runs. Raises `UnreachableError`."""
         try:
-            total, digest = path.stat().st_size, digest_of(path)
-        except OSError as error:
-            raise HarvesterError(f"cannot read {path}: {error.strerror}; give the path of a file") from error
-        route = f"/api/uploads/{digest}/{_UNSAFE.sub('-', path.name)[-100:].lstrip('.') or 'file'}"
-        state = self.call("GET", route)
-        with path.open("rb") as file:
-            while not state["is_whole"]:
-                offset = min(int(state["bytes"]), total)
-                file.seek(offset)
-                piece = file.read(PIECE_BYTES)
-                asked = {"offset": offset, "last": offset + len(piece) >= total}
-                headers = {"x-content-sha256": hashlib.sha256(piece).hexdigest()}
-                state = self.call("PUT", route, params=asked, content=piece, headers=headers)
-        return str(state["uri"])
+            self.model = await self._wire.run(_model(self.url))
+        except BaseException:
+            await self.close()
+            raise
+        return self
 
-    def call(self, method: str, path: str, **options: Any) -> Any:
-        """One request, tried again while the connection or the server is away: each is safe to repeat. Returns the JSON of the answer."""
-        for attempt in range(1, TRIES + 1):
-            try:
-                with self.reached():
-                    answer = self.http.request(method, path, **options)
-            except UnreachableError:
-                if attempt == TRIES or path == "/api/server":
-                    raise
-            else:
-                if answer.status_code < 400:
-                    return answer.json()
-                if answer.status_code not in _RETRIED or attempt == TRIES:
-                    raise error_of(answer.status_code, _json(answer))
-            time.sleep(RETRY_S * 2**attempt)
-        raise AssertionError("unreachable")
+    async def close(self) -> None:
+        await self._wire.close()
 
-    @contextmanager
-    def reached(self) -> Iterator[None]:
-        """Connections that fail, as `UnreachableError`."""
-        try:
-            yield
-        except httpx.TransportError as error:
-            raise UnreachableError(f"no server answers at {self.url} ({error}); start one with: harvester serve") from error
+    async def __aenter__(self) -> Self:
+        return self
 
+    async def __aexit__(self, *given: object) -> None:
+        await self.close()
 
-def _json(answer: httpx.Response) -> Any:
-    try:
-        return answer.json()
-    except ValueError:
-        return {"message": answer.text[:300]}
+    def __repr__(self) -> str:
+        return f"AsyncHarvester({self.url!r}, model={self.model!r})"

@@ -1,12 +1,21 @@
-"""What `harvester.connect` and what comes of it raise. `code` is the server's word for it."""
+"""What `harvester.connect` and what comes of it raise.
+
+HarvesterError          something failed
+  RefusedError          the server refused the request: a wrong value, a key without the role, a limit
+    NotFoundError       there is nothing of this name
+  UnreachableError      no server answers
+  JobFailedError        a job ended without answers
+  MissingPackageError   a package is needed that is not installed
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 
 class HarvesterError(Exception):
-    """Something failed; the message says what, with which value, and what to do."""
+    """Something failed; the message says what, with which value, and what to do. ``code`` is the server's word for it."""
 
     def __init__(self, message: str, code: str = "failed") -> None:
         super().__init__(message)
@@ -23,11 +32,19 @@ class NotFoundError(RefusedError):
 
 
 class UnreachableError(HarvesterError):
-    """No server answers."""
+    """No server answers. ``is_unsent``: it cannot have heard the request."""
+
+    def __init__(self, message: str, *, is_unsent: bool = False) -> None:
+        super().__init__(message, "unreachable")
+        self.is_unsent = is_unsent
 
 
 class JobFailedError(HarvesterError):
-    """A job ended without answers."""
+    """A job ended without answers. ``code`` is its state."""
+
+
+class MissingPackageError(HarvesterError, ImportError):
+    """A package is needed that is not installed."""
 
 
 def error_of(status: int, body: Any) -> HarvesterError:
@@ -37,3 +54,11 @@ def error_of(status: int, body: Any) -> HarvesterError:
     message, code = str(told.get("message") or f"the server answered with status {status}"), str(told.get("code") or status)
     kind = NotFoundError if status == 404 else RefusedError if status < 500 else HarvesterError
     return kind(message, code)
+
+
+def needed(package: str, what: str) -> Any:
+    """The module ``package``. Raises `MissingPackageError`, which says that ``what`` needs it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingPackageError(f"{what} needs {package}, which is not installed; pip install {package}", "missing_package") from error

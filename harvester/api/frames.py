@@ -1,45 +1,78 @@
-"""Whatever holds rows, as a file to upload: a path, a frame (pandas, polars, Arrow), a DuckDB relation, a list of dicts."""
+"""Whatever holds rows, as a file to upload: a frame (pandas, polars, Arrow), a DuckDB relation, a list of dicts."""
 
 from __future__ import annotations
 
-import hashlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harvester.api.errors import HarvesterError, needed
+
 BATCH_ROWS = 16_384
-READ_BYTES = 1 << 20
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def batches_of(frame: Any) -> pa.RecordBatchReader:
-    """Rows of ``frame``, a batch at a time. Raises `TypeError` for what holds none."""
+    """Rows of ``frame``, a batch at a time. Raises `HarvesterError` for what holds none."""
     if isinstance(frame, pa.RecordBatchReader):
         return frame
     if isinstance(frame, pa.Table):
         return frame.to_reader(BATCH_ROWS)
-    if isinstance(frame, list):
-        return pa.Table.from_pylist(frame).to_reader(BATCH_ROWS)
-    if hasattr(frame, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(frame)
-    for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, by version
+    if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
+        return pa.Table.from_pylist(list(frame)).to_reader(BATCH_ROWS)
+    for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, by version: before the stream below, which takes all rows at once
         if hasattr(frame, name):
             return getattr(frame, name)(BATCH_ROWS)
+    if hasattr(frame, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(frame)
     if hasattr(frame, "to_arrow"):
         return frame.to_arrow().to_reader(BATCH_ROWS)
-    raise TypeError(f"a {type(frame).__name__} holds no rows; give a path, a data frame, an Arrow table or a DuckDB relation")
+    if library_of(frame) == "pandas":  # before 2.2
+        return pa.Table.from_pandas(frame).to_reader(BATCH_ROWS)
+    raise HarvesterError(
+        f"a {type(frame).__name__} holds no rows; give a path, a data frame, an Arrow table, a DuckDB relation or a list of dicts"
+    )
 
 
-def write_parquet(frame: Any, path: Path) -> None:
-    """Write the rows of ``frame`` to ``path``; holds one batch in memory."""
-    reader = batches_of(frame)
-    with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
-        for batch in reader:
-            writer.write_batch(batch)
+@contextmanager
+def as_file(frame: Any, name: str) -> Iterator[Path]:
+    """A Parquet file of the rows of ``frame``, gone after the block; one batch is in memory. Same rows, same bytes."""
+    with tempfile.TemporaryDirectory(prefix="harvester-") as folder:
+        path = Path(folder, f"{safe_name(name)}.parquet")
+        reader = batches_of(frame)
+        try:
+            with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
+                for batch in reader:
+                    writer.write_batch(batch)
+        except (OSError, pa.ArrowException) as error:
+            raise HarvesterError(f"the rows cannot be written to {path}: {error}") from error
+        yield path
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def safe_name(name: str) -> str:
+    """As an upload may be named: letters, digits, dots, - and _, not beginning with a dot."""
+    return _UNSAFE.sub("-", name)[-100:].lstrip(".-") or "file"
+
+
+def library_of(frame: Any) -> str:
+    return type(frame).__module__.partition(".")[0].lstrip("_")
+
+
+def like(frame: Any, table: pa.Table) -> Any:
+    """``table`` in the kind of ``frame``: pandas, polars, a DuckDB relation, a list of dicts, else Arrow."""
+    if isinstance(frame, list | tuple):
+        return table.to_pylist()
+    library = library_of(frame)
+    if library == "pandas":
+        return table.to_pandas()
+    if library == "polars":
+        return needed("polars", "a polars frame").from_arrow(table)
+    if library == "duckdb":
+        return needed("duckdb", "a DuckDB relation").from_arrow(table)
+    return table

@@ -1,34 +1,29 @@
-"""A job, and its rows."""
+"""A job: how it stands, waiting for its end, its rows."""
 
 from __future__ import annotations
 
 import html
-import json
-import sys
-import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, Self, TypeVar, overload
 
-import pyarrow as pa
-
-from harvester.api.errors import JobFailedError, UnreachableError, error_of
-
-if TYPE_CHECKING:
-    from harvester.api.client import Harvester
+from harvester.api.errors import JobFailedError
+from harvester.api.flow import Flow, Pause, ask
+from harvester.api.rows import AsyncRows, Rows
+from harvester.api.show import Progress
+from harvester.api.stream import rows_of
+from harvester.api.wire import AsyncWire, Wire
 
 ENDED = ("completed", "failed", "cancelled", "expired")
 POLL_S = 0.5
-RESUMES = 5
+M = TypeVar("M")
 
 
-class Job:
-    """``view`` is the server's last word: the object of ``GET /api/jobs/JOB``. ``aio`` has the same methods as coroutines."""
+class _Stand:
+    """``view`` is the server's last word: the object of ``GET /api/jobs/JOB``."""
 
-    def __init__(self, client: Harvester, view: dict[str, Any], model: Any = None) -> None:
-        from harvester.api.client import Async
-
-        self._client, self.view, self._model = client, view, model
-        self.aio = Async(self)
+    def __init__(self, view: dict[str, Any], model: Any = None) -> None:
+        self.view = view
+        self._model = model
 
     @property
     def id(self) -> str:
@@ -36,143 +31,127 @@ class Job:
 
     @property
     def state(self) -> str:
+        """``queued``, ``running``, ``paused``, ``cancelling``, ``cancelled``, ``completed``, ``failed`` or ``expired``."""
         return str(self.view["state"])
 
-    def refresh(self) -> Job:
-        self.view = self._client.call("GET", f"/api/jobs/{self.id}")
-        return self
+    @property
+    def rows_done(self) -> int:
+        return int(self.view["rows_ok"]) + int(self.view["rows_error"])
 
-    def watch(self, *, progress: bool | None = None, poll_s: float = POLL_S) -> Job:
-        """Wait for the end. ``progress``: a line on stderr; None: where that is a terminal. Raises `JobFailedError`."""
-        shows = sys.stderr.isatty() if progress is None else progress
-        while self.refresh().state not in ENDED or self.view["rows_running"]:
-            if shows:
-                sys.stderr.write(f"\r{self}")
-                sys.stderr.flush()
-            time.sleep(poll_s)
-        if shows:
-            sys.stderr.write(f"\r{self}\n")
+    def _refreshed(self) -> Flow[None]:
+        self.view = yield from ask("GET", f"/api/jobs/{self.id}")
+
+    def _changed(self, verb: str) -> Flow[None]:
+        self.view = yield from ask("POST", f"/api/jobs/{self.id}/{verb}", is_safe=verb in ("cancel", "pause", "resume"))
+
+    def _watched(self, progress: bool | None, poll_s: float) -> Flow[None]:
+        shown = Progress(self, progress)
+        while True:
+            yield from self._refreshed()
+            is_over = self.state in ENDED and not self.view["rows_running"]
+            shown.update(is_over)
+            if is_over:
+                break
+            yield Pause(poll_s)
         if self.state != "completed" or not self.view["rows_ok"]:
             raise JobFailedError(f"job {self.id} is {self.state}: {self.view['message'] or 'no row was answered'}", self.state)
-        return self
-
-    def cancel(self) -> Job:
-        self.view = self._client.call("POST", f"/api/jobs/{self.id}/cancel")
-        return self
-
-    def results(self) -> Results:
-        """The rows that are done, as far as they are asked for: nothing is read before."""
-        return Results(self._client, self.id, self._model)
 
     def __str__(self) -> str:
-        done = self.view["rows_ok"] + self.view["rows_error"]
-        return f"{self.id} {self.state}, {done:,}/{self.view['rows_total']:,} rows"
+        failed = f", {self.view['rows_error']:,} failed" if self.view["rows_error"] else ""
+        return f"{self.id} {self.state}, {self.rows_done:,}/{self.view['rows_total']:,} rows{failed}"
 
     def __repr__(self) -> str:
-        return f"<Job {self}>"
+        return f"<{type(self).__name__} {self}>"
 
     def _repr_html_(self) -> str:
-        done = self.view["rows_ok"] + self.view["rows_error"]
-        bar = f'<progress max="{self.view["rows_total"]}" value="{done}"></progress>'
-        return f"<div><b>{html.escape(self.id)}</b> {html.escape(str(self))} {bar}</div>"
+        bar = f'<progress max="{self.view["rows_total"]}" value="{self.rows_done}"></progress>'
+        return f"<div><b>{html.escape(str(self.view['task']))}</b> {html.escape(str(self))} {bar}</div>"
 
 
-class Results:
-    """Rows of a job in the order of its parts, read over HTTP as Arrow record batches."""
+class Job(_Stand):
+    """Made by `Harvester.submit`. Its methods return the job, so that they chain: ``job.watch().results().df()``."""
 
-    def __init__(self, client: Harvester, job_id: str, model: Any) -> None:
-        self._client, self._job_id, self._model = client, job_id, model
+    def __init__(self, wire: Wire, view: dict[str, Any], model: Any = None) -> None:
+        super().__init__(view, model)
+        self._wire = wire
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """One batch in memory at a time. A connection that breaks is taken up again behind the last whole part."""
-        after: str | None = None
-        held: list[pa.RecordBatch] = []
-        for attempt in range(RESUMES + 1):
-            part, held = after, []
-            try:
-                for name, batch in self._stream(after):
-                    if name != part:
-                        yield from held
-                        after, part, held = part, name, []
-                    held.append(batch)
-                yield from held
-                return
-            except (UnreachableError, pa.ArrowInvalid, OSError):
-                if attempt == RESUMES:
-                    raise
+    def refresh(self) -> Self:
+        """Ask the server how it stands."""
+        self._wire.run(self._refreshed())
+        return self
 
-    def _stream(self, after: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-        asked = {} if after is None else {"after": after}
-        client = self._client
-        with client.reached(), client.http.stream("GET", f"/api/jobs/{self._job_id}/results", params=asked) as answer:
-            if answer.status_code >= 400:
-                answer.read()
-                raise error_of(answer.status_code, answer.json())
-            reader = pa.ipc.open_stream(pa.PythonFile(_Bytes(answer.iter_raw()), "r"))
-            while True:
-                try:
-                    found = reader.read_next_batch_with_custom_metadata()
-                except StopIteration:
-                    return
-                yield (found.custom_metadata or {}).get(b"part", b"").decode(), found.batch
+    def watch(self, *, progress: bool | None = None, poll_s: float = POLL_S) -> Self:
+        """Wait for the end. ``progress``: a bar in a notebook, a line on stderr; None: in a notebook and on a terminal.
 
-    def arrow(self) -> pa.Table:
-        found = list(self.batches())
-        return pa.Table.from_batches(found) if found else pa.table({})
+        Raises `JobFailedError` where the job ended without an answer; rows that failed beside others are in the results.
+        """
+        self._wire.run(self._watched(progress, poll_s))
+        return self
 
-    def df(self) -> Any:
-        """A pandas frame."""
-        return self.arrow().to_pandas()
+    def cancel(self) -> Self:
+        """Finished rows stay in its results; `resume` computes the others. Raises `RefusedError` for a job that has ended."""
+        self._wire.run(self._changed("cancel"))
+        return self
 
-    def pl(self) -> Any:
-        """A polars frame."""
-        import polars
+    def pause(self) -> Self:
+        self._wire.run(self._changed("pause"))
+        return self
 
-        return polars.from_arrow(self.arrow())
+    def resume(self) -> Self:
+        self._wire.run(self._changed("resume"))
+        return self
 
-    def relation(self) -> Any:
-        """A DuckDB relation."""
-        import duckdb
+    def retry(self) -> Self:
+        """Compute the failed rows again. Raises `RefusedError` for a job that has not ended."""
+        self._wire.run(self._changed("retry"))
+        return self
 
-        return duckdb.from_arrow(self.arrow())
+    @overload
+    def results(self) -> Rows[Any]: ...
+    @overload
+    def results(self, model: type[M]) -> Rows[M]: ...
+    def results(self, model: Any = None) -> Rows[Any]:
+        """The rows that are done when they are read: `row_id`, the kept input columns, the answer, how each row went.
 
-    def rows(self) -> list[Any]:
-        """The answers that are ok: of the job's Pydantic model where it was submitted with one, else dicts."""
-        found = [row for batch in self.batches() for row in batch.to_pylist() if row["status"] == "ok"]
-        if self._model is None:
-            return found
-        names = self._model.model_fields
-        typed = [row if "output" not in row or set(names) <= set(row) else json.loads(row["output"]) for row in found]
-        return [self._model.model_validate({name: row[name] for name in names if name in row}) for row in typed]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.batches():
-            yield from batch.to_pylist()
+        ``model``: a Pydantic model that iteration yields, else the one that the job was submitted with, else dicts.
+        """
+        return Rows(partial(rows_of, self._wire, self.id), model or self._model)
 
 
-class _Bytes:
-    """An iterator of bytes as a file that is read forward."""
+class AsyncJob(_Stand):
+    """`Job` for coroutines: ``await job.watch()``; ``async for row in job.results()``."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._left = pieces, b""
-        self.closed = False
+    def __init__(self, wire: AsyncWire, view: dict[str, Any], model: Any = None) -> None:
+        super().__init__(view, model)
+        self._wire = wire
 
-    def read(self, size: int = -1) -> bytes:
-        found = [self._left]
-        count = len(self._left)
-        while size < 0 or count < size:
-            piece = next(self._pieces, None)
-            if piece is None:
-                break
-            found.append(piece)
-            count += len(piece)
-        whole = b"".join(found)
-        cut = len(whole) if size < 0 else size
-        self._left = whole[cut:]
-        return whole[:cut]
+    async def refresh(self) -> Self:
+        await self._wire.run(self._refreshed())
+        return self
 
-    def readable(self) -> bool:
-        return True
+    async def watch(self, *, progress: bool | None = None, poll_s: float = POLL_S) -> Self:
+        await self._wire.run(self._watched(progress, poll_s))
+        return self
 
-    def close(self) -> None:
-        self.closed = True
+    async def cancel(self) -> Self:
+        await self._wire.run(self._changed("cancel"))
+        return self
+
+    async def pause(self) -> Self:
+        await self._wire.run(self._changed("pause"))
+        return self
+
+    async def resume(self) -> Self:
+        await self._wire.run(self._changed("resume"))
+        return self
+
+    async def retry(self) -> Self:
+        await self._wire.run(self._changed("retry"))
+        return self
+
+    @overload
+    def results(self) -> AsyncRows[Any]: ...
+    @overload
+    def results(self, model: type[M]) -> AsyncRows[M]: ...
+    def results(self, model: Any = None) -> AsyncRows[Any]:
+        return AsyncRows(Rows(partial(rows_of, self._wire.blocking, self.id), model or self._model))

@@ -1,0 +1,130 @@
+"""What is asked of a server, as generators: one code for the blocking client and the awaited one.
+
+A flow yields a step and is sent what came of it; what the step raised is raised where it was yielded. `drive` and `drive_async` are all
+that differs between the two clients.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from harvester.api.errors import UnreachableError, error_of
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+TRIES = 5
+RETRY_S = 0.2
+MAX_WAIT_S = 30.0  # a server that asks for more patience than this has refused
+_AGAIN = (429, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. ``is_safe``: asked again where its answer was lost, because a second one has no further effect."""
+
+    method: str
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)  # of `httpx.Client.request`
+    is_safe: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What blocks: a file, a frame. In a thread where nothing may block."""
+
+    call: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``body``: JSON, else a message."""
+
+    status: int
+    body: Any
+    retry_after_s: float | None = None
+
+
+Step = Ask | Pause | Work
+Flow = Generator[Step, Any, T]
+
+
+def ask(method: str, path: str, *, is_safe: bool = True, tries: int = TRIES, **options: Any) -> Flow[Any]:
+    """The JSON of the answer. Asks again while the server is away or busy; raises what `error_of` makes of a refusal."""
+    for attempt in range(1, tries + 1):
+        wait_s = RETRY_S * 2**attempt
+        try:
+            answer: Answer = yield Ask(method, path, options, is_safe)
+        except UnreachableError as error:
+            if attempt == tries or not (is_safe or error.is_unsent):
+                raise
+        else:
+            if answer.status < 400:
+                return answer.body
+            wait_s = wait_s if answer.retry_after_s is None else answer.retry_after_s
+            if answer.status not in _AGAIN or attempt == tries or wait_s > MAX_WAIT_S:
+                raise error_of(answer.status, answer.body)
+        yield Pause(wait_s)
+    raise AssertionError("unreachable")
+
+
+def drive(flow: Flow[T], do: Callable[[Step], Any]) -> T:
+    """Run a flow to its end; ``do`` does one step."""
+    value: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            step = flow.send(value) if error is None else flow.throw(error)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        value, error = None, None
+        try:
+            value = do(step)
+        except Exception as raised:
+            error = raised
+
+
+async def drive_async(flow: Flow[T], do: Callable[[Step], Awaitable[Any]]) -> T:
+    """As `drive`. Cancelled, the flow ends where it stands."""
+    value: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            step = flow.send(value) if error is None else flow.throw(error)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        value, error = None, None
+        try:
+            value = await do(step)
+        except Exception as raised:
+            error = raised
+
+
+def blocking(flow: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
+    """A method that runs ``flow`` of the object's ``_calls``."""
+
+    @functools.wraps(flow)
+    def method(self: Any, /, *given: P.args, **named: P.kwargs) -> T:
+        done: T = self._wire.run(flow(self._calls, *given, **named))
+        return done
+
+    return method
+
+
+def awaited(flow: Callable[Concatenate[Any, P], Flow[T]]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same as a coroutine."""
+
+    @functools.wraps(flow)
+    async def method(self: Any, /, *given: P.args, **named: P.kwargs) -> T:
+        done: T = await self._wire.run(flow(self._calls, *given, **named))
+        return done
+
+    return method

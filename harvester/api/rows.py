@@ -1,0 +1,161 @@
+"""Rows that come from a server: Arrow record batches, and all that is made of them."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from harvester.api.errors import needed
+
+M = TypeVar("M")
+T = TypeVar("T")
+HEAD_ROWS = 10  # that a notebook shows
+# Columns of a job's results that record how a row went; the others are those of the table, `row_id` and the task's answer.
+RECORD = (
+    "status", "error_code", "error_message", "finish_reason", "raw_output", "truncated", "prompt_tokens", "cached_tokens", "output_tokens",
+    "preemptions", "attempts", "requests", "parts", "latency_ms", "completed_at",
+)  # fmt: skip
+
+Opened = tuple[pa.Schema, Iterator[pa.RecordBatch]]
+
+
+class Rows(Generic[M]):
+    """Rows of a job or a query. Nothing is read before it is asked for, and each reading asks the server anew.
+
+    `batches`, iteration and Arrow's stream protocol hold one batch in memory; `arrow`, `df`, `pl` and `duckdb` hold all rows. A connection
+    that breaks is taken up where it broke. Reading raises `RefusedError` where the rows changed meanwhile, `UnreachableError` after
+    several breaks without a batch in between.
+    """
+
+    def __init__(self, opened: Callable[[], Opened], model: Any = None) -> None:
+        self._opened, self._model = opened, model
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows as Arrow reads a stream."""
+        return pa.RecordBatchReader.from_batches(*self._opened())
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        return self._opened()[1]
+
+    def arrow(self) -> pa.Table:
+        schema, found = self._opened()
+        return pa.Table.from_batches(list(found), schema)
+
+    def df(self) -> Any:
+        """A pandas frame. Raises `MissingPackageError` without pandas; so do `pl` and `duckdb`."""
+        needed("pandas", "df()")
+        return self.arrow().to_pandas()
+
+    def pl(self) -> Any:
+        """A polars frame."""
+        return needed("polars", "pl()").from_arrow(self.arrow())
+
+    def duckdb(self, connection: Any = None) -> Any:
+        """A DuckDB relation, of ``connection`` or of DuckDB's own default."""
+        module = needed("duckdb", "duckdb()")
+        return (connection or module).from_arrow(self.arrow())
+
+    def errors(self) -> list[dict[str, Any]]:
+        """The rows of a job that failed, with ``error_code`` and ``error_message``."""
+        return [row for batch in self.batches() for row in _dicts(batch) if row.get("status") == "error"]
+
+    def __iter__(self) -> Iterator[M]:
+        """Rows as dicts; with a Pydantic model, the answers that are ok as objects of it (see `errors` for the others)."""
+        for batch in self.batches():
+            for row in _dicts(batch):
+                if self._model is None:
+                    yield row  # type: ignore[misc]
+                elif row.get("status", "ok") == "ok":
+                    yield _typed(self._model, row, batch.schema)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """So that polars, DuckDB, pandas and Arrow take these rows as they take a table."""
+        return self.reader().__arrow_c_stream__(requested_schema)
+
+    def head(self, rows: int = HEAD_ROWS) -> pa.Table:
+        """The first rows, and no more than they take to read."""
+        schema, found = self._opened()
+        taken: list[pa.RecordBatch] = []
+        while (left := rows - sum(batch.num_rows for batch in taken)) > 0 and (batch := next(found, None)) is not None:
+            taken.append(batch.slice(0, left))
+        return pa.Table.from_batches(taken, schema)
+
+    def _repr_html_(self) -> str:
+        table = self.head()
+        shown = [name for name in table.column_names if name not in RECORD or name == "status"]
+        title = "".join(f"<th>{html.escape(name)}</th>" for name in shown)
+        cells = ("".join(f"<td>{html.escape(str(row[name])[:200])}</td>" for name in shown) for row in table.to_pylist())
+        return f"<table><tr>{title}</tr>" + "".join(f"<tr>{line}</tr>" for line in cells) + "</table>"
+
+
+class AsyncRows(Generic[M]):
+    """`Rows` for coroutines: ``await rows.df()``, ``async for row in rows``. Arrow is read in a thread."""
+
+    def __init__(self, rows: Rows[M]) -> None:
+        self._rows = rows
+
+    async def arrow(self) -> pa.Table:
+        return await asyncio.to_thread(self._rows.arrow)
+
+    async def df(self) -> Any:
+        return await asyncio.to_thread(self._rows.df)
+
+    async def pl(self) -> Any:
+        return await asyncio.to_thread(self._rows.pl)
+
+    async def duckdb(self, connection: Any = None) -> Any:
+        return await asyncio.to_thread(self._rows.duckdb, connection)
+
+    async def errors(self) -> list[dict[str, Any]]:
+        return await asyncio.to_thread(self._rows.errors)
+
+    async def head(self, rows: int = HEAD_ROWS) -> pa.Table:
+        return await asyncio.to_thread(self._rows.head, rows)
+
+    def batches(self) -> AsyncIterator[pa.RecordBatch]:
+        return _in_thread(self._rows.batches)
+
+    def __aiter__(self) -> AsyncIterator[M]:
+        return _in_thread(partial(iter, self._rows))
+
+
+async def _in_thread(made: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+    """What an iterator yields, each asked for in a thread."""
+    end = object()
+    found = await asyncio.to_thread(made)
+    while (one := await asyncio.to_thread(next, found, end)) is not end:
+        yield one  # type: ignore[misc]
+
+
+def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
+
+
+def _typed(model: Any, row: dict[str, Any], schema: pa.Schema) -> Any:
+    """The answer of a row: its own columns where the job had this schema, else the JSON of ``output``."""
+    names = {name: field.alias or name for name, field in model.model_fields.items()}
+    if "output" in row and not set(names.values()) <= set(row):
+        return model.model_validate(json.loads(row["output"]))
+    given = {name: _plain(row[name], schema.field(name)) for name in names.values() if name in row}
+    absent = {names[name] for name, field in model.model_fields.items() if not field.is_required() and given.get(names[name]) is None}
+    return model.model_validate({name: value for name, value in given.items() if name not in absent})
+
+
+def _plain(value: Any, field: pa.Field) -> Any:
+    """A cell as the model's JSON had it: what no Arrow type fits is kept as JSON text, in a field that is marked."""
+    if value is None:
+        return None
+    if (field.metadata or {}).get(b"harvester") == b"json":
+        return json.loads(value)
+    if pa.types.is_list(field.type):
+        return [_plain(entry, field.type.value_field) for entry in value]
+    if pa.types.is_struct(field.type):
+        return {part.name: _plain(value[part.name], part) for part in field.type}
+    return value

@@ -1,0 +1,105 @@
+"""Files to the server: in pieces, each with its checksum, under the digest of the whole, taken up where an earlier upload ended."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from harvester.api.errors import HarvesterError
+from harvester.api.flow import Flow, Work, ask
+from harvester.api.frames import safe_name
+
+PIECE_BYTES = 8 << 20
+LAST_S = 900.0  # the server reads the whole file once more, and compares
+DIGEST = "x-content-sha256"
+_GLOB = re.compile(r"[*?\[\]]")
+_LOGS = ("_delta_log", "_versions", "metadata/*.metadata.json", "dataset_info.json")  # in a folder whose log says which files count
+
+
+def upload(path: Path) -> Flow[str]:
+    """Send a file, or the files of a folder or glob. Returns its address, ``upload:ID/NAME`` or ``upload:ID``.
+
+    The same content is sent once. Raises `HarvesterError` for what cannot be read.
+    """
+    root, files = files_of(path)
+    digests: list[str] = yield Work(partial(_digests, files))
+    if files == [path]:
+        return (yield from _send(path, digests[0], safe_name(path.name), digests[0]))
+    names = [_relative(file, root) for file in files]
+    listed = "\n".join(f"{digest} {name}" for digest, name in zip(digests, names, strict=True))
+    together = f"{safe_name(root.name)[:40].replace('.', '-')}.{hashlib.sha256(listed.encode()).hexdigest()}"
+    for file, digest, name in zip(files, digests, names, strict=True):
+        yield from _send(file, together, name, digest)
+    return f"upload:{together}"
+
+
+def files_of(path: Path) -> tuple[Path, list[Path]]:
+    """The folder, and the file itself or those of a folder or glob, sorted. Raises `HarvesterError` where there is none."""
+    if path.is_file():
+        return path.parent, [path]
+    if path.is_dir():
+        marks = [str(found.relative_to(path)) for log in _LOGS for found in path.glob(log)]
+        if marks:
+            raise HarvesterError(
+                f"{path} is a table with a log ({marks[0]}), whose files mean nothing one by one; read it here and submit the frame, "
+                "or submit an address that the server reads"
+            )
+        root, found = path.resolve(), [file for file in path.resolve().rglob("*") if file.is_file()]
+    else:
+        parts = path.absolute().parts
+        root = Path(*parts[: next((number for number, part in enumerate(parts) if _GLOB.search(part)), len(parts) - 1)])
+        found = [file for name in glob.glob(str(path.absolute()), recursive=True) if (file := Path(name)).is_file()]  # noqa: PTH207
+    found = [file for file in found if not any(part[0] in "._" for part in file.relative_to(root).parts)]
+    if not found:
+        raise HarvesterError(f"no file at {path}; give the path of a file, a folder or a glob, or an address that the server reads")
+    return root, sorted(found)
+
+
+def _relative(file: Path, root: Path) -> str:
+    """Place below ``root``: the names of partitioned folders are columns. Raises `HarvesterError` for a name that means something else."""
+    name = file.relative_to(root).as_posix()
+    if _GLOB.search(name) or ":" in name or "\\" in name:
+        raise HarvesterError(f"{file} has one of * ? [ ] : \\ in its name, and cannot be uploaded with others; rename it")
+    return name
+
+
+def _send(path: Path, upload_id: str, name: str, digest: str) -> Flow[str]:
+    route = f"/api/uploads/{upload_id}/{quote(name)}"
+    state: dict[str, Any] = yield from ask("GET", route)
+    total = path.stat().st_size
+    while not state["is_whole"]:
+        offset = min(int(state["bytes"]), total)
+        piece: bytes = yield Work(partial(_piece, path, offset))
+        is_last = offset + len(piece) >= total
+        params = {"offset": offset} | ({"last": True, "digest": digest} if is_last else {})
+        headers = {DIGEST: hashlib.sha256(piece).hexdigest()}
+        state = yield from ask("PUT", route, params=params, content=piece, headers=headers, timeout_s=LAST_S if is_last else 120.0)
+    return str(state["uri"])
+
+
+def _piece(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(PIECE_BYTES)
+    except OSError as error:
+        raise HarvesterError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _digests(files: Sequence[Path]) -> list[str]:
+    return [digest_of(file) for file in files]
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hex; one piece is in memory."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise HarvesterError(f"cannot read {path}: {error.strerror}") from error

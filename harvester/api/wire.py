@@ -1,0 +1,134 @@
+"""The two ways to a server: blocking, and awaited. Both do the steps of `harvester.api.flow`."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from harvester.api.errors import HarvesterError, RefusedError, UnreachableError, error_of
+from harvester.api.flow import Answer, Ask, Flow, Pause, Step, T, Work, drive, drive_async
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+CONNECT_S = 3.0
+ANSWER_S = 60.0
+
+
+class Address:
+    """A server and the key for it. ``url`` None: HARVESTER_URL, else this machine's port 8000; ``api_key`` None: HARVESTER_API_KEY."""
+
+    def __init__(self, url: str | None, api_key: str | None) -> None:
+        self.url = (url or os.environ.get("HARVESTER_URL") or DEFAULT_URL).rstrip("/")
+        self._key = api_key or os.environ.get("HARVESTER_API_KEY")
+        if not self.url.startswith(("http://", "https://")):
+            raise RefusedError(f"{self.url!r} is not a URL; use one like {DEFAULT_URL}", "usage")
+
+    def options(self) -> dict[str, Any]:
+        """Of either client of httpx."""
+        return {
+            "base_url": self.url,
+            "headers": {"authorization": f"Bearer {self._key}"} if self._key else {},
+            "timeout": httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            "trust_env": not _is_loopback(self.url),  # a proxy of the environment is not on the way to this machine
+        }
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Connections that fail, as `UnreachableError`."""
+        try:
+            yield
+        except httpx.TransportError as error:
+            is_unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            what = "no server answers" if is_unsent else "lost the connection to the server"
+            do = "start one with: harvester serve" if is_unsent else "check that it runs"
+            raise UnreachableError(f"{what} at {self.url} ({error or type(error).__name__}); {do}", is_unsent=is_unsent) from error
+
+
+class Wire:
+    """Blocking; used by several threads at once."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._http = httpx.Client(**address.options())
+
+    def close(self) -> None:
+        self._http.close()
+
+    def run(self, flow: Flow[T]) -> T:
+        return drive(flow, self._do)
+
+    @contextmanager
+    def stream(self, path: str, params: dict[str, Any]) -> Iterator[Iterator[bytes]]:
+        """The bytes of an answer to a GET, as they come. Raises `UnreachableError` also where it breaks off."""
+        with self.address.reached(), self._http.stream("GET", path, params=params) as answer:
+            if answer.status_code >= 400:
+                answer.read()
+                raise error_of(answer.status_code, _answer(answer).body)
+            yield answer.iter_raw(1 << 20)
+
+    def _do(self, step: Step) -> Any:
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
+        if isinstance(step, Work):
+            return step.call()
+        with self.address.reached():
+            return _answer(self._http.request(step.method, step.path, **_timed(step)))
+
+
+class AsyncWire:
+    """Awaited. What reads Arrow does so by `blocking`, in threads."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.blocking = Wire(address)
+        self._http = httpx.AsyncClient(**address.options())
+
+    async def close(self) -> None:
+        self.blocking.close()
+        await self._http.aclose()
+
+    async def run(self, flow: Flow[T]) -> T:
+        return await drive_async(flow, self._do)
+
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
+        if isinstance(step, Work):
+            return await asyncio.to_thread(step.call)
+        with self.address.reached():
+            return _answer(await self._http.request(step.method, step.path, **_timed(step)))
+
+
+def _timed(step: Ask) -> dict[str, Any]:
+    """``timeout_s`` of the options, as httpx has it."""
+    options = dict(step.options)
+    if "timeout_s" in options:
+        options["timeout"] = httpx.Timeout(options.pop("timeout_s"), connect=CONNECT_S)
+    return options
+
+
+def _answer(answer: httpx.Response) -> Answer:
+    try:
+        body = answer.json()
+    except ValueError as error:
+        told = f"{answer.url} answered {answer.status_code} with what is not JSON: {answer.text[:200]!r}"
+        if answer.status_code < 400:
+            raise HarvesterError(f"{told}; check that it is a harvester server") from error
+        body = {"message": told}
+    after = answer.headers.get("retry-after", "")
+    return Answer(answer.status_code, body, float(after) if after.isdecimal() else None)
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

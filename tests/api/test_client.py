@@ -1,0 +1,205 @@
+"""The Python API against a real server: what goes up, what comes down, and as what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import BaseModel
+
+import harvester
+from bench.harness.servers.jobs_server import JobsServer
+from harvester.api.client import Harvester
+from harvester.api.errors import HarvesterError, JobFailedError, MissingPackageError, NotFoundError, RefusedError, UnreachableError
+from harvester.api.rows import RECORD
+from jobs.result import RESULT_NAMES
+
+TEXTS = ["one fish", "two fish", "red fish", "blue fish"]
+TABLE = pa.table({"text": TEXTS, "number": [1, 2, 3, 4]})
+
+
+class Fish(BaseModel):
+    color: str
+    count: int
+    weight: float | None = None
+    tags: list[str] = []
+
+
+def as_path(folder: Path) -> object:
+    pq.write_table(TABLE, folder / "docs.parquet")
+    return folder / "docs.parquet"
+
+
+def as_glob(folder: Path) -> object:
+    for number in range(2):
+        pq.write_table(TABLE.slice(2 * number, 2), folder / f"docs-{number}.parquet")
+    return str(folder / "docs-*.parquet")
+
+
+def as_partitioned(folder: Path) -> object:
+    for number in range(2):
+        (folder / "parts" / f"half={number}").mkdir(parents=True)
+        pq.write_table(TABLE.slice(2 * number, 2), folder / "parts" / f"half={number}" / "docs.parquet")
+    return folder / "parts"
+
+
+def as_csv(folder: Path) -> object:
+    (folder / "docs.csv").write_text("text,number\n" + "".join(f"{text},{i}\n" for i, text in enumerate(TEXTS, 1)), encoding="utf-8")
+    return str(folder / "docs.csv")
+
+
+FORMS = {
+    "a path": as_path,
+    "a glob": as_glob,
+    "a partitioned folder": as_partitioned,
+    "a CSV file": as_csv,
+    "an Arrow table": lambda _: TABLE,
+    "an Arrow reader": lambda _: TABLE.to_reader(),
+    "a list of dicts": lambda _: TABLE.to_pylist(),
+    "a DuckDB relation": lambda _: duckdb.from_arrow(TABLE),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_rows_of_any_form_become_a_job_and_come_back(client: Harvester, tmp_path: Path, form: Any) -> None:
+    job = client.submit(form(tmp_path), prompt="Name the {text}").watch()
+    table = job.results().arrow().sort_by("row_id")
+    assert table["text"].to_pylist() == TEXTS
+    assert table["number"].to_pylist() == [1, 2, 3, 4]
+    assert table["output"].to_pylist() == [f"the {text}" for text in TEXTS]
+
+
+def test_columns_that_a_partitioned_folder_keeps_in_its_names_go_up_too(client: Harvester, tmp_path: Path) -> None:
+    table = client.submit(as_partitioned(tmp_path), prompt="{text}").watch().results().arrow()
+    assert sorted(table["half"].to_pylist()) == [0, 0, 1, 1]
+
+
+def test_the_job_of_an_uploaded_folder_is_named_after_it(client: Harvester, tmp_path: Path) -> None:
+    assert client.submit(as_partitioned(tmp_path), prompt="{text}").id.startswith("parts-")
+
+
+def test_the_same_table_and_task_are_the_same_job(client: Harvester) -> None:
+    first, again = (client.submit(TABLE, prompt="{text}") for _ in range(2))
+    assert first.id == again.id
+    assert client.submit(TABLE, prompt="{text}", new=True).id != first.id
+
+
+def test_rows_are_objects_of_the_pydantic_model_that_was_asked_for(client: Harvester) -> None:
+    job = client.submit(TABLE, schema=Fish).watch()
+    rows: list[Fish] = list(job.results())
+    assert rows == [Fish(color="some", count=1)] * 4
+    assert list(client.job(job.id).results(Fish)) == rows  # of a job that another program made
+    assert next(iter(client.job(job.id).results()))["color"] == "some"
+
+
+def test_rows_come_as_a_relation_and_over_arrows_stream_protocol(client: Harvester) -> None:
+    results = client.submit(TABLE, prompt="{text}").watch().results()
+    assert results.duckdb().aggregate("count(*)").fetchall() == [(4,)]
+    assert pa.table(results)["text"].to_pylist() == TEXTS
+    assert [row["number"] for row in results] == [1, 2, 3, 4]
+    assert results.head(2).num_rows == 2
+
+
+@pytest.mark.parametrize("method", ["df", "pl"])
+def test_a_frame_of_a_library_that_is_not_installed_is_refused_with_a_line(client: Harvester, method: str, monkeypatch: Any) -> None:
+    for name in ("pandas", "polars"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    with pytest.raises(MissingPackageError, match=r"which is not installed; pip install"):
+        getattr(client.sql("select 1 as one"), method)()
+
+
+def test_map_gives_back_the_kind_of_table_that_it_was_given(client: Harvester) -> None:
+    answered = client.map(TABLE, "Name the {text}")
+    assert answered.column_names == ["text", "number", "output", "error_message"]
+    assert client.map(TABLE.to_pylist(), "Name the {text}") == answered.to_pylist()
+    assert client.map(duckdb.from_arrow(TABLE), "Name the {text}").fetchall() == [tuple(row.values()) for row in answered.to_pylist()]
+
+
+def test_sql_comes_as_arrow_with_its_types(client: Harvester) -> None:
+    job = client.submit(TABLE, prompt="{text}").watch()
+    found = client.sql(f"select sum(number)::bigint as total, max(completed_at) as last from results('{job.id}')").arrow()
+    assert found["total"].to_pylist() == [10]
+    assert pa.types.is_timestamp(found.schema.field("last").type)
+
+
+def test_a_query_without_rows_has_its_columns(client: Harvester) -> None:
+    assert client.sql("select 1 as one where false").arrow().schema.names == ["one"]
+
+
+def test_a_failed_query_says_why(client: Harvester) -> None:
+    with pytest.raises(RefusedError, match="nowhere") as raised:
+        client.sql("select * from nowhere")
+    assert raised.value.code == "bad_query"
+
+
+def test_files_of_the_server_are_out_of_reach_of_sql(client: Harvester) -> None:
+    with pytest.raises(RefusedError, match="cannot be read here"):
+        client.sql("select * from read_text('/etc/hostname')")
+
+
+def test_a_job_is_shown_as_text_and_as_html(client: Harvester) -> None:
+    job = client.submit(TABLE, prompt="{text}").watch()
+    assert str(job) == f"{job.id} completed, 4/4 rows"
+    assert '<progress max="4" value="4">' in job._repr_html_()
+    assert "blue fish" in job.results()._repr_html_()
+
+
+def test_a_file_that_is_not_there_is_refused_before_anything_is_sent(client: Harvester) -> None:
+    with pytest.raises(HarvesterError, match=r"no file at /nowhere/docs\.parquet; give"):
+        client.submit("/nowhere/docs.parquet")
+
+
+def test_a_folder_whose_log_says_which_files_count_is_not_sent_file_by_file(client: Harvester, tmp_path: Path) -> None:
+    (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
+    with pytest.raises(HarvesterError, match="is a table with a log"):
+        client.submit(tmp_path / "delta")
+
+
+def test_an_object_without_rows_is_refused(client: Harvester) -> None:
+    with pytest.raises(HarvesterError, match="a int holds no rows; give a path"):
+        client.submit(7)
+
+
+def test_a_wrong_value_is_the_servers_own_refusal(client: Harvester) -> None:
+    with pytest.raises(RefusedError, match="no_such_task") as raised:
+        client.submit(TABLE, "no_such_task")
+    assert raised.value.code == "bad_task"
+
+
+def test_a_job_that_is_not_there_is_not_found(client: Harvester) -> None:
+    with pytest.raises(NotFoundError, match="unknown job"):
+        client.job("nothing-0000")
+
+
+def test_a_job_without_an_answer_raises_when_it_is_watched(client: Harvester) -> None:
+    job = client.submit(pa.table({"text": pa.array([None], pa.string())}), prompt="{text}")
+    with pytest.raises(JobFailedError, match="all 1 rows ended as errors"):
+        job.watch()
+    assert [row["error_code"] for row in job.results().errors()] == ["null_text"]
+
+
+def test_a_client_of_nothing_says_so() -> None:
+    with pytest.raises(UnreachableError, match=r"no server answers at http://127\.0\.0\.1:9"):
+        harvester.connect("http://127.0.0.1:9")
+    with pytest.raises(RefusedError, match="is not a URL"):
+        harvester.connect("localhost:8000")
+
+
+def test_the_names_of_record_are_those_of_results() -> None:
+    assert set(RECORD) | {"row_id"} == RESULT_NAMES
+
+
+async def test_the_awaited_client_does_the_same(server: JobsServer) -> None:
+    async with await harvester.connect_async(server.url) as client:
+        job = await client.submit(TABLE, schema=Fish)
+        assert client.model == "scripted"
+        await job.watch(poll_s=0.01)
+        assert [row async for row in job.results()] == [Fish(color="some", count=1)] * 4
+        assert (await job.results().arrow()).num_rows == 4
+        assert [batch.num_rows async for batch in (await client.sql("select 1 as one")).batches()] == [1]
+        assert job.id in [one.id for one in await client.jobs()]
+        assert (await client.map(TABLE, "Name the {text}"))["output"].to_pylist() == [f"the {text}" for text in TEXTS]
