@@ -76,6 +76,15 @@ class SourceSpec(Frozen):
         )
 
 
+class SeenFile(Frozen):
+    """A file or folder as the client's machine knows it, to be told from another of the same path."""
+
+    path: str = Field(min_length=1, max_length=MAX_URI_CHARS)
+    bytes: int = Field(ge=0)
+    modified_ns: int
+    inode: int = Field(ge=0)
+
+
 class JobRequest(Frozen):
     """What a user asks for: body of ``POST /api/jobs``."""
 

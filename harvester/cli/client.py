@@ -18,7 +18,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harvester.config import default_api_key
-from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError, UsageError, from_json
+from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, UnreachableError, UsageError, from_json
 from jobs.config import PriceConfig
 from jobs.folder import StateFolder
 from jobs.handle import HEADER, read_key, signed
@@ -27,6 +27,7 @@ from jobs.spec import JobChange, JobRequest, JobView
 CONNECT_S = 3.0
 READ_S = 30.0
 PROFILE_S = 60.0  # beside the time asked for: chat goes first
+_SEEN = "/api/sources/seen"
 SUBMIT_S = 900.0  # a query over a DuckDB file is run and written down before the job exists
 
 
@@ -99,6 +100,26 @@ class Client:
         timeout = httpx.Timeout(SUBMIT_S, connect=CONNECT_S)
         body = self._json("POST", "/api/jobs", content=content, headers=headers, timeout=timeout)
         return self._view(body["job"]), bool(body["created"])
+
+    def is_user(self) -> bool | None:
+        """Whether the server, on this machine, is of the user who asks; None: a server of an earlier version, which does not say."""
+        told = self._seen([])
+        return None if told is None else told["is_user"]
+
+    def sees(self, path: Path) -> bool:
+        """Whether the server reads the very file or folder at ``path``; a server of another machine may have another there."""
+        about = path.stat()
+        asked = {"path": str(path), "bytes": about.st_size, "modified_ns": about.st_mtime_ns, "inode": about.st_ino}
+        told = self._seen([asked])
+        return told is None or told["is_seen"]
+
+    def _seen(self, files: list[dict[str, Any]]) -> dict[str, bool] | None:
+        content = json.dumps({"files": files}).encode("ascii")
+        headers = {"content-type": "application/json", **self._signature(_SEEN, content)}
+        try:
+            return dict(self._json("POST", _SEEN, content=content, headers=headers))
+        except NotFoundError:
+            return None
 
     def jobs(self) -> list[JobView]:
         """All jobs, newest first."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from connectors.credentials import put_back
-from connectors.errors import UsageError
+from connectors.errors import SourceError, UsageError
 from connectors.open import open_source
 from connectors.paths.rules import SourceRules
 from jobs.config import HarvestConfig, SecretConfig, SourcesConfig
@@ -19,7 +19,7 @@ from jobs.folder import SECRETS, StateFolder
 from jobs.limits import Limits, check_job
 from jobs.plan.job import check_deadline, plan_job
 from jobs.secrets import kept_apart, looked_up, write_secrets
-from jobs.spec import JobPlan, JobRequest
+from jobs.spec import JobPlan, JobRequest, SeenFile
 
 
 class JobPlanner:
@@ -109,6 +109,22 @@ class JobPlanner:
             token = secrets.token_hex(2)
             if not (self.folder.jobs / f"{name}-{token}").exists():
                 return token
+
+    def sees(self, files: Sequence[SeenFile], *, is_user: bool) -> bool:
+        """Whether each path leads to the very file that the client means, which may be of another machine, and may be read for it.
+
+        Says nothing of files that may not be read.
+        """
+        try:
+            for file in files:
+                if not is_user:
+                    self._rules.check_path(file.path)
+                found = Path(file.path).stat()
+                if (found.st_size, found.st_mtime_ns, found.st_ino) != (file.bytes, file.modified_ns, file.inode):
+                    return False
+        except (OSError, ValueError, SourceError):
+            return False
+        return True
 
     def forget(self, plan: JobPlan) -> None:
         """Remove what `plan` kept for a job that was then not made. Never removes results."""

@@ -165,7 +165,7 @@ def test_a_query_is_read_from_standard_input(cli):
 def test_a_running_servers_ledger_is_asked_over_http(cli, server, state):
     state.mkdir()
     assert json.loads(cli("sql", "select id from jobs", "--json").stdout) == [{"id": "live-1"}]
-    assert {path for _, path, _ in server.asked} == {"/api/server", *(f"/api/ledger/{name}" for name in TABLES)}
+    assert {path for _, path, _ in server.asked} == {"/api/server", "/api/sources/seen", *(f"/api/ledger/{name}" for name in TABLES)}
 
 
 def test_without_a_state_folder_given_the_servers_own_is_read(cli, server, job, monkeypatch):

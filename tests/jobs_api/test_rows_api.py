@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import time
+from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -92,3 +93,13 @@ async def test_a_part_that_is_damaged_is_an_error_and_no_short_answer(office: Of
     answer = await office.http.get(f"/jobs/{job.id}/results")
     assert answer.status_code == 500
     assert "is damaged" in answer.json()["error"]["message"]
+
+
+async def test_a_server_says_of_a_file_only_what_it_may_and_not_of_another_of_the_same_path(office: Office) -> None:  # noqa: F811
+    about = office.docs.stat()
+    file = {"path": str(office.docs), "bytes": about.st_size, "modified_ns": about.st_mtime_ns, "inode": about.st_ino}
+    hidden = Path("/etc/hostname").stat()
+    secret = {"path": "/etc/hostname", "bytes": hidden.st_size, "modified_ns": hidden.st_mtime_ns, "inode": hidden.st_ino}
+    asked = ([file], [file | {"inode": 7}], [file | {"modified_ns": 7}], [secret], [file, secret])
+    seen = [(await office.post("/sources/seen", {"files": files})).json() for files in asked]
+    assert seen == [{"is_user": False, "is_seen": is_seen} for is_seen in (True, False, False, False, False)]

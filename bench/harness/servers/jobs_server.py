@@ -53,22 +53,32 @@ def _value(schema: dict[str, Any]) -> object:
 
 
 class JobsServer:
-    """``state`` is its folder; ``wrapped`` may put something before the application. Use `serving`."""
+    """``state`` is its folder, ``told_state`` what it says of it: on another machine, the path of a folder there. Use `serving`."""
 
-    def __init__(self, state: Path, port: int, *, harvest: HarvestConfig = HARVEST, answer: Callable[[Prompt], str] = echo) -> None:
+    def __init__(
+        self,
+        state: Path,
+        port: int,
+        *,
+        harvest: HarvestConfig = HARVEST,
+        answer: Callable[[Prompt], str] = echo,
+        sources: SourcesConfig | None = None,
+        told_state: Path | None = None,
+    ) -> None:
         self.folder = StateFolder(state)
         self.folder.prepare()
         make_key(self.folder)
         self.url = f"http://127.0.0.1:{port}"
         self._answer, self._harvest = answer, harvest
+        self._told_state = str(told_state or state)
         self.ledger = Ledger(self.folder.ledger, self.folder.jobs, lease_s=30.0, now_s=time.time(), new_server=True)
         client = DirectLedger(self.ledger, time.time)
-        planner = JobPlanner(self.folder, harvest, MODEL, SourcesConfig())
+        planner = JobPlanner(self.folder, harvest, MODEL, sources or SourcesConfig())
         self.app: ASGIApp = Starlette(routes=[Mount("/api", jobs_api(client, planner, self._info))])
         self._client = client
 
     async def _info(self) -> dict[str, Any]:
-        return {"version": __version__, "model": MODEL, "context_tokens": 8192, "state": str(self.folder.root), "url": self.url}
+        return {"version": __version__, "model": MODEL, "context_tokens": 8192, "state": self._told_state, "url": self.url}
 
     @asynccontextmanager
     async def _harvesting(self) -> AsyncIterator[None]:

@@ -17,7 +17,9 @@ from harvester.cli.job.deadline import parse_deadline
 from harvester.cli.job.dryrun import print_estimate
 from harvester.cli.job.into import checked_target, copying, written_line
 from harvester.cli.job.progress import failure, follow, show, updates
-from harvester.cli.job.results import ending
+from harvester.cli.job.reading import is_elsewhere
+from harvester.cli.job.results import checked_file, ending, written
+from harvester.cli.job.sending import brought
 from harvester.cli.job.stdin import Given, given_source
 from harvester.cli.job.text import job_lines
 from harvester.cli.request import build_request, read_schema, task_options
@@ -97,6 +99,10 @@ def submit(
 def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetName | None, given: Given) -> None:
     copied: dict[str, object] = {}
     with serving(here, request.model, _say) as (client, is_embedded):
+        file = None
+        if not is_embedded:
+            file = checked_file(str(target)) if target is not None and is_elsewhere(client) else None
+            request = brought(client, request, _say)
         view, created = client.submit(request)
         given.in_use = True
         follows = watch or is_embedded or target is not None
@@ -108,7 +114,9 @@ def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetNa
         if not follows:
             _print_next(view)
             return
-        view, copied = _follow(client, view, is_embedded, target)
+        view, copied = _follow(client, view, is_embedded, None if file is not None else target)
+        if file is not None:
+            copied = written(here, view.id, file)
     if here.json:
         here.print_json(_as_json(view, created) | copied)
     else:

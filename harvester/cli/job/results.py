@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
-import duckdb
-import pyarrow as pa
 import typer
 
-from connectors.parquet.parts import PartsSink
 from connectors.targets.target import is_table
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.job.export import Format, format_of, head, replacing, write
 from harvester.cli.job.into import IntoOption, checked_target, copying, written_line
 from harvester.cli.job.progress import show, updates
+from harvester.cli.job.reading import Answer, Reading, is_elsewhere, reading
 from harvester.cli.job.status import SomeJobArgument, all_views, pick
 from harvester.cli.job.viewed import ANSWERS, VIEW_ROWS, summary, viewed
 from harvester.cli.table import screen_columns, text_table
 from harvester.errors import HarvesterError, UsageError
-from jobs.folder import StateFolder
-from jobs.sql.guard import check_target
-from jobs.sql.query import batches, connect, newest_jobs, run
 from jobs.states import ENDED
 
 app = typer.Typer()
@@ -67,22 +60,14 @@ def results(
             raise UsageError("--into cannot be combined with -o, --format or --errors; remove them")
         _copy_out(here, job, into)
         return
-    quoted = job.replace("'", "''")
-    query = f"SELECT * FROM results('{quoted}') " + ("WHERE status = 'error'" if errors else "")
-    if wide or (output is None and shape is None and not here.json and sys.stdout.isatty()):
-        with _database(here) as (connection, state_dir):
-            reader = run(connection, state_dir, query)
-            shown, is_cut = head(batches(reader), VIEW_ROWS)
-            sys.stdout.writelines(viewed(shown, reader.schema, is_wide=wide, screen=screen_columns()))
-        if is_cut:
-            print(f"... more than {VIEW_ROWS} rows; -o FILE writes all, --format jsonl prints them", file=sys.stderr)
-        return
-    with _database(here) as (connection, state_dir):
-        if output is not None:  # DuckDB does not check the checksums of pages
-            jobs = newest_jobs(connection, state_dir)
-            PartsSink(StateFolder(state_dir).results(jobs[0] if job == "latest" and jobs else job)).check()
-        reader = run(connection, state_dir, query)
-        _export(here, reader, output, state_dir, shape or (format_of(output) if output else Format.JSONL))
+    with reading(here) as source:
+        if wide or (output is None and shape is None and not here.json and sys.stdout.isatty()):
+            _show(source.results(job, only_errors=errors), is_wide=wide)
+            return
+        if output is not None:
+            source.check_parts(job)
+        answer = source.results(job, only_errors=errors)
+        _export(here, source, answer, output, shape or (format_of(output) if output else Format.JSONL))
 
 
 @command(app)
@@ -108,43 +93,41 @@ def sql(
         harvester sql "select state, count(*) from jobs group by state" --format csv
     """
     wanted = shape or (format_of(output) if output else Format.JSON if here.json else Format.TABLE)
-    with _database(here) as (connection, state_dir):
-        reader = run(connection, state_dir, sys.stdin.read() if query == "-" else query)
+    with reading(here) as source:
+        answer = source.query(sys.stdin.read() if query == "-" else query)
         if output is None and wanted is Format.TABLE:
-            _print_table(reader, limit)
+            _print_table(answer, limit)
         else:
-            _export(here, reader, output, state_dir, wanted)
-
-
-@contextmanager
-def _database(here: Invocation) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
-    """A connection over the state folder, and the folder. Asks its server for the ledger's tables, if one answers."""
-    reached = here.try_reach()
-    state_dir = here.local_state(reached[1] if reached else None)
-    tables: Callable[[str], pa.Table] | None = None
-    if reached is not None and Path(reached[1].state).resolve() == state_dir.resolve():
-        tables = partial(reached[0].ledger)
-    try:
-        with connect(state_dir, tables) as connection:
-            yield connection, state_dir
-    finally:
-        if reached is not None:
-            reached[0].close()
+            _export(here, source, answer, output, wanted)
 
 
 def ending(here: Invocation, job: str) -> Iterator[str]:
-    """Some of a job's answers and the causes of its errors; nothing where its results are on another machine."""
+    """Some of a job's answers and the causes of its errors; nothing where they cannot be read."""
     try:
-        with _database(here) as (connection, state_dir):
+        with reading(here) as source:
             for wanted, count in (("ok", ANSWERS), ("error", ENDING_ROWS)):
                 query = f"SELECT * FROM results('{job}') WHERE status = '{wanted}' LIMIT {count}"
-                yield from summary(list(batches(run(connection, state_dir, query))))
+                yield from summary(list(source.query(query).batches))
     except HarvesterError:
         return
 
 
+def _show(answer: Answer, *, is_wide: bool) -> None:
+    shown, is_cut = head(answer.batches, VIEW_ROWS)
+    sys.stdout.writelines(viewed(shown, answer.schema, is_wide=is_wide, screen=screen_columns()))
+    if is_cut:
+        print(f"... more than {VIEW_ROWS} rows; -o FILE writes all, --format jsonl prints them", file=sys.stderr)
+
+
 def _copy_out(here: Invocation, job: str, into: str) -> None:
     reached = here.try_reach()
+    if reached is not None and is_elsewhere(reached[0]):
+        with reached[0] as client:
+            file = checked_file(into)
+            job = client.job(job).id
+            show(updates(client, [job]))
+        _print_copied(here, written(here, job, file))
+        return
     name = checked_target(into, here, reached[1] if reached else None)
     if reached is None:
         view = pick(all_views(here), job)
@@ -157,29 +140,50 @@ def _copy_out(here: Invocation, job: str, into: str) -> None:
             first = client.job(job)
             with copying(name, here.local_state(reached[1]), first.id) as copy:
                 show(copy.follow(updates(client, [first.id])))
+    _print_copied(here, copy.to_json())
+
+
+def _print_copied(here: Invocation, copied: Mapping[str, object]) -> None:
     if here.json:
-        here.print_json(copy.to_json())
+        here.print_json(copied)
     else:
-        print(written_line(copy.to_json()), file=sys.stderr)
+        print(written_line(copied), file=sys.stderr)
 
 
-def _print_table(reader: pa.RecordBatchReader, limit_rows: int) -> None:
-    shown, is_cut = head(batches(reader), limit_rows)
-    sys.stdout.writelines(text_table(reader.schema, shown, screen_columns()))
+def checked_file(into: str) -> Path:
+    """A file that takes the results of a server elsewhere. Raises `UsageError` for a table, which only the server's machine fills."""
+    if is_table(into):
+        raise UsageError(f"{into} is a table, which is filled where the server runs; write a file with -o, and load that")
+    format_of(Path(into))
+    return Path(into)
+
+
+def written(here: Invocation, job: str, path: Path) -> dict[str, object]:
+    """Write all rows of a job that has ended, as `Copying.to_json` tells it."""
+    with reading(here) as source:
+        answer = source.results(job)
+        with replacing(path) as out:
+            rows = write(out, format_of(path), answer.schema, answer.batches)
+    return {"into": str(path), "rows_written": rows}
+
+
+def _print_table(answer: Answer, limit_rows: int) -> None:
+    shown, is_cut = head(answer.batches, limit_rows)
+    sys.stdout.writelines(text_table(answer.schema, shown, screen_columns()))
     if is_cut:
         print(f"... more than {limit_rows} rows; --limit shows more, -o FILE writes all", file=sys.stderr)
 
 
-def _export(here: Invocation, reader: pa.RecordBatchReader, output: Path | None, state_dir: Path, shape: Format) -> None:
+def _export(here: Invocation, source: Reading, answer: Answer, output: Path | None, shape: Format) -> None:
     if output is None:
         if shape is Format.PARQUET and sys.stdout.isatty():
             raise UsageError("Parquet cannot be printed to a screen; write a file with -o FILE.parquet")
-        write(sys.stdout.buffer, shape, reader.schema, batches(reader))
+        write(sys.stdout.buffer, shape, answer.schema, answer.batches)
         sys.stdout.flush()
         return
-    check_target(output, state_dir)
+    source.check_target(output)
     with replacing(output) as out:
-        rows = write(out, shape, reader.schema, batches(reader))
+        rows = write(out, shape, answer.schema, answer.batches)
     if here.json:
         here.print_json({"file": str(output), "format": shape.value, "rows": rows})
     else:

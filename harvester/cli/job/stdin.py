@@ -29,8 +29,8 @@ class Given:
 def given_source(here: Invocation, source: str, form: Form | None, *, for_a_job: bool) -> Iterator[Given]:
     """``source`` as it is; for ``-`` the Parquet file that keeps what came in.
 
-    The file goes away again where the block fails before there is a job. Raises `UsageError` where nothing is piped in, and where the
-    server's state folder is on another machine.
+    The file goes away again where the block fails before there is a job; for a server elsewhere, which it is sent to, in any case. Raises
+    `UsageError` where nothing is piped in.
     """
     if source != STANDARD_INPUT:
         if form is not None:
@@ -40,8 +40,9 @@ def given_source(here: Invocation, source: str, form: Form | None, *, for_a_job:
     if sys.stdin.isatty():
         raise UsageError("nothing is piped into standard input; pipe rows into it: cat docs.jsonl | harvester submit -")
     with ExitStack() as scratch:
-        if for_a_job:
-            folder = StateFolder(_state_dir(here)).inputs
+        state_dir = _state_dir(here) if for_a_job else None
+        if state_dir is not None:
+            folder = StateFolder(state_dir).inputs
         else:
             folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="harvester-stdin-")))
         with private_files():
@@ -59,15 +60,17 @@ def given_source(here: Invocation, source: str, form: Form | None, *, for_a_job:
             raise
 
 
-def _state_dir(here: Invocation) -> Path:
+def _state_dir(here: Invocation) -> Path | None:
+    """Where the input is kept for a server of this user; None for one elsewhere."""
     reached = here.try_reach()
     if reached is None:
         return here.state_dir
     client, info = reached
-    client.close()
-    if not Path(info.state).is_dir():
+    with client:
+        is_user = client.is_user()
+    if is_user is None and not Path(info.state).is_dir():
         raise UsageError(
-            f"the server's state folder {info.state} is not on this machine, so standard input cannot be kept there; "
+            f"the server at {client.url} is of an earlier version, and its state folder {info.state} is not on this machine; "
             "write the rows to a file or bucket that the server reads, and submit that"
         )
-    return Path(info.state)
+    return None if is_user is False else Path(info.state)

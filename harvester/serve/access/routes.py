@@ -191,6 +191,7 @@ JOBS_ROUTES = RouteTable(
         "PUT /uploads/{upload_id}/{name:path}": BATCH,
         "DELETE /uploads/{upload_id}/{name:path}": BATCH,
         "GET /ledger/{name}": BATCH,
+        "POST /sources/seen": BATCH,
         "POST /sql": BATCH,
         "POST /sql/answers": BATCH,
         "GET /sql/answers/{answer_id}": BATCH,

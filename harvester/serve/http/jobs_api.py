@@ -35,11 +35,12 @@ from jobs.folder import StateFolder
 from jobs.handle import HEADER, is_signed, read_key
 from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
-from jobs.spec import JobChange, JobPlan, JobRequest, JobView
+from jobs.spec import JobChange, JobPlan, JobRequest, JobView, SeenFile
 from jobs.sql.pool import QueryPool
 from jobs.tasks.load import list_tasks
 from jobs.tasks.options import TaskOption
 
+SEEN = "/api/sources/seen"
 ONCE = "idempotency-key"
 log = logging.getLogger("harvester.jobs")
 
@@ -63,6 +64,10 @@ class Submitted(BaseModel):
 
 class Jobs(BaseModel):
     jobs: list[JobView]
+
+
+class SeenFiles(BaseModel):
+    files: list[SeenFile] = Field(max_length=100)
 
 
 class TaskShown(BaseModel):
@@ -110,10 +115,10 @@ def _once(plan: JobPlan, is_new: bool, told: str | None) -> tuple[JobPlan, bool]
     return plan.model_copy(update={"spec": plan.spec.model_copy(update={"key": key})}), False
 
 
-async def _is_user(sent: Request, folder: StateFolder) -> bool:
+async def _is_user(sent: Request, folder: StateFolder, path: str = "/api/jobs") -> bool:
     """Whether the server's own user sent this, who may read what the server may."""
     key = read_key(folder)
-    return key is not None and is_signed(key, sent.headers.get(HEADER), "POST", "/api/jobs", await sent.body(), time.time())
+    return key is not None and is_signed(key, sent.headers.get(HEADER), "POST", path, await sent.body(), time.time())
 
 
 def jobs_api(
@@ -141,6 +146,7 @@ def jobs_api(
     if broadcaster is not None:
         add_events(app, broadcaster)
     _add_tables(app, ledger)
+    _add_seen(app, planner)
     guard(app, JOBS_ROUTES, gate)
     return app
 
@@ -226,6 +232,14 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
     @app.post("/jobs/{job_id}/{verb}")
     async def change(job_id: str, verb: str, who: Who) -> JobView:
         return await ledger.change((await own_job(ledger, job_id, who)).id, verb)
+
+
+def _add_seen(app: FastAPI, planner: JobPlanner) -> None:
+    @app.post("/sources/seen", include_in_schema=False)
+    async def seen(question: SeenFiles, sent: Request, who: Who) -> dict[str, bool]:
+        """Whether the server's own user asks, and whether the server reads these very files for who asks."""
+        is_user = await _is_user(sent, planner.folder, SEEN)
+        return {"is_user": is_user, "is_seen": await asyncio.to_thread(planner.sees, question.files, is_user=is_user)}
 
 
 def _add_tables(app: FastAPI, ledger: JobsLedger) -> None:
