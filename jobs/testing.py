@@ -240,6 +240,9 @@ class DirectLedger:
         view: JobView = getattr(self.ledger, verb)(job_id, self._now_s())
         return view
 
+    async def counts(self) -> dict[str, dict[str, int]]:
+        return self.ledger.counts()
+
     async def held(self, job_id: str) -> int:
         return self.ledger.held(job_id)
 

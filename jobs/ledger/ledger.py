@@ -8,6 +8,7 @@ opened again gives every lease of the same server one more full term, and frees 
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
+from jobs.ledger.counts import LedgerCount, LedgerCounts
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
 from jobs.ledger.register import Register
@@ -42,6 +44,7 @@ class Ledger(Register):
         super().__init__(path, results_root, deadlines or DeadlineConfig(), now_s)
         self._lease_s = lease_s
         self._turns = count(1)
+        self._counts = LedgerCounts()
         self._exhausted: set[str] = set()  # jobs without a pending slice, until one is freed or retried
         self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
         if new_server:
@@ -132,6 +135,7 @@ class Ledger(Register):
         self._pass = max(self._pass, record.turn)
         record.turn = self._pass + row_count * row_tokens / record.hint.total_weight
         record.granted = next(self._turns)
+        self._counts.add(record.spec.model, LedgerCount.LEASED)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=record.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)
 
@@ -184,6 +188,7 @@ class Ledger(Register):
         added = [n - o for n, o in zip(new, old, strict=True)]
         self._run("add_counts", [*added, record.spec.id])
         by_name = dict(zip(COUNTS, added, strict=True))
+        self._counts.committed(record.spec.model, by_name)
         rows, tokens = by_name["rows_ok"] + by_name["rows_error"], {name: by_name[name] for name in ("prompt_tokens", "output_tokens")}
         self._usage.add(Spent(owner=record.spec.owner, kind="batch", requests=rows, **tokens), now_s)
 
@@ -228,6 +233,7 @@ class Ledger(Register):
         self.expire_jobs(now_s)
         over = self._leases.over(now_s)
         for lease_id in over:
+            self._counts.add(self._jobs[self._leases[lease_id].job_id].spec.model, LedgerCount.LOST)
             self.release(lease_id, now_s)
         if not self._leases:
             self._forecast.idle({record.spec.model for record in self._jobs.values()}, now_s)
@@ -239,6 +245,12 @@ class Ledger(Register):
         for record in self._jobs.values():
             record.rate.clear()
             record.decided_at_s = None
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By model, since the ledger was opened: see `jobs.ledger.counts`. ``leases`` are those in force now."""
+        models = {record.spec.model for record in self._jobs.values()}
+        held = Counter(self._jobs[lease.job_id].spec.model for lease in self._leases.values())
+        return {model: {**self._counts.of(model), "leases": held[model]} for model in models}
 
     # -- tables -------------------------------------------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ def test_a_server_refuses_what_cannot_fit_before_it_starts_anything(tmp_path: Pa
     from harvester.ports import free_port
     from harvester.serve import server
 
-    monkeypatch.setattr(server, "_device", lambda config: "cuda")
+    monkeypatch.setattr(server, "device_of", lambda config: "cuda")
     values = {"num_gpus": 0.5, "replicas": 2, "engine": {"gpu_memory_utilization": 0.6}, "port": free_port()}
     events: list[str] = []
     with pytest.raises(ConfigError, match="is too much for 2 replicas on one GPU"):

@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 import typer.main
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.cli import get_docs_for_click
@@ -97,16 +98,25 @@ def sql() -> str:
     return text
 
 
-def metrics() -> str:
+def metric_families() -> Iterable[Metric]:
+    """Every metric of ours: of a replica, of the keys, and of the jobs application."""
     from harvester.engine.frontend.metrics import BoardMetrics, ClassMetrics
     from harvester.engine.shared.state import SharedState
+    from harvester.serve.access.meter import Meter
+    from harvester.serve.access.quota import Quotas
+    from harvester.serve.http.metrics_api import job_metrics, replica_metrics
 
     registry = CollectorRegistry()
     ClassMetrics(registry)
-    found = [*registry.collect(), *BoardMetrics(SharedState.make()).collect()]
-    rows = [(f"`{metric.name}`", metric.type, metric.documentation) for metric in found]
-    return "# Metrics\n\nA replica's metrics on `/metrics`, beside vLLM's. A counter's sample ends in `_total`.\n\n" + table(
-        ("metric", "type", "meaning"), sorted(rows)
+    Meter(Quotas(lambda: 0.0), registry)
+    return [*registry.collect(), *BoardMetrics(SharedState.make()).collect(), *job_metrics([], {}, 0.0), *replica_metrics([], 0)]
+
+
+def metrics() -> str:
+    rows = [(f"`{metric.name}`", metric.type, metric.documentation) for metric in metric_families()]
+    return (
+        "# Metrics\n\n`/api/metrics` shows those of jobs and of every replica, with the labels `replica` and `model`; "
+        "`/metrics` those of one replica. A counter's sample ends in `_total`.\n\n" + table(("metric", "type", "meaning"), sorted(rows))
     )
 
 

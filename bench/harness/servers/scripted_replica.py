@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
+from prometheus_client import generate_latest
 from ray import serve
 
 from harvester.config import ServeConfig
@@ -118,6 +119,10 @@ class ScriptedReplica:
     async def now(self) -> dict[str, Any]:
         """Its name alone: there is no engine to tell of."""
         return {"id": serve.get_replica_context().replica_id.unique_id}
+
+    async def metrics(self) -> dict[str, str]:
+        context = serve.get_replica_context()
+        return {"replica": str(context.rank.rank), "id": context.replica_id.unique_id, "text": generate_latest().decode()}
 
     async def __del__(self) -> None:
         if self._leaving is not None:

@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from harvester.core import ServiceTier
 from harvester.engine.shared.settings import Slo
 from harvester.engine.shared.state import Count, Field, SharedState
 
@@ -51,25 +52,29 @@ class ClassMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._ttft = Histogram(
-            "harvester_ttft_seconds", "Arrival to first token of online requests.", ["work"], buckets=SECONDS, registry=registry
+            "harvester_ttft_seconds", "Arrival to first token of online requests.", ["class", "tier"], buckets=SECONDS, registry=registry
         )
         self._tpot = Histogram(
-            "harvester_tpot_seconds", "One output token to the next of online requests.", ["work"], buckets=SECONDS, registry=registry
+            "harvester_tpot_seconds",
+            "One output token to the next of online requests.",
+            ["class", "tier"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self._queue = Histogram(
-            "harvester_queue_seconds", "Arrival in the engine to first step.", ["work"], buckets=SECONDS, registry=registry
+            "harvester_queue_seconds", "Arrival in the engine to first step.", ["class"], buckets=SECONDS, registry=registry
         )
         self._kept = Counter("harvester_slo_total", "Promises to online requests, kept or not.", ["objective", "kept"], registry=registry)
         self._recent = {"ttft": Recent(), "tpot": Recent()}
 
-    def first_token(self, seconds: float, promise: Slo) -> None:
-        self._ttft.labels("online").observe(seconds)
+    def first_token(self, seconds: float, promise: Slo, tier: ServiceTier) -> None:
+        self._ttft.labels("online", tier).observe(seconds)
         self._recent["ttft"].note(seconds, time.monotonic())
         self._count("ttft", seconds, promise.ttft_s)
 
-    def next_token(self, seconds: float, tokens: int, promise: Slo) -> None:
+    def next_token(self, seconds: float, tokens: int, promise: Slo, tier: ServiceTier) -> None:
         """``tokens`` came together ``seconds`` after the one before."""
-        self._tpot.labels("online").observe(seconds / tokens)
+        self._tpot.labels("online", tier).observe(seconds / tokens)
         self._recent["tpot"].note(seconds / tokens, time.monotonic())
         self._count("tpot", seconds / tokens, promise.tpot_s)
 
@@ -88,8 +93,8 @@ class ClassMetrics:
 class StreamClock:
     """Times the outputs of one online request."""
 
-    def __init__(self, metrics: ClassMetrics, promise: Slo, arrived_s: float) -> None:
-        self._metrics, self._promise = metrics, promise
+    def __init__(self, metrics: ClassMetrics, promise: Slo, arrived_s: float, tier: ServiceTier = ServiceTier.DEFAULT) -> None:
+        self._metrics, self._promise, self._tier = metrics, promise, tier
         self._last_s = arrived_s
         self._tokens = 0
 
@@ -99,9 +104,9 @@ class StreamClock:
             return
         now_s = time.monotonic()
         if self._tokens == 0:
-            self._metrics.first_token(now_s - self._last_s, self._promise)
+            self._metrics.first_token(now_s - self._last_s, self._promise, self._tier)
         else:
-            self._metrics.next_token(now_s - self._last_s, tokens, self._promise)
+            self._metrics.next_token(now_s - self._last_s, tokens, self._promise, self._tier)
         self._tokens += tokens
         self._last_s = now_s
 
@@ -230,7 +235,7 @@ class BoardMetrics(Collector):
             yield summary
 
     def _by_class(self) -> Metric:
-        tokens = CounterMetricFamily("harvester_tokens", "Prompt tokens computed and tokens made, by class of work.", labels=["work"])
+        tokens = CounterMetricFamily("harvester_tokens", "Prompt tokens computed and tokens made, by class of work.", labels=["class"])
         tokens.add_metric(["online"], self._shared.count(Count.ONLINE_TOKENS))
         tokens.add_metric(["offline"], self._shared.count(Count.OFFLINE_TOKENS))
         return tokens

@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from harvester.core import PRIORITY_OFFLINE, WorkClass, work_class
+from harvester.core import PRIORITY_OFFLINE, WorkClass, tier_of_priority, work_class
 from harvester.engine.frontend.engine import Generated, Sizes, Top
 from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
 from harvester.engine.frontend.overload import Overload
@@ -132,7 +132,8 @@ class HarvestLLM(AsyncLLM):
         work = work_class(named.get("priority", 0))
         clock = None
         if self._metrics is not None and work is WorkClass.ONLINE and sampling_params.output_kind is RequestOutputKind.DELTA:
-            clock = StreamClock(self._metrics, self._promise(sampling_params), time.monotonic())
+            tier = tier_of_priority(named.get("priority", 0))
+            clock = StreamClock(self._metrics, self._promise(sampling_params), time.monotonic(), tier)
         output: RequestOutput | None = None
         stream = super().generate(prompt, sampling_params, request_id, *given, **named)
         stream = told(stream, is_delta=sampling_params.output_kind is RequestOutputKind.DELTA)

@@ -192,6 +192,7 @@ JOBS_ROUTES = RouteTable(
         "DELETE /uploads/{upload_id}/{name:path}": BATCH,
         "GET /ledger/{name}": BATCH,
         "POST /sources/seen": BATCH,
+        "GET /metrics": METRICS,
         "POST /sql": BATCH,
         "POST /sql/answers": BATCH,
         "GET /sql/answers/{answer_id}": BATCH,

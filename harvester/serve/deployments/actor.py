@@ -170,6 +170,9 @@ class LedgerActor:
     async def spend(self, spent: Sequence[Spent]) -> None:
         await self._call("spend", list(spent), timed=True)
 
+    async def counts(self) -> dict[str, dict[str, int]]:
+        return dict(await self._call("counts"))
+
     async def held(self, job_id: str) -> int:
         return int(await self._call("held", job_id))
 

@@ -21,6 +21,7 @@ from harvester.serve.deployments.version import bound
 from harvester.serve.http.broadcast import Broadcaster
 from harvester.serve.http.events import FrameSource
 from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.metrics_api import Fleet
 from harvester.serve.processes import MARK, lower_priority, mark_of
 from jobs.folder import StateFolder
 from jobs.handle import make_key
@@ -61,6 +62,7 @@ class JobsApp:
             Broadcaster(FrameSource(self._replicas.now, actor, self._fixed)),
             gate_of(config, folder.keys),
             queries,
+            Fleet(actor, self._replicas.metrics, choice.name, config.replicas),
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -72,7 +74,7 @@ class JobsApp:
         return {**self._fixed, "context_tokens": self._context_tokens}
 
 
-def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int) -> serve.Application:
+def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int | None) -> serve.Application:
     deployment = serve.deployment(
         name="jobs",
         max_ongoing_requests=1000,

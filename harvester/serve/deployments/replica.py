@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import generate_latest
 from ray import serve
 
 from harvester.config import ServeConfig
@@ -133,6 +134,12 @@ class Replica:
     async def now(self) -> dict[str, Any]:
         """What the page shows of this replica: `harvester.engine.frontend.snapshot`, under its name."""
         return {"id": serve.get_replica_context().replica_id.unique_id, **self._host.now()}
+
+    async def metrics(self) -> dict[str, str]:
+        """What `/metrics` of this replica shows, for that of the whole fleet."""
+        context = serve.get_replica_context()
+        text = await asyncio.to_thread(generate_latest)
+        return {"replica": str(context.rank.rank), "id": context.replica_id.unique_id, "text": text.decode()}
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:
         """Measure the engine; see `harvester.engine.launch.profiler`."""

@@ -30,7 +30,14 @@ class Replicas:
 
     async def now(self) -> list[dict[str, Any]]:
         """Of every replica that answers. Raises `NoReplicaError` if none does; one that is dying is left out."""
-        told = await self._chat().broadcast("now").results_async(return_exceptions=True)
+        return await self._each("now")
+
+    async def metrics(self) -> list[dict[str, Any]]:
+        """Of every replica that answers its rank as ``replica``, its ``id``, and its `/metrics` as ``text``. Raises `NoReplicaError`."""
+        return await self._each("metrics")
+
+    async def _each(self, method: str) -> list[dict[str, Any]]:
+        told = await self._chat().broadcast(method).results_async(return_exceptions=True)
         found = [dict(one) for one in told if not isinstance(one, BaseException)]
         if not found:
             raise NoReplicaError("no replica answers; it may be restarting: try again in a moment")

@@ -24,6 +24,7 @@ from harvester.serve.access.who import Who
 from harvester.serve.http.broadcast import Broadcaster
 from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.events import add_events
+from harvester.serve.http.metrics_api import Fleet, add_metrics
 from harvester.serve.http.owned import own_job, own_table
 from harvester.serve.http.page import add_assets
 from harvester.serve.http.rows_api import add_rows
@@ -129,10 +130,11 @@ def jobs_api(
     broadcaster: Broadcaster | None = None,
     gate: Gate | None = None,
     queries: QueryPool | None = None,
+    fleet: Fleet | None = None,
 ) -> FastAPI:
     """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events.
 
-    ``gate``: whom it lets in; None: everybody. ``queries``: processes for SQL; None makes them.
+    ``gate``: whom it lets in; None: everybody. ``queries``: processes for SQL; None makes them. ``fleet``: whose metrics it shows.
     """
     app = FastAPI(title="harvester jobs", version=__version__)
     gate = gate or Gate()
@@ -145,6 +147,8 @@ def jobs_api(
     add_assets(app)
     if broadcaster is not None:
         add_events(app, broadcaster)
+    if fleet is not None:
+        add_metrics(app, fleet)
     _add_tables(app, ledger)
     _add_seen(app, planner)
     guard(app, JOBS_ROUTES, gate)

@@ -1,0 +1,63 @@
+"""The applications for who deploys Serve applications by name: KubeRay's `RayService`, or `serve deploy`, in place of `harvester serve`.
+
+Called by Ray Serve on the cluster, once for each application of ``serveConfigV2``. Each builder takes the same arguments and may be the
+first: the ledger is started by whoever comes first. State folder and config file are at the same path on every node.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+
+from harvester.config import ServeConfig, load_config
+from harvester.engine.launch.models import ModelChoice, choose_model
+from harvester.serve.access.gate import check_listening
+from harvester.serve.deployments.actor import ledger_name, start_ledger
+from harvester.serve.deployments.jobs_app import jobs_app
+from harvester.serve.deployments.openai_app import openai_apps
+from harvester.serve.deployments.placement import ledger_options
+from harvester.serve.deployments.replica import replica_app
+from harvester.serve.device import device_of
+from jobs.folder import StateFolder, keep_private
+
+
+class Place(BaseModel):
+    """The arguments of each application in ``serveConfigV2``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: str = Field(description="Path of the configuration.")
+    state: str = Field(description="State folder, which all nodes share.")
+
+
+def chat(place: Place) -> serve.Application:
+    config, choice, state, ledger = _prepared(place)
+    return replica_app(config, choice, state, ledger, cpu=device_of(config) == "cpu")
+
+
+def jobs(place: Place) -> serve.Application:
+    config, choice, state, ledger = _prepared(place)
+    return jobs_app(config, choice, state, ledger, f"http://{config.host}:{config.port}", None)
+
+
+def files(place: Place) -> serve.Application:
+    return openai_apps(*_prepared(place))["files"]
+
+
+def batches(place: Place) -> serve.Application:
+    return openai_apps(*_prepared(place))["batches"]
+
+
+def _prepared(place: Place) -> tuple[ServeConfig, ModelChoice, Path, str]:
+    """Raises `HarvesterError` for a config that cannot be served, or a ledger that does not open."""
+    config = load_config(Path(place.config), {"address": "auto"})
+    folder = StateFolder(Path(place.state).absolute())
+    keep_private()
+    folder.prepare()
+    check_listening(config, folder.keys)
+    config = config.model_copy(update={"sources": config.sources.with_roots(None)})
+    name = ledger_name(folder.root)
+    start_ledger(name, folder.root, config.harvest.lease_s, config.deadlines, ledger_options(config))
+    return config, choose_model(config.model, config.served_model_name, elsewhere=True), folder.root, name

@@ -1,0 +1,139 @@
+"""``GET /metrics`` of the jobs application: the metrics of every replica, told apart by label so that they add up, and those of jobs.
+
+A replica's own `/metrics` is behind a proxy that picks one of several: its counters would jump. Here are all, under the labels
+``replica`` (its rank, which its successor takes over) and ``model``. A replica that does not answer is missing for one scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from harvester.errors import HarvesterError
+from jobs.ledger.counts import LedgerCount
+from jobs.spec import JobView
+from jobs.states import JobState
+
+ReplicaTexts = Callable[[], Awaitable[list[dict[str, Any]]]]
+LOOK_WAIT_S = 5.0
+_COUNTERS = (
+    ("harvester_leases_granted", "Slices leased to replicas.", LedgerCount.LEASED),
+    ("harvester_leases_lost", "Leases that were not renewed in time; their slices are leased again.", LedgerCount.LOST),
+    ("harvester_leases_split", "Leases whose holder gave rows back for an idle replica.", LedgerCount.SPLIT),
+    ("harvester_job_rows_recomputed", "Rows begun more than once.", LedgerCount.ROWS_RECOMPUTED),
+)
+
+
+class LedgerSeen(Protocol):
+    async def jobs(self) -> list[JobView]: ...
+    async def counts(self) -> dict[str, dict[str, int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a scrape shows. ``wanted``: replicas of the configuration."""
+
+    ledger: LedgerSeen
+    replicas: ReplicaTexts
+    model: str
+    wanted: int
+
+
+class _Shown(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+def merged(told: Sequence[Mapping[str, str]], model: str) -> list[Metric]:
+    """The families of all replicas, each once. ``told``: ``replica``, ``id`` and ``text``; of two with one rank, the first is taken."""
+    families: dict[str, Metric] = {}
+    seen: set[str] = set()
+    for one in told:
+        if one["replica"] in seen:  # one that leaves, whose rank its successor has
+            continue
+        seen.add(one["replica"])
+        for family in text_string_to_metric_families(one["text"]):
+            whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                whole.add_sample(sample.name, {"model": model, **sample.labels, "replica": one["replica"]}, sample.value)
+    return list(families.values())
+
+
+def job_metrics(views: Iterable[JobView], counts: Mapping[str, Mapping[str, int]], now_s: float) -> list[Metric]:
+    """By model alone, never by job: as many series after a year as on the first day."""
+    states = Counter((view.model, view.state) for view in views)
+    at_risk = Counter(view.model for view in views if is_at_risk(view, now_s))
+    models = sorted({*counts, *(model for model, _ in states)})
+    jobs = GaugeMetricFamily("harvester_jobs", "Jobs by state.", labels=["model", "state"])
+    for model in models:
+        for state in JobState:
+            jobs.add_metric([model, state.value], states[model, state])
+    risks = GaugeMetricFamily("harvester_jobs_at_risk", "Active jobs that may end after their deadline.", labels=["model"])
+    leases = GaugeMetricFamily("harvester_leases", "Slices that are leased now.", labels=["model"])
+    rows = CounterMetricFamily("harvester_job_rows", "Rows of jobs in published parts.", labels=["model", "status"])
+    for model in models:
+        told = counts.get(model, {})
+        risks.add_metric([model], at_risk[model])
+        leases.add_metric([model], told.get("leases", 0))
+        rows.add_metric([model, "ok"], told.get(LedgerCount.ROWS_OK, 0))
+        rows.add_metric([model, "error"], told.get(LedgerCount.ROWS_ERROR, 0))
+    return [jobs, risks, leases, rows, *_counters(models, counts)]
+
+
+def _counters(models: Sequence[str], counts: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+    for name, text, what in _COUNTERS:
+        family = CounterMetricFamily(name, text, labels=["model"])
+        for model in models:
+            family.add_metric([model], counts.get(model, {}).get(what, 0))
+        yield family
+
+
+def is_at_risk(view: JobView, now_s: float) -> bool:
+    """Whether the late end of its forecast lies behind its deadline."""
+    return view.deadline_at_s is not None and view.eta_high_s is not None and now_s + view.eta_high_s > view.deadline_at_s
+
+
+def replica_metrics(told: Sequence[Mapping[str, str]], wanted: int) -> list[Metric]:
+    answering = GaugeMetricFamily("harvester_replicas", "Replicas that answered this scrape.", value=len(told))
+    configured = GaugeMetricFamily("harvester_replicas_wanted", "Replicas of the configuration.", value=wanted)
+    return [answering, configured]
+
+
+def add_metrics(app: FastAPI, fleet: Fleet) -> None:
+    """Add ``GET /metrics``. It answers without replicas and without a ledger too: alerts need both seen missing."""
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        told, jobs = await asyncio.gather(_replicas(fleet), _jobs(fleet))
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Shown([*replica_metrics(told, fleet.wanted), *jobs, *merged(told, fleet.model)]))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _replicas(fleet: Fleet) -> list[dict[str, Any]]:
+    try:
+        async with asyncio.timeout(LOOK_WAIT_S):
+            return await fleet.replicas()
+    except (TimeoutError, HarvesterError):
+        return []
+
+
+async def _jobs(fleet: Fleet) -> list[Metric]:
+    try:
+        async with asyncio.timeout(LOOK_WAIT_S):
+            return job_metrics(await fleet.ledger.jobs(), await fleet.ledger.counts(), time.time())
+    except (TimeoutError, HarvesterError):
+        return []
