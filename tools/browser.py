@@ -29,10 +29,10 @@ def lack() -> str | None:
     return None if os.geteuid() == 0 else "installing needs root"
 
 
-def install() -> str | None:
-    """Install Debian's package. Returns why that failed, in one line."""
+def install(package: str = "chromium") -> str | None:
+    """Install a package of Debian's. Returns why that failed, in one line."""
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "-q", "update"], ["apt-get", "-q", "install", "-y", "--no-install-recommends", "chromium"]):
+    for command in (["apt-get", "-q", "update"], ["apt-get", "-q", "install", "-y", "--no-install-recommends", package]):
         try:
             done = subprocess.run(command, capture_output=True, text=True, env=quiet, timeout=WAIT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
