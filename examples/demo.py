@@ -1,35 +1,45 @@
-"""The promise in two minutes: openings of sixty real speeches are summarized by the replica that streams chat meanwhile; then SQL over it.
+"""The promise in 100 seconds: a chat alone, then the same chat beside a job over a table, then both in one picture.
 
-Everything goes through the public ways in: `harvester serve`, `submit`, `chat completions`, `show`, `sql`, `stop`.
+Everything goes through the public ways in: `harvester serve`, `submit`, `chat completions`, `sql`. What it made stays in `build/demo`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import queue
+import re
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
 import duckdb
 import httpx
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from demo_chats import ANSWER_TOKENS, EVERY_S, Chats, between, quantile
+from demo_picture import Seen, draw
 
+from harvester.config import ServeConfig
 from harvester.engine.embedded.answers import lead
 from harvester.ports import free_port
 
-HERE = Path(__file__).parent
-SPEECHES = HERE / "docs_speeches.parquet"
-ROWS, CHARACTERS = 60, 3000  # speeches, and how much of each: the model reads some 2,000 tokens a second on two cores
-QUESTIONS = ["Hello!", "What are you?", "How do I choose a real model?", "Say something presidential.", "And again?"]
-console = Console(highlight=False, soft_wrap=True)
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "demo"
+PICTURE = ROOT / "build" / "demo.png"
+ROWS, CHARACTERS = 48, 3000  # speeches, and how much of each: the model reads some 2,000 tokens a second on two cores
+ALONE_S = 15.0
+SAY_EVERY_S = 4.0
+_TOKENS = re.compile(r'^harvester_tokens_total\{.*work="offline".*\} (\S+)$', re.MULTILINE)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def harvester(*args: str) -> str:
@@ -49,19 +59,42 @@ class Server:
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "harvester", "serve", "--state", str(self.state), "--port", str(self.port), "--json"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            event = json.loads(line)
+        say("server: starting; this takes 15 to 30 s on two quiet cores")
+        for event in self._events():
             if event["event"] == "starting":
-                console.print(f"model: {event['model']}. {event['note'] or ''}")
+                say(f"model: {event['model']}. {event['note'] or ''}")
             elif event["event"] == "ready":
                 self.model = event["model"]
-                console.print(f"server: ready after {event['seconds']} s at {event['url']}")
+                say(f"server: ready after {event['seconds']:.0f} s at {event['url']}")
                 return self
-        raise SystemExit("demo: failed: the server did not start")
+        raise SystemExit("demo: failed: the server did not start; its logs are in build/demo/state/logs")
+
+    def _events(self) -> Any:
+        """What it prints, until it ends. Says what is waited for where it prints nothing."""
+        lines: queue.Queue[str | None] = queue.Queue()
+
+        def read() -> None:
+            for line in self.process.stdout or ():
+                lines.put(line)
+            lines.put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        began_s, waits_for = time.monotonic(), "the server to begin"
+        while True:
+            try:
+                line = lines.get(timeout=SAY_EVERY_S)
+            except queue.Empty:
+                say(f"server: {time.monotonic() - began_s:.0f} s, waiting for {waits_for}")
+                continue
+            if line is None:
+                return
+            event = json.loads(line)
+            waits_for = event.get("message", waits_for) if event["event"] == "waiting" else waits_for
+            yield event
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.process.poll() is None:
+            say("server: stopping")
             self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(30)
@@ -69,67 +102,51 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def chat(client: httpx.Client, model: str, question: str) -> tuple[float, str]:
-    """One streamed chat request: its TTFT in milliseconds and its text."""
-    body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 32, "temperature": 0, "stream": True}
-    began_s, ttft_ms, text = time.perf_counter(), 0.0, ""
-    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        answer.raise_for_status()
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            piece = json.loads(line[6:])["choices"][0]["delta"].get("content")
-            if piece:
-                ttft_ms = ttft_ms or (time.perf_counter() - began_s) * 1000
-                text += piece
-    return ttft_ms, " ".join(text.split())
+class Teller:
+    """Prints a chat, with how the job stands, every `SAY_EVERY_S`."""
+
+    def __init__(self) -> None:
+        self._said_s = 0.0
+        self.job = "no job yet"
+
+    def __call__(self, question: str, ttft_ms: float, text: str) -> None:
+        if time.monotonic() >= self._said_s + SAY_EVERY_S:
+            self._said_s = time.monotonic()
+            say(f"  chat: {question:<30} first token after {ttft_ms:5.0f} ms | {self.job} | {text[:40]}")
 
 
-def watch(client: httpx.Client, job: str, model: str) -> tuple[dict[str, Any], list[float]]:
-    """Chat every few seconds while the job runs, under a live bar. Returns the job's last view and each TTFT in ms."""
-    ttfts: list[float] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f} rows  {task.fields[rate]}"))
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("summarize", total=ROWS, rate="")
-        next_chat_s = time.monotonic() + 2
-        while True:
-            view = client.get(f"/api/jobs/{job}").raise_for_status().json()
-            rate = f"{view['offline_tokens_per_s'] or 0:.0f} tokens/s  ETA {view['eta_s'] or 0:.0f} s"
-            progress.update(bar, completed=view["rows_ok"] + view["rows_error"] + view["rows_running"], rate=rate)
-            if view["state"] not in ("queued", "running"):
-                return view, ttfts
-            if time.monotonic() >= next_chat_s:
-                question = QUESTIONS[len(ttfts) % len(QUESTIONS)]
-                ttft_ms, text = chat(client, model, question)
-                ttfts.append(ttft_ms)
-                progress.console.print(f"chat: {question:<30} first token after {ttft_ms:6.0f} ms: {text[:60]}")
-                next_chat_s = time.monotonic() + 3
-            time.sleep(0.25)
+async def offline_tokens(client: httpx.AsyncClient) -> float:
+    """Tokens of jobs since the server's start."""
+    found = _TOKENS.search((await client.get("/metrics")).raise_for_status().text)
+    return float(found[1]) if found else 0.0
 
 
-def main() -> None:
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="harvester-demo-") as folder:
-        state, table = Path(folder) / "state", Path(folder) / "speeches.parquet"
-        duckdb.sql(
-            f"COPY (SELECT * REPLACE (left(text, {CHARACTERS}) AS text) FROM '{SPEECHES}' ORDER BY year, id LIMIT {ROWS}) TO '{table}'"
-        )
-        with Server(state, free_port()) as server:
-            os.environ |= {"HARVESTER_URL": f"http://127.0.0.1:{server.port}", "HARVESTER_STATE": str(state)}
-            url = os.environ["HARVESTER_URL"]
-            job = json.loads(harvester("submit", str(table), "--task", "summarize", "--json"))["id"]
-            console.print(
-                f"job: {job}: the first {CHARACTERS:,} characters of {ROWS} speeches, summarized by the replica that answers the chat below"
-            )
-            with httpx.Client(base_url=url, timeout=60) as client:
-                view, ttfts = watch(client, job, server.model)
-            columns = "title, year, prompt_tokens as prompt, output_tokens as tokens, left(output, 48) as summary"
-            query = f"select {columns} from results('{job}') order by year limit 8"
-            console.print(f'harvester sql "{query}"')
-            console.print(harvester("sql", query))
-            right = known_right(job)
-    console.print(f"summaries: {right} of {ROWS} are the lead of their speech, letter for letter")
-    report(view, ttfts, time.monotonic() - began_s)
+async def coserve(server: Server, table: Path) -> tuple[Seen, dict[str, Any]]:
+    """Chat alone for `ALONE_S`, then the same chats beside the job until it ends. Returns what was seen, and the job's last view."""
+    teller, tokens = Teller(), list[tuple[float, float]]()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=120) as client:
+        say("chat: three to warm up")
+        warm = Chats(client, server.model, teller)
+        for _ in range(3):
+            await warm.ask("Hello!")
+        chats = Chats(client, server.model, teller)
+        say(f"chat alone: an answer of {ANSWER_TOKENS} tokens asked for every {EVERY_S} s, for {ALONE_S:.0f} s")
+        began_s = time.monotonic()
+        async with chats.going_on():
+            await asyncio.sleep(ALONE_S)
+            job_began_s = time.monotonic()
+            job = json.loads(await asyncio.to_thread(harvester, "submit", str(table), "--task", "summarize", "--json"))["id"]
+            say(f"job {job}: summarize the first {CHARACTERS:,} characters of {ROWS} speeches, beside the same chats")
+            view: dict[str, Any] = {"state": "queued"}
+            while view["state"] in ("queued", "running"):
+                await asyncio.sleep(1.0)
+                tokens.append((time.monotonic(), await offline_tokens(client)))
+                view = (await client.get(f"/api/jobs/{job}")).raise_for_status().json()
+                done = view["rows_ok"] + view["rows_error"] + view["rows_running"]
+                teller.job = f"job: {done}/{ROWS} rows, {view['offline_tokens_per_s'] or 0:,.0f} tokens/s"
+            ended_s = time.monotonic()
+        tokens.insert(0, (job_began_s, 0.0))
+    return Seen(chats.ttft, chats.tpot, tokens, began_s, job_began_s, ended_s, ServeConfig().slo.max_slowdown), view
 
 
 def known_right(job: str) -> int:
@@ -138,14 +155,51 @@ def known_right(job: str) -> int:
     return sum(lead(row["text"]).startswith(row["output"]) if row["cut"] else lead(row["text"]) == row["output"] for row in rows)
 
 
-def report(view: dict[str, Any], ttfts: list[float], seconds: float) -> None:
-    ok = view["state"] == "completed" and view["rows_ok"] == ROWS and view["rows_error"] == 0 and ttfts
-    print(
-        f"demo: {'ok' if ok else 'failed'} rows={view['rows_ok'] + view['rows_error']} errors={view['rows_error']} "
-        f"chat_requests={len(ttfts)} chat_ttft_p50_ms={median(ttfts) if ttfts else 0:.0f} "
-        f"offline_tokens_per_s={view['offline_tokens_per_s'] or 0:.0f} seconds={seconds:.0f}"
+def compare(seen: Seen) -> None:
+    for name, samples in (("time to first token", seen.ttft), ("time per output token", seen.tpot)):
+        alone, beside = between(samples, seen.began_s, seen.job_began_s), between(samples, seen.job_began_s, seen.ended_s)
+        say(
+            f"chat P99 alone {quantile(alone, 0.99):.0f} ms, with the job {quantile(beside, 0.99):.0f} ms "
+            f"({name}; {len(alone)} and {len(beside)} of them)"
+        )
+
+
+def leave(seen: Seen) -> None:
+    """The picture, and what to do next."""
+    here = Path.cwd()
+    try:
+        draw(seen, PICTURE)
+        say(f"picture: {os.path.relpath(PICTURE, here)}")
+    except ImportError:
+        say("picture: none, for Matplotlib is not installed; make setup installs it")
+    program, state = os.path.relpath(Path(sys.executable).with_name("harvester"), here), os.path.relpath(FOLDER / "state", here)
+    say("Next:")
+    say(f"  {program} results latest --state {state}")
+    say(f"""  {program} sql --state {state} "select title, prompt_tokens, output from results('latest') order by year limit 5\"""")
+    say(f"  {program} serve --state {state}    # then open http://127.0.0.1:8000/")
+
+
+def main() -> None:
+    began_s = time.monotonic()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    state, table = FOLDER / "state", FOLDER / "speeches.parquet"
+    first = (
+        f"SELECT * REPLACE (left(text, {CHARACTERS}) AS text) FROM '{ROOT}/examples/docs_speeches.parquet' ORDER BY year, id LIMIT {ROWS}"
     )
-    if not ok:
+    duckdb.sql(f"COPY ({first}) TO '{table}'")
+    with Server(state, free_port()) as server:
+        os.environ |= {"HARVESTER_URL": f"http://127.0.0.1:{server.port}", "HARVESTER_STATE": str(state)}
+        seen, view = asyncio.run(coserve(server, table))
+        right = known_right(view["id"])
+    compare(seen)
+    leave(seen)
+    is_ok = view["state"] == "completed" and view["rows_ok"] == ROWS == right
+    say(
+        f"demo: {'ok' if is_ok else 'failed'} rows={view['rows_ok'] + view['rows_error']} errors={view['rows_error']} right={right} "
+        f"chat_requests={len(seen.ttft)} tokens_per_s={view['offline_tokens_per_s'] or 0:.0f} seconds={time.monotonic() - began_s:.0f}"
+    )
+    if not is_ok:
         raise SystemExit(1)
 
 
