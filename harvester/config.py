@@ -183,6 +183,12 @@ class ServeConfig(Section):
     sources: SourcesConfig = SourcesConfig()
     secrets: dict[str, SecretConfig] = Field(default_factory=dict, description="Credentials of sources by name.")
     deadlines: DeadlineConfig = DeadlineConfig()
+    ledger: str | None = Field(
+        default=None,
+        pattern="^postgres(ql)?://",
+        description="PostgreSQL database of jobs and leases, for a cluster: postgresql://USER@HOST/DATABASE. Its password is best left to "
+        "~/.pgpass or PGPASSWORD. None: an SQLite file in the state folder.",
+    )
     price: PriceConfig | None = Field(default=None, description="Token prices. None: estimates show no price.")
 
     @property

@@ -19,6 +19,8 @@
     ├── StateError               exit 1   a job is in a state that forbids the change
     ├── StorageError             exit 1   a part, ledger or state folder cannot be written or read
     │   ├── LowDiskError                  the disk has less room than is kept free
+    │   ├── OwnerError                    another server has taken over the ledger
+    │   ├── ReopenError                   the connection to the ledger broke; it is opened again
     │   └── DamageError                   it is not as it was written
     ├── TooManyQueriesError      exit 1   no process is free for a SQL query
     ├── OverloadError            exit 1   a chat request whose first token would come too late
@@ -39,8 +41,10 @@ from jobs.errors import (
     EngineError,
     LowDiskError,
     NotFoundError,
+    OwnerError,
     ParameterError,
     QueryError,
+    ReopenError,
     StateError,
     TaskError,
     TooLargeError,
@@ -61,9 +65,11 @@ __all__ = [
     "NoReplicaError",
     "NotFoundError",
     "OverloadError",
+    "OwnerError",
     "ParameterError",
     "QueryError",
     "QuotaError",
+    "ReopenError",
     "RoleError",
     "SlowBodyError",
     "SourceError",

@@ -69,6 +69,20 @@ class LowDiskError(StorageError):
     http_status = 503
 
 
+class OwnerError(StorageError):
+    """Another server has taken over the ledger since; this one may not write to it."""
+
+    code = "not_owner"
+    http_status = 503
+
+
+class ReopenError(StorageError):
+    """The connection to the ledger broke, and with it what is known of the last change: open the ledger again."""
+
+    code = "reopen"
+    http_status = 503
+
+
 class EngineError(HarvesterError):
     """The model or the engine could not do its work."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from connectors.errors import StorageError
 from jobs.errors import LowDiskError, StateError
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # 1: the ledger was a DuckDB file
 SECRETS = "secrets.json"  # of a job's source, in the job's folder
 JOB_FILE = "job.json"  # in a job's folder: see `jobs.ledger.jobfile`
 
@@ -25,7 +25,17 @@ class StateFolder:
 
     @property
     def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def old_ledger(self) -> Path:
+        """Of a state folder of version 1."""
         return self.root / "ledger.duckdb"
+
+    @property
+    def ledger_place(self) -> Path:
+        """Says where the ledger is, if it is not in this folder."""
+        return self.root / "ledger.json"
 
     @property
     def server(self) -> Path:
@@ -144,7 +154,7 @@ class StateFolder:
                 )
 
     def prepare(self) -> None:
-        """Make the folder for this user alone, or check that it is of this version. Raises `StorageError`.
+        """Make the folder for this user alone, or check that it is of this version or an earlier one. Raises `StorageError`.
 
         One that others may enter, as earlier versions made it, is closed to them; it keeps what lies in it from them too.
         """
@@ -155,16 +165,20 @@ class StateFolder:
             self.jobs.mkdir(mode=0o700, exist_ok=True)
             self.logs.mkdir(mode=0o700, exist_ok=True)
             if not marker.exists():
-                marker.write_text(json.dumps({"version": STATE_VERSION}) + "\n", encoding="utf-8")
+                self.mark_version()
             text = marker.read_text(encoding="utf-8")
         except OSError as error:
             raise StorageError(f"cannot use state folder {self.root}: {error.strerror}; give another one with --state") from error
         found = _version(text)
-        if found != STATE_VERSION:
+        if found not in range(1, STATE_VERSION + 1):
             raise StorageError(
                 f"state folder {self.root} is of version {found}, this harvester writes version {STATE_VERSION}; "
                 "give a new folder with --state, or run the version that made it"
             )
+
+    def mark_version(self) -> None:
+        """Everything in the folder is of this version now."""
+        (self.root / "VERSION").write_text(json.dumps({"version": STATE_VERSION}) + "\n", encoding="utf-8")
 
     def _close(self, marker: Path) -> None:
         found = self.root.stat()

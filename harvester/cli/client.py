@@ -145,7 +145,7 @@ class Client:
         return dict(self._json("POST", "/api/profile", json={"seconds": seconds}, timeout=wait_s))
 
     def ledger(self, table: str) -> pa.Table:
-        """All rows of a table of `jobs.ledger.store.TABLES`."""
+        """All rows of a table of `jobs.ledger.statements.TABLES`."""
         with self._reached():
             answer = self._send("GET", f"/api/ledger/{table}")
         _check(answer)

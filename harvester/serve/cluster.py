@@ -37,6 +37,7 @@ from harvester.serve.reach import Reach, host_here
 from harvester.serve.runtime import ray_folder, runtime_folder
 from harvester.timers import patient_children
 from jobs.folder import StateFolder
+from jobs.ledger.place import ledger_place
 
 log = logging.getLogger("harvester.cluster")
 
@@ -106,7 +107,9 @@ class Cluster:
         if self._config.address is not None:
             self._look_around()
         wait_for("the ledger to open")
-        start_ledger(self._ledger, self._folder.root, self._config.harvest.lease_s, self._config.deadlines, ledger_options(self._config))
+        place = ledger_place(self._folder)
+        options = ledger_options(self._config)
+        start_ledger(self._ledger, self._folder.root, place, self._config.harvest.lease_s, self._config.deadlines, options)
         wait_for("Ray Serve and its HAProxy to start")
         with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
             serve.start(

@@ -28,7 +28,7 @@ from harvester.serve.runtime import clear, runtime_folder
 from harvester.serve.session import Deployment
 from harvester.serve.supervisor import OnEvent, Supervisor
 from jobs.folder import StateFolder, keep_private
-from jobs.ledger.store import check_ledger
+from jobs.ledger.move import ready_ledger
 
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
@@ -48,7 +48,8 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         left = stop_marked(mark)
         if left:
             on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
-        check_ledger(folder.root)
+        for line in ready_ledger(folder, config.ledger):
+            on_event("warning", {"message": line})
         open_to = check_listening(config, folder.keys)
         sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
         config = config.model_copy(update={"sources": sources})

@@ -19,6 +19,7 @@ from jobs.states import ACTIVE, ENDED
 log = logging.getLogger("harvester.ledger")
 
 DECIDE_S = 10.0  # between two decisions on a job: the last one must have shown its effect
+WRITE_S = 5.0  # what a killed ledger may forget of how fast rows went and how long answers were
 NEAR_S = 60.0  # a deadline so near cannot wait until the job's rate has been seen for a while
 
 
@@ -32,6 +33,8 @@ class JobForecast:
         self._history: dict[str, list[Span]] = {}  # by model, of the hours before
         self._history_at_s: float | None = None
         self._now_s = now_s
+        self._is_new = False
+        self._written_at_s = float("-inf")
 
     def sample(self, record: JobRecord, leases: list[ActiveLease], now_s: float) -> None:
         """A heartbeat or a commit told how far a job is."""
@@ -40,17 +43,33 @@ class JobForecast:
         record.rate.add(now_s, rows, record.tokens_done + sum(lease.tokens_done for lease in leases))
         self._harvest.mark(record.spec.model, now_s, busy=True)
 
-    def idle(self, models: Iterable[str], now_s: float) -> None:
+    def idle(self, now_s: float) -> None:
         """No slice is leased any more."""
         self._now_s = now_s
-        for model in models:
-            self._harvest.mark(model, now_s, busy=False)
+        self._harvest.idle(now_s)
 
-    def committed(self, record: JobRecord, stats: PartStats, now_s: float, *, first: bool) -> None:
-        """A part was counted; ``first``: its rows were not counted before. Call within the commit's transaction."""
-        if first:
-            self._harvest.add(record.spec.model, stats.rows_ok + stats.rows_error, stats.prompt_tokens + stats.output_tokens, now_s)
-            self._lengths.learn(record.spec, stats.lengths)
+    def committed(self, record: JobRecord, stats: PartStats, now_s: float) -> None:
+        """A part was counted whose rows were not counted before. It is written within `WRITE_S`, in another commit's transaction."""
+        self._harvest.add(record.spec.model, stats.rows_ok + stats.rows_error, stats.prompt_tokens + stats.output_tokens, now_s)
+        self._lengths.learn(record.spec, stats.lengths)
+        self._is_new = True
+
+    def write_due(self, now_s: float) -> None:
+        """Write what was learnt, if that was not done for a while. Call within a transaction."""
+        if self._is_new and not 0.0 <= now_s - self._written_at_s < WRITE_S:
+            self.write(now_s)
+
+    def write(self, now_s: float | None = None) -> None:
+        """Call within a transaction."""
+        self._harvest.write()
+        self._lengths.write()
+        self._is_new = False
+        self._written_at_s = self._written_at_s if now_s is None else now_s
+
+    @property
+    def is_new(self) -> bool:
+        """Whether something was learnt that is not written."""
+        return self._is_new
 
     def finish(self, record: JobRecord, rows_running: int) -> Finish | None:
         """Of a job that runs or waits; None where no rate is known."""

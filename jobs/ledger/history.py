@@ -29,18 +29,17 @@ class UsageLog:
         store.run("forget_usage", [now_s - USAGE_DAYS * 24 * HOUR_S])
 
     def add(self, spent: Spent, now_s: float) -> None:
-        place = [spent.owner, spent.kind, now_s - now_s % HOUR_S]
-        known = self._store.run("usage_hour", place)
         counts = [spent.requests, spent.prompt_tokens, spent.output_tokens]
-        self._store.run("add_usage" if known else "insert_usage", [*counts, *place])
+        self._store.run("add_usage", [spent.owner, spent.kind, now_s - now_s % HOUR_S, *counts])
 
 
 class HarvestLog:
-    """Kept in the ledger's table ``harvest``, one row for each hour and model; the current hour is written with each commit."""
+    """Kept in the ledger's table ``harvest``, one row for each hour and model. What came since `write` is in memory."""
 
     def __init__(self, store: Store, now_s: float) -> None:
         self._store = store
-        self._busy_s: dict[str, float] = {}  # since the last commit
+        self._busy_s: dict[str, float] = {}  # since it was last written
+        self._new: dict[tuple[str, float], list[int]] = {}  # rows and tokens by model and hour, not written yet
         self._marked_at_s: dict[str, float] = {}
         store.run("forget_harvest", [now_s - KEEP_DAYS * 24 * HOUR_S])
 
@@ -54,13 +53,22 @@ class HarvestLog:
         else:
             self._marked_at_s.pop(model, None)
 
+    def idle(self, now_s: float) -> None:
+        """No slice is leased from now on."""
+        for model in list(self._marked_at_s):
+            self.mark(model, now_s, busy=False)
+
     def add(self, model: str, rows: int, tokens: int, now_s: float) -> None:
-        """Rows that a commit brought. Call within its transaction."""
-        hour_s, busy_s = now_s - now_s % HOUR_S, self._busy_s.pop(model, 0.0)
-        if self._store.run("harvest_hour", [model, hour_s]):
-            self._store.run("add_harvest", [rows, tokens, busy_s, model, hour_s])
-        else:
-            self._store.run("insert_harvest", [model, hour_s, rows, tokens, busy_s])
+        """Rows that a commit brought."""
+        counts = self._new.setdefault((model, now_s - now_s % HOUR_S), [0, 0])
+        counts[0] += rows
+        counts[1] += tokens
+
+    def write(self) -> None:
+        """Call within a transaction."""
+        for (model, hour_s), (rows, tokens) in self._new.items():
+            self._store.run("add_harvest", [model, hour_s, rows, tokens, self._busy_s.pop(model, 0.0)])
+        self._new.clear()
 
     def spans(self, model: str, now_s: float) -> list[Span]:
         return recent_spans(self._store.rows("harvest_rows"), model, now_s)
@@ -83,6 +91,7 @@ class LengthBook:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, Lengths] = {}
+        self._new: dict[str, JobSpec] = {}  # by key, a job of each task whose lengths are not written yet
         self._keys: dict[str, str] = {}  # by job
 
     def of(self, job: JobSpec) -> Lengths:
@@ -93,12 +102,18 @@ class LengthBook:
         return self._known[key]
 
     def learn(self, job: JobSpec, counts: tuple[Counted, ...]) -> None:
-        """Take a slice's finished rows in and keep the whole. Call within a transaction."""
-        if not counts:
-            return
-        lengths = self.of(job)
-        lengths.learn(counts)
-        key = self._key(job)
+        """Take a slice's finished rows in."""
+        if counts:
+            self.of(job).learn(counts)
+            self._new[self._key(job)] = job
+
+    def write(self) -> None:
+        """Keep what was learnt. Call within a transaction."""
+        for key, job in self._new.items():
+            self._write(key, job, self.of(job))
+        self._new.clear()
+
+    def _write(self, key: str, job: JobSpec, lengths: Lengths) -> None:
         state = json.dumps(lengths.to_json())
         self._store.run("forget_lengths", [key])
         for band in bands(lengths, job.task.max_tokens):

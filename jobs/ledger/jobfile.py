@@ -6,8 +6,6 @@ import json
 import zlib
 from pathlib import Path
 
-import pyarrow as pa
-
 from connectors.durable import publish, storage_error
 from connectors.errors import DamageError
 from jobs.folder import JOB_FILE
@@ -36,11 +34,9 @@ def write_missing_jobs(store: Store, jobs: Path) -> None:
 def insert_job(store: Store, plan: JobPlan) -> None:
     """Enter it, queued, with all of its slices. Call within a transaction."""
     spec = plan.spec
-    columns = {name: pa.array([getattr(cut, name) for cut in plan.slices], pa.int64()) for name in _SLICE}
-    columns["group_offset"] = columns.pop("offset")
     values = [spec.id, spec.key, spec.task.name, spec.source.uri, spec.model, spec.rows_total, spec.created_at_s, spec.owner]
     store.run("insert_job", [*values, json.dumps(plan.notes), spec.model_dump_json()])
-    store.insert("insert_slices", "new_slices", pa.table(columns), [spec.id])
+    store.many("insert_slices", [[spec.id, *(getattr(cut, name) for name in _SLICE)] for cut in plan.slices])
 
 
 def read_job(path: Path) -> JobPlan:

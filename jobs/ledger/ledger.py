@@ -1,4 +1,4 @@
-"""The ledger: which jobs there are, which slices are free, leased or done. One owner, one DuckDB file.
+"""The ledger: which jobs there are, which slices are free, leased or done. One owner, one store (`jobs.ledger.store`).
 
 It handles slices, never input rows: a job of 20 million rows is 80,000 short records here. Every change is one transaction; a process
 that dies between two calls leaves the last whole one. Leases are renewed in memory, so a heartbeat costs no write; a ledger that is
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,9 +20,10 @@ from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
 from jobs.ledger.counts import LedgerCount, LedgerCounts
 from jobs.ledger.jobfile import insert_job, write_job
+from jobs.ledger.place import Place
 from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
 from jobs.ledger.register import Register
-from jobs.ledger.store import TABLES
+from jobs.ledger.statements import TABLES
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec, Spent
 from jobs.states import ACTIVE, ENDED, JobState, SliceState
 
@@ -33,7 +35,7 @@ class Ledger(Register):
 
     def __init__(
         self,
-        path: Path,
+        place: Place,
         results_root: Path,
         *,
         lease_s: float,
@@ -41,16 +43,16 @@ class Ledger(Register):
         new_server: bool,
         deadlines: DeadlineConfig | None = None,
     ) -> None:
-        super().__init__(path, results_root, deadlines or DeadlineConfig(), now_s)
+        super().__init__(place, results_root, deadlines or DeadlineConfig(), now_s)
         self._lease_s = lease_s
         self._turns = count(1)
         self._counts = LedgerCounts()
-        self._exhausted: set[str] = set()  # jobs without a pending slice, until one is freed or retried
         self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
         if new_server:
             self._run("free_all")
-        for job_id, slice_id, lease_id, holder in self._run("leased_slices"):
-            self._leases[lease_id] = ActiveLease(job_id, slice_id, holder, now_s + lease_s)
+        for job_id, slice_id, lease_id, holder, generation, *kept in self._run("leased_slices"):
+            self._leases[lease_id] = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept))
+        self._pending = dict.fromkeys(job_id for job_id in self._jobs if self._has_pending(job_id))  # jobs with a slice to lease
         for record in self._jobs.values():
             self._settle(record, now_s)
 
@@ -69,7 +71,8 @@ class Ledger(Register):
             write_job(self._results_root, plan)
         with self._store.transaction():
             insert_job(self._store, plan)
-        self._reload(spec.id)
+        self._enter(self._store.rows("job_row", [spec.id])[0]).open_slices = len(plan.slices)
+        self._pending[spec.id] = None
         return self.show(spec.id), True
 
     def cancel(self, job_id: str, now_s: float) -> JobView:
@@ -86,7 +89,9 @@ class Ledger(Register):
         record = self._record(job_id)
         if record.state is JobState.COMPLETED:
             raise StateError(f"job {record.spec.id} is completed: nothing is left to do; retry its failed rows with: harvester retry")
-        self._run("set_judged", [*self._so_far(record), record.spec.id])
+        rows, errors = self._so_far(record)
+        self._run("set_judged", [rows, errors, record.spec.id])
+        self._took(record, {"rows_judged": rows, "errors_judged": errors})
         self._change(record, JobState.QUEUED, now_s, self._drop_deadline(record, now_s))
         self._settle(record, now_s)
         return self._view(record)
@@ -102,9 +107,10 @@ class Ledger(Register):
         with self._store.transaction():
             self._run("retry_slices", [generation, record.spec.id])
             self._run("set_generation", [generation, record.spec.id])
-            self._write_state(record, JobState.QUEUED, now_s, note)
-        self._exhausted.discard(record.spec.id)
-        self._reload(record.spec.id)
+            values = self._write_state(record, JobState.QUEUED, now_s, note)
+        self._took(record, {**values, "generation": generation})
+        ((record.open_slices,),) = self._run("open_slices", [record.spec.id])
+        self._pending[record.spec.id] = None
         return self._view(record)
 
     # -- leases -------------------------------------------------------------------------------------------------------------------
@@ -112,32 +118,35 @@ class Ledger(Register):
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
         """The next free slice of the job that was given least for its weight, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
-        waiting = [e for job_id, e in self._jobs.items() if job_id not in self._exhausted and e.serves(model)]
-        for record in sorted(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"])):
-            free = self._run("pending_slice", [record.spec.id])
-            if free:
-                others = (one for one in self._jobs.values() if one.serves(model))
-                return self._grant(record, free[0], holder, now_s, tokens_per_row(record, others))
-            self._exhausted.add(record.spec.id)
-        return None
+        waiting = (record for job_id in self._pending if (record := self._jobs[job_id]).serves(model))
+        first = min(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"]), default=None)
+        if first is None:
+            return None
+        others = (one for one in self._jobs.values() if one.serves(model))
+        return self._grant(first, holder, now_s, tokens_per_row(first, others))
 
-    def _grant(self, record: JobRecord, free: Sequence[int], holder: str, now_s: float, row_tokens: float) -> Lease:
-        slice_id, group_index, offset, row_start, row_count, generation, attempt, rows_kept, errors_kept = free
-        lease_id, expires_at_s = uuid.uuid4().hex[:16], now_s + self._lease_s
-        begins = record.state is JobState.QUEUED
+    def _has_pending(self, job_id: str) -> bool:
+        return self._jobs[job_id].open_slices > self._leases.count(job_id)
+
+    def _grant(self, record: JobRecord, holder: str, now_s: float, row_tokens: float) -> Lease:
+        job_id, lease_id, expires_at_s = record.spec.id, uuid.uuid4().hex[:16], now_s + self._lease_s
+        begun: dict[str, Any] = {}
         with self._store.transaction():
-            self._run("lease_slice", [lease_id, holder, expires_at_s, record.spec.id, slice_id])
-            if begins:
-                self._write_state(record, JobState.RUNNING, now_s, record.row["message"])
-        if begins:
-            self._reload(record.spec.id)
-        self._leases[lease_id] = ActiveLease(record.spec.id, slice_id, holder, expires_at_s, rows_kept, errors_kept)
+            ((slice_id, group_index, offset, row_start, row_count, generation, attempt, *kept),) = self._run(
+                "take_slice", [lease_id, holder, expires_at_s, job_id, job_id]
+            )
+            if record.state is JobState.QUEUED:
+                begun = self._write_state(record, JobState.RUNNING, now_s, record.row["message"])
+        self._took(record, begun)
+        self._leases[lease_id] = ActiveLease(job_id, slice_id, holder, expires_at_s, generation, tuple(kept))
+        if not self._has_pending(job_id):
+            self._pending.pop(job_id, None)
         self._pass = max(self._pass, record.turn)
         record.turn = self._pass + row_count * row_tokens / record.hint.total_weight
         record.granted = next(self._turns)
         self._counts.add(record.spec.model, LedgerCount.LEASED)
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
-        return Lease(lease_id=lease_id, job=record.spec, slice=part, generation=generation, attempt=attempt + 1, expires_at_s=expires_at_s)
+        return Lease(lease_id=lease_id, job=record.spec, slice=part, generation=generation, attempt=attempt, expires_at_s=expires_at_s)
 
     def heartbeat(self, holder: str, progress: Sequence[LeaseProgress], now_s: float) -> list[str]:
         """Renew ``holder``'s leases. Returns those it must drop at once: lost, or of a job that may not run."""
@@ -163,34 +172,46 @@ class Ledger(Register):
         """
         record = self._record(job_id)
         lease = self._leases.get(lease_id)
-        ((state, generation, *old),) = self._run("slice_stats", [record.spec.id, slice_id])
-        if lease is None and not (state == SliceState.DONE and generation == stats.generation):
+        old = self._counted(record, slice_id, stats.generation) if lease is None else lease.kept
+        if old is None:
             return False
+        goes_on = record.state in ACTIVE and record.row["message"] is not None  # whatever it waited for
         with self._store.transaction():
-            self._count(record, slice_id, stats, old, now_s)
-            self._run("finish_slice", [record.spec.id, slice_id])
-            self._forecast.committed(record, stats, now_s, first=state != SliceState.DONE and generation == 0)
-            if record.state in ACTIVE and record.row["message"] is not None:
-                self._run("set_message", [None, record.spec.id])  # whatever it waited for, it goes on
-        self._leases.discard(lease_id)
-        self._reload(record.spec.id)
+            added = self._count("finish_slice", record, slice_id, stats, old, now_s)
+            self._forecast.write_due(now_s)
+            if goes_on:
+                self._run("set_message", [None, record.spec.id])
+        record.add(added)
+        if goes_on:
+            record.row["message"] = None
+        if lease is not None:
+            record.open_slices -= 1
+            if lease.generation == 0:
+                self._forecast.committed(record, stats, now_s)
+            del self._leases[lease_id]
         record.error_example = stats.error_example or record.error_example
         self._forecast.sample(record, self._leases.of(job_id), now_s)
         self._settle(record, now_s)
         self._stop_failing(record, now_s)
         return lease is not None
 
-    def _count(self, record: JobRecord, slice_id: int, stats: PartStats, old: Sequence[int], now_s: float) -> None:
-        """What the slice's part now holds, in place of ``old``."""
+    def _counted(self, record: JobRecord, slice_id: int, generation: int) -> tuple[int, ...] | None:
+        """What the slice counts for, where it is done in this generation."""
+        ((state, done_in, *counts),) = self._run("slice_stats", [record.spec.id, slice_id])
+        return tuple(counts) if state == SliceState.DONE and done_in == generation else None
+
+    def _count(self, statement: str, record: JobRecord, slice_id: int, stats: PartStats, old: Sequence[int], now_s: float) -> list[int]:
+        """Write what the slice's part now holds, in place of ``old``. Returns what that adds to the job's counts."""
         new = [getattr(stats, name) for name in COUNTS]
         new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
-        self._run("count_slice", [*new, record.spec.id, slice_id])
+        self._run(statement, [*new, record.spec.id, slice_id])
         added = [n - o for n, o in zip(new, old, strict=True)]
         self._run("add_counts", [*added, record.spec.id])
         by_name = dict(zip(COUNTS, added, strict=True))
         self._counts.committed(record.spec.model, by_name)
         rows, tokens = by_name["rows_ok"] + by_name["rows_error"], {name: by_name[name] for name in ("prompt_tokens", "output_tokens")}
         self._usage.add(Spent(owner=record.spec.owner, kind="batch", requests=rows, **tokens), now_s)
+        return added
 
     def spend(self, spent: Sequence[Spent], now_s: float) -> None:
         """Add what chat used, as its replicas tell it."""
@@ -208,25 +229,34 @@ class Ledger(Register):
         if lease is None:
             return
         record = self._jobs[lease.job_id]
-        ((_, _, *old),) = self._run("slice_stats", [lease.job_id, lease.slice_id])
         with self._store.transaction():
-            self._count(record, lease.slice_id, stats, old, now_s)
-        self._reload(lease.job_id)
+            added = self._count("keep_slice", record, lease.slice_id, stats, lease.kept, now_s)
+        record.add(added)
         record.error_example = stats.error_example or record.error_example
-        self.release(lease_id, now_s)
+        self._freed([lease_id], now_s)
 
     def release(self, lease_id: str, now_s: float) -> None:
         """Give a lease back undone. Unknown ones are ignored: they were lost before."""
-        lease = self._leases.get(lease_id)
-        if lease is not None:
-            self._run("free_slice", [lease.job_id, lease.slice_id])
-            self._exhausted.discard(lease.job_id)
+        if lease_id in self._leases:
+            self._free([lease_id], now_s)
+
+    def _free(self, lease_ids: Sequence[str], now_s: float) -> None:
+        with self._store.transaction():
+            for lease_id in lease_ids:
+                self._run("free_slice", [self._leases[lease_id].job_id, self._leases[lease_id].slice_id])
+        self._freed(lease_ids, now_s)
+
+    def _freed(self, lease_ids: Sequence[str], now_s: float) -> None:
+        job_ids = dict.fromkeys(self._leases[lease_id].job_id for lease_id in lease_ids)
+        for lease_id in lease_ids:
             del self._leases[lease_id]
-            self._settle(self._jobs[lease.job_id], now_s)
+        self._pending |= job_ids
+        for job_id in job_ids:
+            self._settle(self._jobs[job_id], now_s)
 
     def held(self, job_id: str) -> int:
         """How many of the job's slices are leased now: an ended job's parts are all there once it is 0."""
-        return len(self._leases.of(job_id))
+        return self._leases.count(job_id)
 
     def expire(self, now_s: float) -> int:
         """Free the leases that were not renewed in time, and end the jobs whose deadline has passed. Returns how many leases."""
@@ -234,9 +264,10 @@ class Ledger(Register):
         over = self._leases.over(now_s)
         for lease_id in over:
             self._counts.add(self._jobs[self._leases[lease_id].job_id].spec.model, LedgerCount.LOST)
-            self.release(lease_id, now_s)
+        if over:
+            self._free(over, now_s)
         if not self._leases:
-            self._forecast.idle({record.spec.model for record in self._jobs.values()}, now_s)
+            self._forecast.idle(now_s)
         return len(over)
 
     def clock_set(self, by_s: float) -> None:
@@ -258,6 +289,7 @@ class Ledger(Register):
         """A table of the ledger as Arrow, with the ends of the leases as they are now."""
         if name not in TABLES:
             raise NotFoundError(f"unknown ledger table {name!r}; there are {', '.join(TABLES)}")
+        self._write_learnt()
         table = self._store.arrow(name)
         if name == "leases":
             ends = {lease_id: lease.expires_at_s for lease_id, lease in self._leases.items()}
@@ -271,8 +303,10 @@ class Ledger(Register):
             (sums,) = self._run("slice_sums", [record.spec.id])
             assert list(sums) == [record.row[name] for name in COUNTS], (sums, record.row)
             ((open_slices,),) = self._run("open_slices", [record.spec.id])
+            assert open_slices == record.open_slices
+            assert self._has_pending(record.spec.id) == (record.spec.id in self._pending)
             if record.state is JobState.COMPLETED:
                 assert open_slices == 0
                 assert record.row["rows_ok"] + record.row["rows_error"] == record.spec.rows_total
-        leased = {(job_id, slice_id, lease_id) for job_id, slice_id, lease_id, _ in self._run("leased_slices")}
+        leased = {(job_id, slice_id, lease_id) for job_id, slice_id, lease_id, *_ in self._run("leased_slices")}
         assert leased == {(lease.job_id, lease.slice_id, lease_id) for lease_id, lease in self._leases.items()}

@@ -1,3 +1,6 @@
+-- Statements by name, for SQLite and PostgreSQL alike. Types are DuckDB's, in which users' SQL sees the tables; `jobs.ledger.statements`
+-- gives each store its own names for them.
+
 -- name: schema
 CREATE TABLE IF NOT EXISTS jobs (
     id VARCHAR NOT NULL,
@@ -26,7 +29,6 @@ CREATE TABLE IF NOT EXISTS jobs (
     errors_judged BIGINT NOT NULL DEFAULT 0,
     owner VARCHAR
 );
-ALTER TABLE jobs ADD COLUMN IF NOT EXISTS owner VARCHAR;
 
 -- Every slice of every job, and its lease where it has one. Users' SQL goes by the name.
 CREATE TABLE IF NOT EXISTS leases (
@@ -86,27 +88,42 @@ CREATE TABLE IF NOT EXISTS usage (
     output_tokens BIGINT NOT NULL
 );
 
--- name: commit_schema
-CREATE TABLE IF NOT EXISTS commits (count BIGINT NOT NULL);
+-- name: own_schema
+-- One row: who decides (each owner raises the epoch), and how many changes were made.
+CREATE TABLE IF NOT EXISTS ledger (
+    schema_version INTEGER NOT NULL,
+    epoch BIGINT NOT NULL,
+    commits BIGINT NOT NULL,
+    owner VARCHAR
+);
+CREATE UNIQUE INDEX IF NOT EXISTS job_by_id ON jobs (id);
+CREATE UNIQUE INDEX IF NOT EXISTS slice_by_id ON leases (job_id, slice_id);
+CREATE INDEX IF NOT EXISTS slice_pending ON leases (job_id, slice_id) WHERE state = 'pending';
+CREATE INDEX IF NOT EXISTS slice_leased ON leases (job_id, slice_id) WHERE state = 'leased';
+CREATE UNIQUE INDEX IF NOT EXISTS harvest_by_hour ON harvest (model, hour_s);
+CREATE INDEX IF NOT EXISTS lengths_by_task ON lengths (task_key);
+CREATE UNIQUE INDEX IF NOT EXISTS usage_by_hour ON usage (kind, hour_s, coalesce(owner, ''));
 
--- name: commit_count
-SELECT coalesce(max(count), 0) FROM commits;
+-- name: first_epoch
+INSERT INTO ledger (schema_version, epoch, commits) SELECT ?, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM ledger);
 
--- name: first_commit
-INSERT INTO commits SELECT 0 WHERE NOT EXISTS (FROM commits);
+-- name: owned
+SELECT schema_version, epoch, commits, owner FROM ledger;
+
+-- name: own
+UPDATE ledger SET epoch = epoch + 1, owner = ?;
+
+-- name: take_over_commits
+UPDATE ledger SET commits = ?;
 
 -- name: count_commit
-UPDATE commits SET count = ?;
-
--- name: usage_hour
-SELECT 1 FROM usage WHERE owner IS NOT DISTINCT FROM ? AND kind = ? AND hour_s = ?;
-
--- name: insert_usage
-INSERT INTO usage (requests, prompt_tokens, output_tokens, owner, kind, hour_s) VALUES (?, ?, ?, ?, ?, ?);
+-- First in every change. It fails (the epoch may not be NULL) where another owner has raised the epoch since, or the store was put back.
+UPDATE ledger SET commits = commits + 1, epoch = CASE WHEN epoch = ? AND commits = ? THEN epoch END;
 
 -- name: add_usage
-UPDATE usage SET requests = requests + ?, prompt_tokens = prompt_tokens + ?, output_tokens = output_tokens + ?
-WHERE owner IS NOT DISTINCT FROM ? AND kind = ? AND hour_s = ?;
+INSERT INTO usage (owner, kind, hour_s, requests, prompt_tokens, output_tokens) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (kind, hour_s, coalesce(owner, '')) DO UPDATE SET requests = usage.requests + excluded.requests,
+    prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens, output_tokens = usage.output_tokens + excluded.output_tokens;
 
 -- name: forget_usage
 DELETE FROM usage WHERE hour_s < ?;
@@ -114,14 +131,10 @@ DELETE FROM usage WHERE hour_s < ?;
 -- name: harvest_rows
 SELECT model, hour_s, tokens, busy_s FROM harvest;
 
--- name: harvest_hour
-SELECT 1 FROM harvest WHERE model = ? AND hour_s = ?;
-
--- name: insert_harvest
-INSERT INTO harvest (model, hour_s, rows, tokens, busy_s) VALUES (?, ?, ?, ?, ?);
-
 -- name: add_harvest
-UPDATE harvest SET rows = rows + ?, tokens = tokens + ?, busy_s = busy_s + ? WHERE model = ? AND hour_s = ?;
+INSERT INTO harvest (model, hour_s, rows, tokens, busy_s) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (model, hour_s) DO UPDATE SET rows = harvest.rows + excluded.rows, tokens = harvest.tokens + excluded.tokens,
+    busy_s = harvest.busy_s + excluded.busy_s;
 
 -- name: forget_harvest
 DELETE FROM harvest WHERE hour_s < ?;
@@ -143,17 +156,16 @@ INSERT INTO jobs (id, key, state, task, source, model, rows_total, created_at_s,
 VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_slices
-INSERT INTO leases (job_id, slice_id, state, group_index, group_offset, row_start, row_count)
-SELECT ?, slice_id, 'pending', group_index, group_offset, row_start, row_count FROM new_slices;
+INSERT INTO leases (job_id, slice_id, state, group_index, group_offset, row_start, row_count) VALUES (?, ?, 'pending', ?, ?, ?, ?);
 
 -- name: job_rows
-SELECT * EXCLUDE (key) FROM jobs ORDER BY created_at_s DESC, id DESC;
+SELECT * FROM jobs ORDER BY created_at_s DESC, id DESC;
 
 -- name: job_row
-SELECT * EXCLUDE (key) FROM jobs WHERE id = ?;
+SELECT * FROM jobs WHERE id = ?;
 
 -- name: find_key
-SELECT id FROM jobs WHERE key = ? AND owner IS NOT DISTINCT FROM ? AND state NOT IN ('cancelling', 'cancelled', 'failed') ORDER BY created_at_s DESC LIMIT 1;
+SELECT id FROM jobs WHERE key = ? AND coalesce(owner, '') = coalesce(?, '') AND state NOT IN ('cancelling', 'cancelled', 'failed') ORDER BY created_at_s DESC LIMIT 1;
 
 -- name: newest_ids
 SELECT id FROM jobs ORDER BY created_at_s DESC, id DESC LIMIT 5;
@@ -167,20 +179,20 @@ UPDATE jobs SET rows_judged = ?, errors_judged = ? WHERE id = ?;
 -- name: set_message
 UPDATE jobs SET message = ? WHERE id = ?;
 
--- name: pending_slice
-SELECT slice_id, group_index, group_offset, row_start, row_count, generation, attempt, rows_ok + rows_error, rows_error
-FROM leases WHERE job_id = ? AND state = 'pending' ORDER BY slice_id LIMIT 1;
-
--- name: lease_slice
+-- name: take_slice
 UPDATE leases SET state = 'leased', attempt = attempt + 1, lease_id = ?, holder = ?, expires_at_s = ?
-WHERE job_id = ? AND slice_id = ?;
+WHERE job_id = ? AND slice_id = (SELECT min(slice_id) FROM leases WHERE job_id = ? AND state = 'pending')
+RETURNING slice_id, group_index, group_offset, row_start, row_count, generation, attempt,
+    rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens, output_tokens, preemptions;
 
 -- name: free_slice
 UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_s = NULL
 WHERE job_id = ? AND slice_id = ? AND state = 'leased';
 
 -- name: leased_slices
-SELECT job_id, slice_id, lease_id, holder FROM leases WHERE state = 'leased';
+SELECT job_id, slice_id, lease_id, holder, generation,
+    rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens, output_tokens, preemptions
+FROM leases WHERE state = 'leased' ORDER BY job_id, slice_id;
 
 -- name: free_all
 UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_s = NULL WHERE state = 'leased';
@@ -190,7 +202,14 @@ SELECT state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, 
 FROM leases WHERE job_id = ? AND slice_id = ?;
 
 -- name: finish_slice
-UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL WHERE job_id = ? AND slice_id = ?;
+UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
+    rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
+WHERE job_id = ? AND slice_id = ?;
+
+-- name: keep_slice
+UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
+    rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
+WHERE job_id = ? AND slice_id = ?;
 
 -- name: count_slice
 UPDATE leases SET rows_ok = ?, rows_error = ?, rows_truncated = ?, rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?,
@@ -204,12 +223,18 @@ UPDATE jobs SET rows_ok = rows_ok + ?, rows_error = rows_error + ?, rows_truncat
 WHERE id = ?;
 
 -- name: slice_sums
-SELECT coalesce(sum(rows_ok), 0), coalesce(sum(rows_error), 0), coalesce(sum(rows_truncated), 0), coalesce(sum(rows_recomputed), 0),
-    coalesce(sum(prompt_tokens), 0), coalesce(sum(cached_tokens), 0), coalesce(sum(output_tokens), 0), coalesce(sum(preemptions), 0)
+SELECT
+    CAST(coalesce(sum(rows_ok), 0) AS BIGINT), CAST(coalesce(sum(rows_error), 0) AS BIGINT),
+    CAST(coalesce(sum(rows_truncated), 0) AS BIGINT), CAST(coalesce(sum(rows_recomputed), 0) AS BIGINT),
+    CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT), CAST(coalesce(sum(cached_tokens), 0) AS BIGINT),
+    CAST(coalesce(sum(output_tokens), 0) AS BIGINT), CAST(coalesce(sum(preemptions), 0) AS BIGINT)
 FROM leases WHERE job_id = ?;
 
 -- name: open_slices
 SELECT count(*) FROM leases WHERE job_id = ? AND state <> 'done';
+
+-- name: open_by_job
+SELECT job_id, count(*) FROM leases WHERE state <> 'done' GROUP BY job_id;
 
 -- name: retry_slices
 UPDATE leases SET state = 'pending', generation = ?, attempt = 0 WHERE job_id = ? AND state = 'done' AND rows_error > 0;
@@ -232,3 +257,18 @@ WHERE id = ?;
 
 -- name: set_generation
 UPDATE jobs SET generation = ? WHERE id = ?;
+
+-- name: copy_jobs
+INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: copy_leases
+INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: copy_harvest
+INSERT INTO harvest VALUES (?, ?, ?, ?, ?);
+
+-- name: copy_lengths
+INSERT INTO lengths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: copy_usage
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?);

@@ -11,8 +11,11 @@ from typing import Any, Self
 from jobs.forecast.finish import Finish
 from jobs.forecast.rate import Rate
 from jobs.hint import SchedulingHint
-from jobs.spec import JobSpec, JobView, LeaseProgress, LengthBand
+from jobs.spec import COUNTS, JobSpec, JobView, LeaseProgress, LengthBand
 from jobs.states import ACTIVE, ENDED, JobState
+
+NO_COUNTS = (0,) * len(COUNTS)
+_OK, _ERROR = COUNTS.index("rows_ok"), COUNTS.index("rows_error")
 
 
 @dataclass(slots=True)
@@ -23,11 +26,19 @@ class ActiveLease:
     slice_id: int
     holder: str
     expires_at_s: float
-    rows_kept: int = 0
-    errors_kept: int = 0
+    generation: int = 0
+    kept: tuple[int, ...] = NO_COUNTS  # of the rows in the slice's part, in the order of `COUNTS`
     rows_done: int = 0
     rows_error: int = 0
     tokens_done: int = 0
+
+    @property
+    def rows_kept(self) -> int:
+        return self.kept[_OK] + self.kept[_ERROR]
+
+    @property
+    def errors_kept(self) -> int:
+        return self.kept[_ERROR]
 
     @property
     def rows_running(self) -> int:
@@ -70,6 +81,9 @@ class ActiveLeases(dict[str, ActiveLease]):
     def of(self, job_id: str) -> list[ActiveLease]:
         return list(self._by_job.get(job_id, {}).values())
 
+    def count(self, job_id: str) -> int:
+        return len(self._by_job.get(job_id, {}))
+
     def holds(self, job_id: str) -> bool:
         return job_id in self._by_job
 
@@ -102,6 +116,7 @@ class JobRecord:
     hint: SchedulingHint
     rate: Rate = field(default_factory=Rate)
     turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
+    open_slices: int = 0  # that are not done
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last
     rows_running: int = 0  # rows done in slices that are leased, when it was last looked at
@@ -112,6 +127,11 @@ class JobRecord:
     def of(cls, row: dict[str, Any]) -> Self:
         spec = JobSpec.model_validate_json(row["spec"])
         return cls(row, spec, spec.hint())
+
+    def add(self, counts: Iterable[int]) -> None:
+        """Add to the counts of its row, in the order of `COUNTS`."""
+        for name, count in zip(COUNTS, counts, strict=True):
+            self.row[name] += count
 
     @property
     def state(self) -> JobState:

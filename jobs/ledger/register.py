@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError
@@ -10,8 +11,9 @@ from jobs.hint import SchedulingHint
 from jobs.ledger.forecast import JobForecast
 from jobs.ledger.history import UsageLog
 from jobs.ledger.jobfile import write_missing_jobs
+from jobs.ledger.place import Place, open_store
 from jobs.ledger.record import ActiveLeases, JobRecord
-from jobs.ledger.store import Store, is_in_memory
+from jobs.ledger.store import is_in_memory
 from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView
 from jobs.states import ACTIVE, ENDED, JobState, check_transition
 
@@ -21,20 +23,29 @@ MIN_ROWS = 100  # that a job is judged by; fewer say little about the others
 class Register:
     """What a `jobs.ledger.ledger.Ledger` knows of jobs; the leases in force are its to keep, in ``_leases``."""
 
-    def __init__(self, path: Path, results_root: Path, deadlines: DeadlineConfig, now_s: float) -> None:
+    def __init__(self, place: Place, results_root: Path, deadlines: DeadlineConfig, now_s: float) -> None:
         self._results_root = results_root
         self._leases = ActiveLeases()
-        self._store = Store(path)
+        self._store = open_store(place)
         self._run = self._store.run
         self._forecast = JobForecast(self._store, deadlines, now_s)
         self._usage = UsageLog(self._store, now_s)
-        self._jobs = {row["id"]: JobRecord.of(row) for row in self._store.rows("job_rows")}
-        self._keeps_jobs = not is_in_memory(path)
+        self._jobs: dict[str, JobRecord] = {}
+        self._dated: set[str] = set()  # jobs with a deadline that have not ended
+        for row in self._store.rows("job_rows"):
+            self._enter(row)
+        for job_id, open_slices in self._run("open_by_job"):
+            self._jobs[job_id].open_slices = open_slices
+        is_here = not isinstance(place, Path) and results_root.is_dir()  # a ledger in a database may be on a node without the folder
+        self._keeps_jobs = is_here or (isinstance(place, Path) and not is_in_memory(place))
         if self._keeps_jobs:
             write_missing_jobs(self._store, results_root)
 
     def close(self) -> None:
-        self._store.close()
+        try:
+            self._write_learnt()
+        finally:
+            self._store.close()
 
     def jobs(self) -> list[JobView]:
         """Newest first."""
@@ -72,7 +83,7 @@ class Register:
 
     def expire_jobs(self, now_s: float) -> None:
         """End the jobs whose deadline has passed."""
-        for record in self._jobs.values():
+        for record in [self._jobs[job_id] for job_id in self._dated]:
             if record.is_over(now_s):
                 message = f"its deadline passed; its rows are kept; go on without one: harvester resume {record.spec.id}"
                 self._change(record, JobState.EXPIRED, now_s, message)
@@ -96,17 +107,30 @@ class Register:
     def _rewrite(self, record: JobRecord, changes: dict[str, object]) -> None:
         spec = record.spec.model_copy(update=changes)
         if spec != record.spec:
-            self._run("set_spec", [spec.model_dump_json(), spec.id])
+            text = spec.model_dump_json()
+            self._run("set_spec", [text, spec.id])
             record.spec = spec
-            self._reload(spec.id)
+            self._took(record, {"spec": text})
             self._forecast.calm(record)
 
-    def _reload(self, job_id: str) -> None:
-        (row,) = self._store.rows("job_row", [job_id])
-        if job_id in self._jobs:
-            self._jobs[job_id].row = row
+    def _enter(self, row: dict[str, Any]) -> JobRecord:
+        """Take a job in, as its row has it."""
+        record = self._jobs[row["id"]] = JobRecord.of(row)
+        self._took(record, {})
+        return record
+
+    def _took(self, record: JobRecord, values: dict[str, Any]) -> None:
+        """The store has taken these values for the job's row."""
+        record.row.update(values)
+        if record.spec.deadline_at_s is None or record.state in ENDED:
+            self._dated.discard(record.spec.id)
         else:
-            self._jobs[job_id] = JobRecord.of(row)
+            self._dated.add(record.spec.id)
+
+    def _write_learnt(self) -> None:
+        if self._forecast.is_new:
+            with self._store.transaction():
+                self._forecast.write()
 
     def _record(self, job_id: str) -> JobRecord:
         if job_id == "latest" and self._jobs:
@@ -121,25 +145,30 @@ class Register:
 
     def _change(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> JobView:
         if record.state is not target:
-            self._write_state(record, target, now_s, message)
-            self._reload(record.spec.id)
+            with self._store.transaction():
+                values = self._write_state(record, target, now_s, message)
+                if target in ENDED:
+                    self._forecast.write(now_s)
+            self._took(record, values)
         return self._view(record)
 
-    def _write_state(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> None:
-        """Write only: the caller takes the row over when its transaction is whole."""
+    def _write_state(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> dict[str, Any]:
+        """Write only: the caller takes the values over (`_took`) when its transaction is whole."""
         check_transition(record.spec.id, record.state, target)
         started_at_s = record.row["started_at_s"] or (now_s if target is JobState.RUNNING else None)
         ended_at_s = now_s if target in ENDED else None
-        self._run("set_state", [target, started_at_s, ended_at_s, message, record.spec.id])
+        values = {"state": target.value, "started_at_s": started_at_s, "ended_at_s": ended_at_s, "message": message}
+        self._run("set_state", [*values.values(), record.spec.id])
         if target not in ACTIVE:
             record.rate.clear()
             self._forecast.calm(record)
+        return values
 
     def _settle(self, record: JobRecord, now_s: float) -> None:
         """Move a job on that has nothing left to wait for."""
         if record.state is JobState.CANCELLING and not self._leases.holds(record.spec.id):
             self._change(record, JobState.CANCELLED, now_s, None)
-        if record.state in (*ACTIVE, JobState.PAUSED) and self._run("open_slices", [record.spec.id])[0][0] == 0:
+        if record.open_slices == 0 and record.state in (*ACTIVE, JobState.PAUSED):
             failed = record.row["rows_ok"] == 0
             message = all_failed_message(record.row["rows_error"], record.error_example) if failed else None
             self._change(record, JobState.COMPLETED, now_s, message)

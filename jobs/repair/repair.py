@@ -11,13 +11,18 @@ from connectors.durable import storage_error, sync_folder
 from connectors.errors import DamageError, StorageError
 from jobs.folder import JOB_FILE, StateFolder
 from jobs.ledger.jobfile import insert_job, read_job, write_missing_jobs
-from jobs.ledger.store import COMMITS, TABLES, Store
+from jobs.ledger.olden import migrate
+from jobs.ledger.place import ledger_place, open_store
+from jobs.ledger.statements import TABLES
+from jobs.ledger.store import COMMITS, Store
+from jobs.ledger.sums import SUMS
 from jobs.repair.slices import SliceChanges, repaired_slices
 from jobs.run.spool import spooled_rows
 from jobs.spec import JobPlan
 from jobs.states import ACTIVE, JobState
 
-_LOG = ".wal"  # DuckDB's, behind the ledger's name
+_BESIDE = ("-wal", "-shm")  # SQLite's, behind the ledger's name
+_OLD_BESIDE = (".wal",)  # DuckDB's
 
 
 @dataclass(slots=True)
@@ -62,16 +67,20 @@ def repair(folder: StateFolder) -> Report:
 
 def _whole_store(folder: StateFolder, report: Report) -> Store:
     """The ledger where all of it can be read, else a new one."""
+    place = ledger_place(folder)
+    if not isinstance(place, Path):
+        return open_store(place)  # a database is mended with its own tools
     try:
-        store = Store(folder.ledger, count_missing=False)
+        migrate(folder)
+        store = open_store(place, count_missing=False)
     except DamageError:
-        return _anew(folder.ledger, report)
+        return _anew(folder, report)
     try:
         for table in TABLES:
             store.arrow(table)
     except StorageError:
         store.close()
-        return _anew(folder.ledger, report)
+        return _anew(folder, report)
     try:
         report.changes_lost = store.missing()
     except DamageError:
@@ -80,11 +89,15 @@ def _whole_store(folder: StateFolder, report: Report) -> Store:
     return store
 
 
-def _anew(path: Path, report: Report) -> Store:
+def _anew(folder: StateFolder, report: Report) -> Store:
+    path, beside = (folder.old_ledger, _OLD_BESIDE) if folder.old_ledger.exists() else (folder.ledger, _BESIDE)
     report.changes_lost = None
     report.ledger_aside = _put_aside(path)
-    _put_aside(path.with_name(path.name + _LOG))
-    return Store(path, count_missing=False)
+    for suffix in beside:
+        _put_aside(path.with_name(path.name + suffix))
+    path.with_suffix(SUMS).unlink(missing_ok=True)
+    folder.mark_version()
+    return open_store(folder.ledger, count_missing=False)
 
 
 def _put_aside(path: Path) -> Path:

@@ -16,7 +16,8 @@ from connectors.databases.shape import tokens
 from connectors.errors import HarvesterError, StorageError
 from jobs.errors import QueryError
 from jobs.folder import StateFolder
-from jobs.ledger.store import TABLES, read_ledger, statements
+from jobs.ledger.place import read_ledger
+from jobs.ledger.statements import TABLES, statements
 from jobs.result import result_schema
 from jobs.spec import JobSpec
 from jobs.sql.guard import check_query

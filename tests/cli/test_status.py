@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from harvester.cli.client import Client
 from harvester.cli.job.progress import updates
 from harvester.cli.job.text import duration, share_done
 from harvester.errors import StateError, UnreachableError
-from jobs.ledger.store import statements
 from tests.fakes.http_server import job_view
+from tests.fakes.ledger_file import add_job, ledger_file
 
 
 @pytest.fixture
 def ledger(state: Path) -> Path:
     state.mkdir()
-    with duckdb.connect(str(state / "ledger.duckdb")) as file:
-        file.execute(statements()["schema"])
+    with ledger_file(state) as file:
         for number, name in enumerate(["old-1111", "new-2222"]):
-            file.execute(
-                "INSERT INTO jobs (id, key, state, task, source, model, rows_total, rows_ok, created_at_s, notes, spec) "
-                "VALUES ($1, 'k', 'paused', 'ask', '/d.parquet', 'tiny', 10, 4, $2, '[]', '{}')",
-                [name, float(number)],
-            )
+            add_job(file, name, float(number), state="paused", rows_total=10, rows_ok=4)
     return state
 
 

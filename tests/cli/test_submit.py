@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,9 +14,9 @@ import pytest
 from harvester.cli.server import local
 from jobs.forecast.lengths import Lengths, counted
 from jobs.ledger.history import task_key
-from jobs.ledger.store import statements
 from jobs.tasks.load import resolve_task
 from tests.fakes.http_server import job_view
+from tests.fakes.ledger_file import ledger_file
 
 
 @pytest.fixture
@@ -273,9 +272,8 @@ def test_a_dry_run_reads_as_a_person_reads(cli, experienced, docs):
 
 def test_a_dry_run_without_a_server_takes_what_the_last_one_left(cli, docs, state):
     state.mkdir()
-    with duckdb.connect(str(state / "ledger.duckdb")) as file:
-        file.execute(statements()["schema"])
-        file.execute("INSERT INTO harvest VALUES ('tiny', $1, 10, 5000, 50.0)", [time.time() - 600])
+    with ledger_file(state) as file:
+        file.run("add_harvest", ["tiny", time.time() - 600, 10, 5000, 50.0])
     found = json.loads(cli("submit", docs, "--dry-run", "--json", "--model", "tiny", "--max-tokens", "10").stdout)
     assert (found["tokens_per_s"], found["price"], found["counted_rows"]) == (100.0, None, 0)
     assert found["estimated_s"] == pytest.approx((found["estimated_prompt_tokens"] + 80) / 100, abs=0.1)

@@ -13,7 +13,7 @@ from jobs.testing import scripted_plan
 
 
 def main(state: Path, flag: Path) -> None:
-    ledger = Ledger(state / "ledger.duckdb", state / "jobs", lease_s=60.0, now_s=0.0, new_server=True)
+    ledger = Ledger(state / "ledger.sqlite", state / "jobs", lease_s=60.0, now_s=0.0, new_server=True)
     taken, raised = [], []
     for number in range(6):
         if number in (2, 4):

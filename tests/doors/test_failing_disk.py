@@ -26,7 +26,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".wal", ".commits", ".duckdb"])
+@pytest.mark.parametrize("suffix", ["-wal", ".commits", ".sums", ".sqlite"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "failing"])
 def test_what_was_acknowledged_is_there_whatever_the_disk_did(library: Path, tmp_path: Path, suffix: str, number: int) -> None:
     folder = StateFolder(tmp_path / "state")
@@ -41,7 +41,7 @@ def test_what_was_acknowledged_is_there_whatever_the_disk_did(library: Path, tmp
         assert is_ours, f"{name}: {message}"
         assert "\n" not in message
         assert "harvester repair" not in message, "a disk that fails is no damage"
-    assert bool(told["raised"]) == (suffix == ".wal")
+    assert bool(told["raised"]) == (suffix == "-wal")
     ledger = Ledger(folder.ledger, folder.jobs, lease_s=60.0, now_s=1.0, new_server=True)
     ledger.check()
     found = {view.id for view in ledger.jobs()}

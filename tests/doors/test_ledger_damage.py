@@ -12,7 +12,7 @@ from connectors.errors import DamageError
 from connectors.parquet.parts import PartsSink
 from jobs.folder import StateFolder, part_name
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.store import read_ledger
+from jobs.ledger.place import read_ledger
 from jobs.repair.repair import repair
 from jobs.spec import PartStats
 from jobs.states import JobState
@@ -30,7 +30,7 @@ class Site:
         self.clock = ManualClock()
         self.folder = StateFolder(folder / "state")
         self.folder.prepare()
-        self.log = self.folder.ledger.with_name("ledger.duckdb.wal")
+        self.log = self.folder.ledger.with_name("ledger.sqlite-wal")
         self.count = self.folder.ledger.with_suffix(".commits")
         self.done = planned(folder, SLICES, self.clock, "done")
         self.half = planned(folder, SLICES, self.clock, "half")
@@ -51,11 +51,18 @@ class Site:
         ledger.commit(lease.lease_id, self.half.spec.id, 0, PartStats.model_validate_json(stats["harvester_part"]), self.clock())
         ledger.pause(self.half.spec.id, self.clock())
         # As a killed server leaves it: closing would write the log into the file.
-        for path in (self.folder.ledger, self.log, self.count):
-            shutil.copy(path, path.with_suffix(path.suffix + ".kept"))
+        kept = self.files()
         ledger.close()
-        for path in (self.folder.ledger, self.log, self.count):
-            path.with_suffix(path.suffix + ".kept").replace(path)
+        self.put_back(kept)
+
+    def files(self) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.folder.root.glob("ledger.*")}
+
+    def put_back(self, kept: dict[Path, bytes]) -> None:
+        for path in self.folder.root.glob("ledger.*"):
+            path.unlink()
+        for path, whole in kept.items():
+            path.write_bytes(whole)
 
     def _part(self, job_id: str, slice_id: int) -> Path:
         folder = self.folder.results(job_id)
@@ -118,8 +125,8 @@ async def test_a_removed_ledger_is_noticed_and_made_again(site: Site) -> None:
 
 
 async def test_a_file_of_nothing_in_its_place_is_damage_and_not_another_server(site: Site) -> None:
-    site.folder.ledger.write_bytes(b"nothing that DuckDB could read" * 1000)
-    with pytest.raises(DamageError, match=rf"the ledger .*/ledger.duckdb is damaged: .*{NAMED}"):
+    site.folder.ledger.write_bytes(b"nothing that SQLite could read" * 1000)
+    with pytest.raises(DamageError, match=rf"the ledger .*/ledger.sqlite is damaged: .*{NAMED}"):
         site.open()
     report = repair(site.folder)
     assert report.ledger_aside is not None
@@ -139,10 +146,11 @@ async def test_a_damaged_count_of_changes_is_named(site: Site) -> None:
 async def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(site: Site, target: str) -> None:
     chance = random.Random(20)
     path = site.folder.ledger if target == "ledger" else site.log
-    kept = {each: each.read_bytes() for each in (site.folder.ledger, site.log, site.count)}
+    if target == "ledger":
+        site.open().close()  # which copies the log into it
+    kept = site.files()
     before = _state(site)
-    for each, whole in kept.items():
-        each.write_bytes(whole)
+    site.put_back(kept)
     for _ in range(40):
         data = bytearray(kept[path])
         bit = chance.randrange(8 * len(data))
@@ -153,8 +161,7 @@ async def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(site: Site, 
         except DamageError:
             repair(site.folder)
             assert {job["id"] for job in _state(site)[0]} == {job["id"] for job in before[0]}
-        for each, whole in kept.items():
-            each.write_bytes(whole)
+        site.put_back(kept)
     await site.check_whole()
 
 

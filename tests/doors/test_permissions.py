@@ -50,7 +50,7 @@ def test_a_state_folder_is_its_users_alone(tmp_path: Path) -> None:
 def test_a_state_folder_that_an_earlier_version_made_is_closed_to_others(state: StateFolder) -> None:
     for path in (state.root, state.jobs, state.logs):
         path.chmod(0o755)
-    (state.root / "ledger.duckdb").touch(0o644)
+    (state.root / "ledger.sqlite").touch(0o644)
     (state.root / "link").symlink_to("/etc/passwd")
     state.prepare()
     assert [mode(path) for path in (state.root, state.jobs, state.ledger)] == [0o700, 0o700, 0o600]

@@ -86,10 +86,10 @@ def test_it_waits_for_nobody_while_a_server_holds_the_folder(state: StateFolder)
 
 
 def test_a_folder_of_a_newer_version_is_left_alone(state: StateFolder) -> None:
-    (state.root / "VERSION").write_text('{"version": 2}')
+    (state.root / "VERSION").write_text('{"version": 3}')
     code, output = run(state, "repair")
     assert code == 1
-    assert "is of version 2, this harvester writes version 1; give a new folder with --state, or run the version that made it" in output
+    assert "is of version 3, this harvester writes version 2; give a new folder with --state, or run the version that made it" in output
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_everything_of_a_job_lies_below_its_name(tmp_path: Path) -> None:
     ]
     names = ["jobs/docs/results", "jobs/docs/input", "jobs/docs/spool/slice-000007.g2.jsonl", "inputs", "files", "batches", "server.lock"]
     assert places == [tmp_path / name for name in names]
-    assert (state.ledger, state.server, state.logs) == (tmp_path / "ledger.duckdb", tmp_path / "server.json", tmp_path / "logs")
+    assert (state.ledger, state.server, state.logs) == (tmp_path / "ledger.sqlite", tmp_path / "server.json", tmp_path / "logs")
     assert part_name(12) == "part-000012"
 
 

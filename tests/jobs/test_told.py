@@ -6,13 +6,14 @@ import asyncio
 import logging
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from harvester.errors import DamageError, StorageError
 from jobs.batches.record import BatchRecord, BatchWish
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.store import Store, read_ledger
+from jobs.ledger.place import read_ledger
+from jobs.ledger.sqlite import SqliteStore
+from jobs.ledger.store import GO_ON
 from jobs.longtext.fit import cut_at_sentence, ends_sentence, sentence_ends
 from jobs.result import Row
 from jobs.run.runner import ActiveSlice, _tell
@@ -100,21 +101,22 @@ def test_a_job_that_is_asked_for_again_takes_over_what_was_given_this_time() -> 
 
 
 def test_a_ledger_that_cannot_be_used_says_which_and_why(tmp_path: Path) -> None:
-    store = Store(tmp_path / "ledger.duckdb")
+    store = SqliteStore(tmp_path / "ledger.sqlite")
     with pytest.raises(StorageError) as caught:
         store.run("set_message", ["too few"])
     assert caught.value.message.startswith("the ledger cannot be written or read (set_message): ")
     assert caught.value.message.endswith("; check the disk of the state folder")
     store.close()
-    (tmp_path / "ledger.duckdb").write_bytes(b"x" * 5000)
-    damaged = rf"^the ledger {tmp_path}/ledger\.duckdb is damaged: .*not a valid DuckDB.*; stop the server and run: harvester repair$"
+    (tmp_path / "ledger.sqlite").write_bytes(b"x" * 5000)
+    damaged = rf"^the ledger {tmp_path}/ledger\.sqlite is damaged: page 1 is not as it was written; {GO_ON}$"
     with pytest.raises(DamageError, match=damaged):
         read_ledger(tmp_path, "jobs")
     with pytest.raises(DamageError, match=damaged):
-        Store(tmp_path / "ledger.duckdb")
-    (tmp_path / "ledger.duckdb").unlink()
+        SqliteStore(tmp_path / "ledger.sqlite")
+    for path in tmp_path.glob("ledger.*"):
+        path.unlink()
     assert read_ledger(tmp_path, "jobs") is None
-    duckdb.connect(str(tmp_path / "ledger.duckdb")).close()
+    (tmp_path / "ledger.sqlite").touch()
     assert read_ledger(tmp_path, "jobs") is None, "its server died before it made the tables"
 
 

@@ -611,7 +611,7 @@ async def test_an_upload_that_is_none_is_refused_and_leaves_nothing(
     [
         ("GET", "/v1/files/nothing", 404),
         ("DELETE", "/v1/files/file-000000000000000000000000", 404),
-        ("GET", "/v1/files/..%2f..%2fledger.duckdb/content", 404),
+        ("GET", "/v1/files/..%2f..%2fledger.sqlite/content", 404),
         ("GET", "/v1/files/%2e%2e/content", 404),
         ("GET", "/v1/batches/batch_nothing", 404),
         ("POST", "/v1/batches/batch_nothing/cancel", 404),

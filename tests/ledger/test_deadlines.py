@@ -143,14 +143,14 @@ def test_an_expired_job_resumes_without_a_deadline_or_with_a_new_one(ledger: Led
 
 
 def test_the_same_job_asked_for_again_takes_over_its_new_terms(tmp_path: Path) -> None:
-    ledger = opened(tmp_path / "ledger.duckdb")
+    ledger = opened(tmp_path / "ledger.sqlite")
     job_id = enter(ledger, "docs", weight=2.0)
     plan = scripted_plan("docs", 400, 4)
     wished = plan.spec.model_copy(update={"deadline_at_s": NOW_S + 9.0})
     view, created = ledger.submit(plan.model_copy(update={"spec": wished}), new=False)
     assert (created, view.weight, view.deadline_at_s) == (False, 2.0, NOW_S + 9.0)
     ledger.close()
-    again = opened(tmp_path / "ledger.duckdb")
+    again = opened(tmp_path / "ledger.sqlite")
     assert (again.show(job_id).weight, again.show(job_id).deadline_at_s) == (2.0, NOW_S + 9.0)
     again.close()
 
@@ -217,7 +217,7 @@ def test_the_finish_is_told_with_its_spread(ledger: Ledger) -> None:
 
 
 def test_a_job_that_waits_is_told_from_the_hours_before_and_the_lengths_of_its_task(tmp_path: Path) -> None:
-    ledger = opened(tmp_path / "ledger.duckdb")
+    ledger = opened(tmp_path / "ledger.sqlite")
     enter(ledger, "before", rows=80)
     for at in range(20):
         work(ledger, NOW_S + 6 * at, lengths=((7, 12, 4),))
@@ -230,7 +230,7 @@ def test_a_job_that_waits_is_told_from_the_hours_before_and_the_lengths_of_its_t
     (band,) = ledger.table("lengths").to_pylist()
     assert (band["task"], band["prompt_tokens_from"], band["rows"], band["p90_coverage"]) == ("echo", 64, 80, 1.0)
     ledger.close()
-    again = opened(tmp_path / "ledger.duckdb")
+    again = opened(tmp_path / "ledger.sqlite")
     enter(again, "next", rows=240)
     (known,) = again.show("next").response_lengths
     assert (known.rows, known.p50_tokens, known.p50_coverage) == (80, 12, 1.0)

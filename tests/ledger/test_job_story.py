@@ -13,7 +13,8 @@ from jobs.forecast.lengths import MIN_ROWS, Lengths, counted
 from jobs.ledger.history import HarvestLog, bands, recent_spans, task_key
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.record import JobRecord, tokens_per_row
-from jobs.ledger.store import TABLES, Store
+from jobs.ledger.sqlite import SqliteStore
+from jobs.ledger.statements import TABLES
 from jobs.spec import JobChange, JobSpec, LeaseProgress, LengthBand, PartStats, SliceSpec
 from jobs.states import JobState
 from jobs.testing import scripted_plan
@@ -208,17 +209,20 @@ def test_the_hours_of_three_days_with_some_work_tell_a_rate() -> None:
 
 
 def test_busy_time_is_added_up_by_the_hour_and_a_gap_counts_for_a_minute(tmp_path: Path) -> None:
-    store = Store(tmp_path / "ledger.duckdb")
+    store = SqliteStore(tmp_path / "ledger.sqlite")
     assert "harvest" in TABLES
     log = HarvestLog(store, NOW_S)
     start_s = NOW_S - NOW_S % HOUR_S
     for after_s, busy in ((0.0, True), (10.0, True), (500.0, False), (900.0, True), (930.0, True)):
         log.mark("m", start_s + after_s, busy=busy)
     log.add("m", 5, 700, start_s + 930.0)
+    log.write()
     log.mark("m", start_s + 950.0, busy=True)
     log.add("m", 1, 40, start_s + 950.0)
+    log.write()
     log.mark("m", start_s + 949.0, busy=True)
     log.add("m", 1, 60, start_s + HOUR_S)
+    log.write()
     assert log.spans("m", start_s + HOUR_S) == [Span(120.0, 740)], "10 s, a minute for the gap, 30 s and 20 s; then no time at all"
     assert log.spans("n", start_s) == []
     store.close()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import duckdb
 import pytest
 
 from harvester.errors import NotFoundError, StateError, StorageError
 from jobs.ledger.ledger import Ledger
+from jobs.ledger.place import Place, PostgresPlace
+from jobs.ledger.sqlite import SqliteStore
 from jobs.spec import JobView, Lease, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import ManualClock, scripted_plan
@@ -22,14 +24,14 @@ MODEL = "scripted"
 class Desk:
     """A ledger with its clock, and the few calls that most tests make."""
 
-    def __init__(self, folder: Path, file: Path) -> None:
+    def __init__(self, folder: Path, place: Place) -> None:
         self.folder = folder
-        self.file = file
+        self.place = place
         self.clock = ManualClock()
         self.ledger = self._open(new_server=True)
 
     def _open(self, *, new_server: bool) -> Ledger:
-        return Ledger(self.file, self.folder / "jobs", lease_s=LEASE_S, now_s=self.clock(), new_server=new_server)
+        return Ledger(self.place, self.folder / "jobs", lease_s=LEASE_S, now_s=self.clock(), new_server=new_server)
 
     def reopen(self, *, new_server: bool) -> None:
         self.ledger.close()
@@ -76,10 +78,12 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk.ledger.close()
 
 
-@pytest.fixture
-def kept_desk(tmp_path: Path) -> Iterator[Desk]:
-    """On disk."""
-    desk = Desk(tmp_path, tmp_path / "ledger.duckdb")
+@pytest.fixture(params=["sqlite", "postgres"])
+def kept_desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    """Where it can be opened again."""
+    of_database = request.param == "postgres"
+    place = PostgresPlace(request.getfixturevalue("database").new(), "desk") if of_database else tmp_path / "ledger.sqlite"
+    desk = Desk(tmp_path, place)
     yield desk
     desk.ledger.check()
     desk.ledger.close()
@@ -505,20 +509,21 @@ class Broken:
 
 
 class FullDisk:
-    """DuckDB's connection, on a disk that has no room for a commit until it is mended."""
+    """SQLite's connection, on a disk that has no room for a commit until it is mended."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._db = ledger._store._db
+        store = cast("SqliteStore", ledger._store)
+        self._db = store._db
         self.full = True
-        ledger._store._db = self  # type: ignore[assignment]
+        store._db = self  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._db, name)
 
     def execute(self, query: str, *values: object) -> Any:
         if self.full and query == "COMMIT":
-            raise duckdb.IOException("No space left on device")
-        return self._db.execute(query, *values)
+            raise sqlite3.OperationalError("No space left on device")
+        return self._db.execute(query, *values)  # type: ignore[arg-type]
 
 
 def test_on_a_full_disk_no_lease_is_given_and_the_job_stays_as_it_was(desk: Desk) -> None:
@@ -559,7 +564,7 @@ def test_a_release_that_cannot_be_written_is_made_up_for_when_the_lease_expires(
 
 def test_a_lease_that_cannot_be_written_is_not_given(desk: Desk) -> None:
     desk.submit("docs-1", 4)
-    disk = Broken(desk.ledger, "lease_slice")
+    disk = Broken(desk.ledger, "take_slice")
     with pytest.raises(StorageError):
         desk.lease()
     disk.statement = None
@@ -611,8 +616,8 @@ def test_everything_a_job_says_survives_opening_again(kept_desk: Desk) -> None:
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
-    broken = tmp_path / "not-a-ledger.duckdb"
-    broken.write_bytes(b"nothing that DuckDB could read" * 100)
+    broken = tmp_path / "not-a-ledger.sqlite"
+    broken.write_bytes(b"nothing that SQLite could read" * 100)
     with pytest.raises(StorageError, match=r"the ledger .* is damaged: .*; stop the server and run: harvester repair"):
         Ledger(broken, tmp_path, lease_s=1.0, now_s=0.0, new_server=True)
 

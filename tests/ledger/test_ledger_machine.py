@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-import duckdb
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from harvester.errors import StateError
 from jobs.ledger.ledger import Ledger
+from jobs.ledger.place import Place, PostgresPlace
 from jobs.spec import Lease, LeaseProgress, PartStats
 from jobs.states import ACTIVE, ENDED, JobState
 from jobs.testing import scripted_plan
+from tests.fakes.postgres import Postgres
 
 LEASE_S = 10.0
 HOLDERS = ("a", "b", "c")
@@ -57,9 +61,7 @@ class ModelJob:
 class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
-        name = f":memory:ledger-{next(_names)}"  # shared by name within the process, so that it outlives a ledger's connection
-        self.anchor = duckdb.connect(name)
-        self.path = Path(name)
+        self.place = self.make_place()
         self.now_s = 1000.0
         self.turns = itertools.count(1)
         self.least_rows = 0  # of the job that was leased last
@@ -69,13 +71,22 @@ class LedgerMachine(RuleBasedStateMachine):
         self.past: list[Lease] = []  # committed, released or forgotten: a call about them may still arrive
         self.ledger = self._open(new_server=True)
 
+    def make_place(self) -> Place:
+        """In memory: shared by name within the process, so that it outlives a ledger's connection."""
+        name = f"ledger-{next(_names)}"
+        self.anchor = sqlite3.connect(f"file:{name}?mode=memory&cache=shared", uri=True)
+        return Path(f":memory:{name}")
+
+    def forget_place(self) -> None:
+        self.anchor.close()
+
     def _open(self, *, new_server: bool) -> Ledger:
-        return Ledger(self.path, Path("/state/jobs"), lease_s=LEASE_S, now_s=self.now_s, new_server=new_server)
+        return Ledger(self.place, Path("/state/jobs"), lease_s=LEASE_S, now_s=self.now_s, new_server=new_server)
 
     def teardown(self) -> None:
         if hasattr(self, "ledger"):
             self.ledger.close()
-            self.anchor.close()
+            self.forget_place()
 
     # -- what the model expects ---------------------------------------------------------------------------------------------------
 
@@ -286,7 +297,36 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(in_force) == len(self.terms)  # never two leases of one slice
 
 
-TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(
+class FileMachine(LedgerMachine):
+    """On disk, where a reopened ledger has a log and sums to read."""
+
+    def make_place(self) -> Place:
+        self.folder = tempfile.TemporaryDirectory()
+        return Path(self.folder.name) / "ledger.sqlite"
+
+    def forget_place(self) -> None:
+        self.folder.cleanup()
+
+
+FEW = settings(
     max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = FEW
+TestFileMachine = FileMachine.TestCase
+TestFileMachine.settings = FEW
+
+
+class PostgresMachine(LedgerMachine):
+    server: ClassVar[Postgres]
+
+    def make_place(self) -> Place:
+        return PostgresPlace(self.server.new(), "machine")
+
+    def forget_place(self) -> None:
+        pass
+
+
+def test_the_ledger_in_postgresql_is_as_the_model_says_too(database: Postgres) -> None:
+    PostgresMachine.server = database
+    run_state_machine_as_test(PostgresMachine, settings=FEW)

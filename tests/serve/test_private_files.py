@@ -32,7 +32,7 @@ def test_nothing_in_the_state_folder_is_open_to_others(server: RealServer, tmp_p
     job = server.submit(source={"uri": str(source)}, task="summarize")["id"]
     assert server.wait_rows(job, 4)["rows_ok"] == 4
     found = [server.state, *entries(server.state)]
-    assert {"ledger.duckdb", "ledger.commits", "server.json", "job.json"} <= {path.name for path in found}
+    assert {"ledger.sqlite", "ledger.commits", "server.json", "job.json"} <= {path.name for path in found}
     open_to_others = [str(path) for path in found if path.stat().st_mode & 0o077 and path.name != "ray"]
     assert open_to_others == []
 

@@ -7,16 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from harvester.errors import QueryError, StorageError
-from jobs.ledger.store import read_ledger, statements
+from jobs.ledger.place import read_ledger
 from jobs.spec import JobSpec, SourceSpec
 from jobs.sql.query import batches, connect, run
 from jobs.tasks.spec import AnswerKind, Task
+from tests.fakes.ledger_file import add_job as insert_job
+from tests.fakes.ledger_file import ledger_file
 
 
 def rows(state: Path, query: str, tables=None) -> list[dict]:
@@ -25,18 +26,8 @@ def rows(state: Path, query: str, tables=None) -> list[dict]:
 
 
 def add_job(state: Path, job: str, created_at_s: float, parts: list[dict]) -> None:
-    with duckdb.connect(str(state / "ledger.duckdb")) as ledger:
-        ledger.execute(statements()["schema"])
-        ledger.execute(
-            "INSERT INTO jobs (id, key, state, task, source, model, rows_total, created_at_s, notes, spec) "
-            "VALUES ($1, $1, 'running', 'summarize', 'docs.parquet', 'tiny', 4, $2, '[]', '{}')",
-            [job, created_at_s],
-        )
-        ledger.execute(
-            "INSERT INTO leases (job_id, slice_id, state, group_index, group_offset, row_start, row_count) "
-            "VALUES ($1, 0, 'pending', 0, 0, 0, 4)",
-            [job],
-        )
+    with ledger_file(state) as ledger:
+        insert_job(ledger, job, created_at_s)
     folder = state / "jobs" / job / "results"
     folder.mkdir(parents=True)
     for number, part in enumerate(parts):
@@ -95,8 +86,8 @@ def test_a_job_without_parts_has_the_columns_that_its_task_and_its_kept_input_wi
         model="tiny", rows_total=4, created_at_s=1.0,
     )  # fmt: skip
     add_job(state, "new-33cc", 1.0, [])
-    with duckdb.connect(str(state / "ledger.duckdb")) as ledger:
-        ledger.execute("UPDATE jobs SET spec = $1 WHERE id = 'new-33cc'", [spec.model_dump_json()])
+    with ledger_file(state) as ledger:
+        ledger.run("set_spec", [spec.model_dump_json(), "new-33cc"])
     assert rows(state, "select title, year + 1 from results('new-33cc')") == []
 
 
@@ -143,21 +134,38 @@ def test_a_folder_name_with_glob_letters_is_read_as_it_is(tmp_path):
 
 
 HOLD = """
-import duckdb, sys
-ledger = duckdb.connect(sys.argv[1])
+import sqlite3, sys
+ledger = sqlite3.connect(sys.argv[1], isolation_level=None)
+if sys.argv[2] == "all":
+    ledger.execute("PRAGMA locking_mode = EXCLUSIVE")
+    ledger.execute("UPDATE jobs SET state = 'paused'")
+ledger.execute("BEGIN IMMEDIATE")
+ledger.execute("UPDATE jobs SET state = 'paused'")
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_ledger_held_by_a_silent_server_stops_the_views_but_not_the_results(state):
-    command = [sys.executable, "-c", HOLD, str(state / "ledger.duckdb")]
+def test_a_ledger_in_the_middle_of_a_silent_servers_change_is_read_as_it_was_before(state):
+    command = [sys.executable, "-c", HOLD, str(state / "ledger.sqlite"), "change"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            assert {row["state"] for row in rows(state, "select state from jobs")} == {"running"}
+        finally:
+            holder.communicate("")
+
+
+def test_a_ledger_that_another_program_holds_stops_the_views_but_not_the_results(state, monkeypatch):
+    monkeypatch.setattr("jobs.ledger.sqlite.BUSY_S", 0.01)
+    command = [sys.executable, "-c", HOLD, str(state / "ledger.sqlite"), "all"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
             assert len(rows(state, "from results('docs-7f3a')")) == 3
-            with pytest.raises(StorageError, match="held by a running server that did not answer"):
+            with pytest.raises(StorageError, match="another process holds the ledger"):
                 rows(state, "select * from jobs")
             with pytest.raises(QueryError, match="name nowhere does not exist"):
                 rows(state, "select * from nowhere")
@@ -174,7 +182,7 @@ def test_reading_the_ledger_file_leaves_it_unchanged(state):
 
 
 def test_a_broken_ledger_file_is_a_storage_error(tmp_path):
-    (tmp_path / "ledger.duckdb").write_bytes(b"not a database" * 1000)
+    (tmp_path / "ledger.sqlite").write_bytes(b"not a database" * 1000)
     with pytest.raises(StorageError, match=r"the ledger .* is damaged"):
         read_ledger(tmp_path, "jobs")
 
@@ -205,7 +213,7 @@ def test_statements_that_read_are_allowed(state, tables, query):
 WRITES = {
     "create": ("create table t as select 1", "CREATE is not allowed"),
     "insert": ("insert into jobs select * from jobs", "INSERT is not allowed"),
-    "attach": ("attach '{state}/ledger.duckdb' as l", "ATTACH is not allowed"),
+    "attach": ("attach '{state}/ledger.sqlite' as l", "ATTACH is not allowed"),
     "export": ("export database '{state}/out'", "EXPORT is not allowed"),
     "install": ("install httpfs", "INSTALL is not allowed"),
     "load": ("load httpfs", "LOAD is not allowed"),

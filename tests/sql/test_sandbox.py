@@ -24,7 +24,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("results", "input", "spool"):
         (root / "jobs" / "docs-7f3a" / folder).mkdir(parents=True)
         pq.write_table(pa.table({"row_id": [0, 1], "output": ["a", None]}), root / "jobs" / "docs-7f3a" / folder / "part-000000.parquet")
-    (root / "ledger.duckdb").write_text("secret")
+    (root / "ledger.sqlite").write_text("secret")
     return root
 
 
@@ -52,8 +52,8 @@ def test_whatever_only_reads_is_taken(state: Path, query: str) -> None:
 
 
 REFUSED = [
-    "select * from '{root}/ledger.duckdb'",
-    "from read_text('{root}/ledger.duckdb')",
+    "select * from '{root}/ledger.sqlite'",
+    "from read_text('{root}/ledger.sqlite')",
     "from read_parquet('{root}/jobs/docs-7f3a/input/part-000000.parquet')",
     "from read_parquet('{root}/jobs/docs-7f3a/results/../input/part-000000.parquet')",
     "from read_text('/etc/hostname')",
@@ -63,7 +63,7 @@ REFUSED = [
     "from sniff_csv('/etc/passwd')",
     "from 'http://127.0.0.1:9/x.csv'",
     "from 's3://bucket/x.parquet'",
-    "attach '{root}/ledger.duckdb' as other",
+    "attach '{root}/ledger.sqlite' as other",
     "attach ':memory:' as other",
     "use ledger",
     "copy (select 1) to '{root}/out.csv'",

@@ -19,7 +19,7 @@ from jobs.engine import Message
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Lengths
 from jobs.ledger.history import recent_spans, task_key
-from jobs.ledger.store import read_ledger
+from jobs.ledger.place import read_ledger
 from jobs.spec import JobRequest, JobSpec
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from harvester.errors import DamageError, NotFoundError, StorageError
+from harvester.errors import DamageError, NotFoundError, OwnerError, ReopenError, StorageError
 from harvester.serve.processes import lower_priority, mark_of
 from jobs.config import DeadlineConfig
 from jobs.folder import StateFolder, keep_private
 from jobs.hint import SchedulingHint
 from jobs.ledger.clock import ClockWatch
 from jobs.ledger.ledger import Ledger
+from jobs.ledger.place import Place
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats, Spent
 
 log = logging.getLogger("harvester.ledger")
@@ -30,15 +33,20 @@ OPEN_WAIT_S = 300.0
 
 
 class LedgerHost:
-    """The actor. Calls arrive one at a time. A restarted actor opens the file again and continues."""
+    """The actor. Calls arrive one at a time. A restarted actor opens the ledger again and continues.
 
-    def __init__(self, state: str, lease_s: float, deadlines: DeadlineConfig) -> None:
+    One that another has taken the place of says so to every caller, and decides nothing any more.
+    """
+
+    def __init__(self, state: str, place: Place, lease_s: float, deadlines: DeadlineConfig) -> None:
         lower_priority()
         keep_private()
         folder = StateFolder(Path(state))
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._clock = ClockWatch(time.time, time.monotonic)
-        self._ledger = _open(folder, lease_s, deadlines, new_server=not again)
+        self._open = partial(_open, place, folder, lease_s, deadlines)
+        self._over: OwnerError | None = None
+        self._ledger = self._open(new_server=not again)
         if not again:
             folder.forget_unmade({view.id for view in self._ledger.jobs()})
 
@@ -48,18 +56,35 @@ class LedgerHost:
         if by_s is not None:
             log.warning("clock_set by_s=%.1f", by_s)
             self._ledger.clock_set(by_s)
-        return getattr(self._ledger, method)(*args, *((time.time(),) if timed else ()))
+        return self._asked(lambda: getattr(self._ledger, method)(*args, *((time.time(),) if timed else ())))
 
     def submit(self, plan: JobPlan, new: bool) -> tuple[JobView, bool]:
-        return self._ledger.submit(plan, new=new)
+        view, created = self._asked(lambda: self._ledger.submit(plan, new=new))
+        return view, created
+
+    def _asked(self, work: Callable[[], Any]) -> Any:
+        if self._over is not None:
+            raise self._over
+        try:
+            return work()
+        except OwnerError as error:
+            log.error("ledger_owner %s", error.message)
+            self._over = error
+            raise
+        except ReopenError as error:
+            log.warning("ledger_reopen %s", error.message)
+            with suppress(StorageError):  # it could not write what it had learnt
+                self._ledger.close()
+            self._ledger = self._open(new_server=False)
+            raise
 
 
-def _open(folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new_server: bool) -> Ledger:
-    """Open the file; waits a while for the lock of a killed owner."""
+def _open(place: Place, folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new_server: bool) -> Ledger:
+    """Open the ledger; waits a while for the lock of a killed owner."""
     deadline_s = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            return Ledger(folder.ledger, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server, deadlines=deadlines)
+            return Ledger(place, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server, deadlines=deadlines)
         except StorageError as error:
             if isinstance(error, DamageError) or time.monotonic() > deadline_s:
                 raise
@@ -72,12 +97,12 @@ def ledger_name(state: Path) -> str:
 
 
 def start_ledger(
-    name: str, state: Path, lease_s: float, deadlines: DeadlineConfig | None = None, options: dict[str, Any] | None = None
+    name: str, state: Path, place: Place, lease_s: float, deadlines: DeadlineConfig | None = None, options: dict[str, Any] | None = None
 ) -> None:
-    """Start the actor, if a joined cluster does not have it from before, and wait until the file is open. ``options``: Ray's, where to."""
+    """Start the actor, if a joined cluster does not have it from before, and wait for the ledger. ``options``: Ray's, where to."""
     actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
     handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(
-        str(state), lease_s, deadlines or DeadlineConfig()
+        str(state), place, lease_s, deadlines or DeadlineConfig()
     )
     _cause_of(lambda: ray.get(handle.call.remote("expire", (), True), timeout=OPEN_WAIT_S))
 

@@ -19,8 +19,10 @@ def head_node() -> str | None:
 
 
 def ledger_options(config: ServeConfig) -> dict[str, Any]:
-    """Of the ledger's actor: on the head, elsewhere only once the head has gone."""
-    return application_options(config) if config.address is not None else {}
+    """Of the ledger's actor. In a database: on any node; else on the head, where its file is, elsewhere only once the head has gone."""
+    if config.address is None:
+        return {}
+    return application_options(config) if config.ledger is None else {"num_cpus": 0, "runtime_env": environment(config)}
 
 
 def application_options(config: ServeConfig) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""Before a server opens its ledger: an earlier version's is moved, the store that was chosen is found, damage is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from connectors.durable import storage_error, sync_folder
+from jobs.errors import StateError
+from jobs.folder import StateFolder
+from jobs.ledger.olden import MOVED, copy_tables, migrate
+from jobs.ledger.place import PostgresPlace, check_ledger, open_store, settle_place
+from jobs.ledger.sqlite import read_sqlite
+from jobs.ledger.statements import TABLES
+
+
+def ready_ledger(folder: StateFolder, url: str | None) -> list[str]:
+    """Call it while the folder is locked. ``url``: of a PostgreSQL database; None: the folder itself. Returns what was done, a line each.
+
+    Raises `StateError`, `StorageError`, `DamageError`.
+    """
+    done = migrate(folder)
+    lines = [] if done is None else [done]
+    place = settle_place(folder, url)
+    check_ledger(folder.root)
+    if isinstance(place, PostgresPlace) and folder.ledger.exists():
+        lines.append(_into(place, folder.ledger))
+    return lines
+
+
+def _into(place: PostgresPlace, path: Path) -> str:
+    """Move the file's tables into a database, which must have no jobs yet."""
+    tables = {table: read_sqlite(path, table) for table in TABLES}
+    store = open_store(place)
+    try:
+        if store.rows("job_rows"):
+            raise StateError(f"the database {place} has jobs, and so has {path}: move that file away, or give an empty database")
+        copy_tables(tables, store)
+    finally:
+        store.close()
+    kept = path.with_name(path.name + MOVED)
+    try:
+        path.replace(kept)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error("move", path, error) from error
+    jobs = tables["jobs"]
+    return f"moved the ledger ({0 if jobs is None else jobs.num_rows} jobs) from {path.name} to {place}; the file is kept as {kept.name}"
