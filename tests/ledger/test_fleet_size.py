@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.record import ActiveLease, ActiveLeases
+from jobs.ledger.place import PostgresPlace
+from jobs.ledger.record import ActiveLease, ActiveLeases, JobRecord
 from jobs.spec import PartStats
 from jobs.testing import scripted_plan
 
@@ -56,6 +57,71 @@ def test_an_exhausted_job_is_asked_again_once_a_slice_is_free(ledger: Ledger, ba
         ledger.retry("docs-1", 1.0)
     assert ledger.lease("b", MODEL, 20.0 if back == "expire" else 1.0) is not None
     ledger.check()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    of_database = request.param == "postgres"
+    place = PostgresPlace(request.getfixturevalue("database").new(), "fleet") if of_database else tmp_path / "ledger.sqlite"
+    ledger = Ledger(place, tmp_path / "jobs", lease_s=10.0, now_s=0.0, new_server=True)
+    yield ledger
+    ledger.close()
+
+
+def test_a_slice_costs_two_changes_and_four_statements_between_them(stored: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored.submit(scripted_plan("docs-1", 40, 4), new=True)
+    for _ in range(3):  # the first lease starts the job, the second commit writes what the first told of lengths and rates
+        work(stored)
+    changes = commits(stored)
+    ran = counted_in_store(stored, monkeypatch)
+    work(stored)
+    assert ran == ["take_slice", "finish_slice", "add_counts", "add_usage"]
+    assert commits(stored) - changes == 2
+
+
+def work(ledger: Ledger) -> None:
+    lease = ledger.lease("a", MODEL, 1.0)
+    assert lease is not None
+    stats = PartStats(rows_ok=4, prompt_tokens=40, output_tokens=9, lengths=((10, 3, 4),))
+    assert ledger.commit(lease.lease_id, "docs-1", lease.slice.slice_id, stats, 1.0)
+
+
+def commits(ledger: Ledger) -> int:
+    return int(ledger._store.run("owned")[0][2])
+
+
+def counted_in_store(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whatever of the ledger asks."""
+    ran: list[str] = []
+    run, rows = ledger._store.run, ledger._store.rows
+
+    def count(name: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        ran.append(name)
+        return run(name, values)
+
+    monkeypatch.setattr(ledger._store, "run", count)
+    monkeypatch.setattr(ledger, "_run", count)
+    monkeypatch.setattr(ledger._store, "rows", lambda name, values=(): (ran.append(name), rows(name, values))[1])
+    return ran
+
+
+def test_what_was_learnt_of_rates_and_lengths_is_written_when_a_job_ends(stored: Ledger) -> None:
+    stored.submit(scripted_plan("docs-1", 8, 4), new=True)
+    work(stored)
+    work(stored)
+    assert stored._store.arrow("harvest")["rows"].to_pylist() == [8]
+    assert stored._store.arrow("lengths")["rows"].to_pylist() == [8]
+
+
+def test_a_lease_looks_at_no_job_without_work(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1000):
+        ledger.submit(scripted_plan(f"docs-{number}", 1, 1), new=True)
+        assert ledger.lease("a", MODEL, 1.0) is not None
+    looked: list[str] = []
+    monkeypatch.setattr(JobRecord, "serves", lambda record, model: looked.append(record.spec.id))
+    monkeypatch.setattr(JobRecord, "is_over", lambda record, now_s: looked.append(record.spec.id))
+    assert ledger.lease("b", MODEL, 1.0) is None
+    assert looked == []
 
 
 def test_leases_are_found_by_job_and_by_end() -> None:
