@@ -46,6 +46,9 @@ SCENARIOS = {
     "jobs": Scenario(
         "scenarios.job_path.jobs", "the job path with a scripted engine, kill and resume; a real engine against vLLM's run-batch"
     ),
+    "ledger": Scenario(
+        "scenarios.job_path.ledger", "slices a second that the ledger takes, by store, with every change synced; opening it again"
+    ),
     "batch": Scenario(
         "scenarios.job_path.batch",
         "50,000 requests through the Batch API with a scripted engine; 20 batches at once; the API meanwhile",

@@ -110,8 +110,8 @@ class PostgresStore:
             return _table(self._db, table)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Statements without rows are sent together, so that a change is one or two round trips."""
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+        """Statements without rows are sent together, so that a change is one or two round trips. All are durable."""
         if self._refused is not None:
             raise self._refused
         self._changing = True

@@ -39,6 +39,7 @@ class SqliteStore:
     def __init__(self, path: Path, *, count_missing: bool = True) -> None:
         self.path, self.name = path, str(path)
         self._changing = False
+        self._syncs = True  # with each change
         self._refused: StorageError | None = None
         self._file = None if is_in_memory(path) else CommitCount(path.with_suffix(COMMITS))
         self._sums = None if is_in_memory(path) else PageSums(path)
@@ -47,6 +48,7 @@ class SqliteStore:
         self._db = _connected(path)
         try:
             self._count, self._epoch = self._own(count_missing)
+            self._checkpoint_at = self._count + CHECKPOINT_COMMITS
         except sqlite3.Error as error:
             self._db.close()
             raise _unopened(path, error) from error
@@ -73,10 +75,11 @@ class SqliteStore:
         return count, epoch + 1
 
     def close(self) -> None:
-        if self._sums is not None:
-            self._checkpoint(self._sums)
+        is_synced = self._sums is not None and self._checkpoint(self._sums)
         self._db.close()
         if self._file is not None:
+            if is_synced and self._refused is None:
+                self._file.write(self._count)
             self._file.close()
 
     def run(self, name: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -103,8 +106,8 @@ class SqliteStore:
             raise self._mapped(table, error) from error
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        self._begin()
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+        self._begin(durable)
         self._changing = True
         try:
             yield
@@ -118,15 +121,19 @@ class SqliteStore:
         finally:
             self._changing = False
         self._count += 1
-        if self._file is not None and self._sums is not None:
+        if durable and self._file is not None and self._sums is not None:
             self._file.write(self._count)
-            if self._count % CHECKPOINT_COMMITS == 0:
+            if self._count >= self._checkpoint_at:
                 self._checkpoint(self._sums)
+                self._checkpoint_at = self._count + CHECKPOINT_COMMITS
 
-    def _begin(self) -> None:
+    def _begin(self, durable: bool) -> None:
         if self._refused is not None:
             raise self._refused
         try:
+            if durable is not self._syncs:
+                self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._syncs = durable
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(statements()["count_commit"], [self._epoch, self._count])
         except sqlite3.IntegrityError as error:
@@ -146,12 +153,14 @@ class SqliteStore:
         if self._file is not None:
             self._file.write(self._count)
 
-    def _checkpoint(self, sums: PageSums) -> None:
-        """Copy the log into the file. Where that fails, the log just grows."""
+    def _checkpoint(self, sums: PageSums) -> bool:
+        """Sync the log and copy it into the file. Where that fails (False), the log just grows."""
         try:
             sums.around(lambda: self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").close())
         except (sqlite3.Error, OSError) as error:
             log.warning("ledger_checkpoint %s: %s", self.name, first_line(error))
+            return False
+        return True
 
     def _rollback(self) -> None:
         with suppress(sqlite3.Error):  # a failed COMMIT may have ended the transaction already
@@ -163,6 +172,8 @@ class SqliteStore:
             return self._db.execute(statements()[name], values)
         except sqlite3.Error as error:
             raise self._mapped(name, error) from error
+        except OverflowError as error:
+            raise unwritable(name, first_line(error)) from error
 
     def _mapped(self, name: str, error: sqlite3.Error) -> StorageError:
         return damaged(self.name, first_line(error)) if _is_damage(error) else unwritable(name, first_line(error))

@@ -40,8 +40,11 @@ class Store(Protocol):
         """A whole table, with the columns of `jobs.ledger.statements.columns`."""
         ...
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """All of the block's changes or none, durable when it ends; not within another."""
+    def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:
+        """All of the block's changes or none, on disk when it ends; not within another.
+
+        Without ``durable`` a power cut may take it back, until the next that is. It takes back nothing before it.
+        """
         ...
 
     def missing(self) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.postgres import NoPostgres, Postgres, postgres
+from tools.postgres import NoPostgres, Postgres, postgres
 
 
 @pytest.fixture(scope="session")

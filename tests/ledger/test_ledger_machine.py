@@ -20,7 +20,7 @@ from jobs.ledger.place import Place, PostgresPlace
 from jobs.spec import Lease, LeaseProgress, PartStats
 from jobs.states import ACTIVE, ENDED, JobState
 from jobs.testing import scripted_plan
-from tests.fakes.postgres import Postgres
+from tools.postgres import Postgres
 
 LEASE_S = 10.0
 HOLDERS = ("a", "b", "c")

@@ -18,7 +18,7 @@ from jobs.ledger.statements import TABLES, columns, statements
 from jobs.repair.repair import repair
 from jobs.spec import PartStats
 from jobs.testing import scripted_plan
-from tests.fakes.postgres import Postgres
+from tools.postgres import Postgres
 
 CHANGES = 41
 

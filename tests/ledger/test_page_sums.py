@@ -115,6 +115,23 @@ def test_the_look_into_a_file_without_sums_has_an_end(tmp_path: Path, monkeypatc
     store.close()
 
 
+def test_leases_that_a_power_cut_takes_back_are_not_counted_before_they_are_on_disk(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    log = tmp_path / "ledger.sqlite-wal"
+    synced = log.read_bytes()
+    with store.transaction(durable=False):
+        store.run("set_message", ["leased", "docs-1"])
+    kept = {path: path.read_bytes() for path in tmp_path.glob("ledger.*")} | {log: synced}  # the log as it was synced last
+    with store.transaction():
+        assert store._db.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
+    store.close()
+    for path, whole in kept.items():
+        path.write_bytes(whole)
+    again = SqliteStore(tmp_path / "ledger.sqlite")
+    assert "leased" not in [row["message"] for row in again.rows("job_rows")]
+    again.close()
+
+
 def test_the_ledger_is_read_while_its_owner_works_on_it(tmp_path: Path) -> None:
     store = filled(tmp_path)
     with store.transaction():

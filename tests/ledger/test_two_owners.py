@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,12 @@ from jobs.ledger.ledger import Ledger
 from jobs.ledger.place import Place, PostgresPlace, open_store
 from jobs.spec import Lease, PartStats
 from jobs.testing import scripted_plan
-from tests.fakes.postgres import Postgres
+from tools.postgres import Postgres
 
 OWNER = """
 import json, sys
 from pathlib import Path
+from typing import Any
 from harvester.errors import HarvesterError
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.place import PostgresPlace
@@ -49,11 +51,11 @@ class Owner:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def read(self) -> object:
+    def read(self) -> Any:
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
-    def ask(self, what: str) -> object:
+    def ask(self, what: str) -> Any:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
@@ -108,7 +110,7 @@ def test_an_owner_that_was_stopped_writes_nothing_once_another_has_taken_over(pl
         assert lease.slice.slice_id == 0, "freed from the old one"
         old.wake()
         for what in ("commit", "lease", "commit"):
-            name, message = old.ask(what)  # type: ignore[misc]
+            name, message = old.ask(what)
             assert name == "OwnerError"
             assert message.startswith("another server has taken over the ledger ")
             assert message.endswith("; this one may not write to it any more: stop it")
@@ -117,7 +119,7 @@ def test_an_owner_that_was_stopped_writes_nothing_once_another_has_taken_over(pl
         new.check()
         assert new.show("docs-1").rows_ok == 3
         new.close()
-        assert old.ask("lease")[0] == "OwnerError", "nor when nobody owns it"  # type: ignore[index]
+        assert old.ask("lease")[0] == "OwnerError", "nor when nobody owns it"
     again = opened(place, tmp_path)
     again.check()
     again.close()

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, from Debian's package, in a folder of its own, on a unix socket, as a user without rights."""
+"""A real PostgreSQL for tests and benchmarks, from Debian's package, in a folder of its own, on a unix socket, as a user without rights."""
 
 from __future__ import annotations
 
@@ -79,6 +79,11 @@ class Postgres:
             if self._process.poll() is not None:
                 break
         raise NoPostgres(f"postgres did not start: {(self._folder / 'log').read_text()[-300:]}")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """At once, as a crash."""
