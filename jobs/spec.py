@@ -212,6 +212,7 @@ class LeaseProgress(Frozen):
     rows_error: int = Field(default=0, description="Rows that failed, of `rows_done`.")
     error: str | None = Field(default=None, description="Error of the row that failed last.")
     tokens_done: int = Field(default=0, description="Prompt and output tokens.")
+    rows_unbegun: int = Field(default=0, description="Rows that its holder could give back.")
 
 
 class Spent(Frozen):

@@ -206,6 +206,12 @@ class DirectLedger:
     async def release(self, lease_id: str) -> None:
         self.ledger.release(lease_id, self._now_s())
 
+    async def wanted(self, holder: str) -> list[str]:
+        return self.ledger.wanted(holder)
+
+    async def split(self, lease_id: str, keep_rows: int) -> bool:
+        return self.ledger.split(lease_id, keep_rows)
+
     async def hints(self) -> dict[str, SchedulingHint]:
         return self.ledger.hints(self._now_s())
 

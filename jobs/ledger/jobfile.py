@@ -9,6 +9,7 @@ from pathlib import Path
 from connectors.durable import publish, storage_error
 from connectors.errors import DamageError
 from jobs.folder import JOB_FILE
+from jobs.ledger.splits import cut, noted_splits
 from jobs.ledger.store import Store
 from jobs.spec import JobPlan, JobSpec, SliceSpec
 
@@ -40,7 +41,10 @@ def insert_job(store: Store, plan: JobPlan) -> None:
 
 
 def read_job(path: Path) -> JobPlan:
-    """Raises `DamageError` for a file that is not as it was written, `StorageError` for one that cannot be read."""
+    """Its slices as they were split since.
+
+    Raises `DamageError` for a file that is not as it was written, `StorageError` for one that cannot be read.
+    """
     try:
         checksum, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:
@@ -49,4 +53,4 @@ def read_job(path: Path) -> JobPlan:
         raise DamageError(f"{path} is damaged, so its job cannot be restored; its parts stay where they are")
     told = json.loads(body)
     slices = tuple(SliceSpec(**dict(zip(_SLICE, values, strict=True))) for values in told["slices"])
-    return JobPlan(spec=JobSpec.model_validate(told["spec"]), slices=slices, notes=tuple(told["notes"]))
+    return JobPlan(spec=JobSpec.model_validate(told["spec"]), slices=cut(slices, noted_splits(path.parent)), notes=tuple(told["notes"]))

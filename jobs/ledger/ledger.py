@@ -18,19 +18,19 @@ import pyarrow as pa
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
-from jobs.ledger.counts import LedgerCount, LedgerCounts
+from jobs.ledger.counts import LedgerCount
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.place import Place
 from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
-from jobs.ledger.register import Register
 from jobs.ledger.statements import TABLES
+from jobs.ledger.steal import Stealing
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec, Spent
 from jobs.states import ACTIVE, ENDED, JobState, SliceState
 
 RECOMPUTED = COUNTS.index("rows_recomputed")
 
 
-class Ledger(Register):
+class Ledger(Stealing):
     """All methods are synchronous, take the clock as ``now_s`` and are called from one thread."""
 
     def __init__(
@@ -46,13 +46,12 @@ class Ledger(Register):
         super().__init__(place, results_root, deadlines or DeadlineConfig(), now_s)
         self._lease_s = lease_s
         self._turns = count(1)
-        self._counts = LedgerCounts()
         self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
         if new_server:
             self._run("free_all")
         for job_id, slice_id, lease_id, holder, generation, *kept in self._run("leased_slices"):
             self._leases[lease_id] = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept))
-        self._pending = dict.fromkeys(job_id for job_id in self._jobs if self._has_pending(job_id))  # jobs with a slice to lease
+        self._pending = dict.fromkeys(job_id for job_id in self._jobs if self._has_pending(job_id))
         for record in self._jobs.values():
             self._settle(record, now_s)
 
@@ -121,6 +120,7 @@ class Ledger(Register):
         waiting = (record for job_id in self._pending if (record := self._jobs[job_id]).serves(model))
         first = min(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"]), default=None)
         if first is None:
+            self._want(holder, model, now_s)
             return None
         others = (one for one in self._jobs.values() if one.serves(model))
         return self._grant(first, holder, now_s, tokens_per_row(first, others))
@@ -138,7 +138,9 @@ class Ledger(Register):
             if record.state is JobState.QUEUED:
                 begun = self._write_state(record, JobState.RUNNING, now_s, record.row["message"])
         self._took(record, begun)
-        self._leases[lease_id] = ActiveLease(job_id, slice_id, holder, expires_at_s, generation, tuple(kept))
+        lease = ActiveLease(job_id, slice_id, holder, expires_at_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
+        lease.may_split = attempt == 1 and generation == 0
+        self._leases[lease_id] = lease
         if not self._has_pending(job_id):
             self._pending.pop(job_id, None)
         self._pass = max(self._pass, record.turn)
@@ -273,6 +275,7 @@ class Ledger(Register):
     def clock_set(self, by_s: float) -> None:
         """The clock was set by ``by_s`` seconds since the last call: leases last as long as they would have, rates begin anew."""
         self._leases.shift(by_s)
+        self._look_at_s.clear()
         for record in self._jobs.values():
             record.rate.clear()
             record.decided_at_s = None

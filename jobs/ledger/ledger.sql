@@ -201,6 +201,16 @@ UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_
 SELECT state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens, output_tokens, preemptions
 FROM leases WHERE job_id = ? AND slice_id = ?;
 
+-- name: next_slice
+SELECT max(slice_id) + 1 FROM leases WHERE job_id = ?;
+
+-- name: split_slice
+INSERT INTO leases (job_id, slice_id, state, group_index, group_offset, row_start, row_count, generation)
+SELECT job_id, ?, 'pending', group_index, group_offset + ?, row_start + ?, ?, generation FROM leases WHERE job_id = ? AND slice_id = ?;
+
+-- name: shrink_slice
+UPDATE leases SET row_count = ? WHERE job_id = ? AND slice_id = ?;
+
 -- name: finish_slice
 UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
     rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
@@ -243,8 +253,8 @@ UPDATE leases SET state = 'pending', generation = ?, attempt = 0 WHERE job_id = 
 SELECT slice_id, group_index, group_offset AS "offset", row_start, row_count FROM leases WHERE job_id = ? ORDER BY slice_id;
 
 -- name: slice_rows
-SELECT slice_id, state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens, output_tokens,
-    preemptions
+SELECT slice_id, state, generation, row_count, rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens,
+    output_tokens, preemptions
 FROM leases WHERE job_id = ? ORDER BY slice_id;
 
 -- name: restore_slice

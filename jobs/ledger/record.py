@@ -31,6 +31,10 @@ class ActiveLease:
     rows_done: int = 0
     rows_error: int = 0
     tokens_done: int = 0
+    rows_unbegun: int = 0
+    row_count: int = 0
+    leased_at_s: float = 0.0
+    may_split: bool = False  # nobody had the slice before: see `jobs.ledger.steal`
 
     @property
     def rows_kept(self) -> int:
@@ -52,6 +56,7 @@ class ActiveLease:
     def renew(self, item: LeaseProgress, expires_at_s: float) -> None:
         self.expires_at_s = expires_at_s
         self.rows_done, self.rows_error, self.tokens_done = item.rows_done, item.rows_error, item.tokens_done
+        self.rows_unbegun = item.rows_unbegun
 
 
 class ActiveLeases(dict[str, ActiveLease]):
@@ -106,6 +111,7 @@ class ActiveLeases(dict[str, ActiveLease]):
         """Move every end by ``by_s`` seconds."""
         for lease in self.values():
             lease.expires_at_s += by_s
+            lease.leased_at_s += by_s
         self._ends = sorted((lease.expires_at_s, lease_id) for lease_id, lease in self.items())
 
 

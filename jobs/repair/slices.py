@@ -45,7 +45,7 @@ def repaired_slices(rows: Sequence[Mapping[str, Any]], folder: StateFolder, job_
     """
     sink = PartsSink(folder.results(job_id))
     changes = SliceChanges()
-    parts = {int(row["slice_id"]): _part(sink, int(row["slice_id"]), changes) for row in rows}
+    parts = {int(row["slice_id"]): _part(sink, int(row["slice_id"]), int(row["row_count"]), changes) for row in rows}
     generations = [int(row["generation"]) for row in rows] + [part.generation for part in parts.values() if part is not None]
     changes.generation = max(generations, default=0)
     damaged = {path.name.split(".")[0] for path in changes.aside}
@@ -82,16 +82,22 @@ def _told(row: Mapping[str, Any]) -> SliceChange:
     return SliceChange(int(row["slice_id"]), SliceState(row["state"]), int(row["generation"]), counts)
 
 
-def _part(sink: PartsSink, slice_id: int, changes: SliceChanges) -> PartStats | None:
-    """What a whole part of the slice holds; None where there is none, or one of a few of its rows."""
+def _part(sink: PartsSink, slice_id: int, row_count: int, changes: SliceChanges) -> PartStats | None:
+    """What a whole part of the slice holds; None where there is none, or one of a few of its rows.
+
+    One with other rows than the slice has, which was cut meanwhile, is put aside: the rows of both would be there twice, or never.
+    """
     name = part_name(slice_id)
     try:
         metadata = sink.metadata(name)
         if metadata is None:
             return None
         sink.read(name)  # for its checksums
+        stats = PartStats.model_validate_json(metadata[STATS_KEY]) if STATS_KEY in metadata else None
+        if stats is None or stats.rows_ok + stats.rows_error == row_count:
+            return stats
     except DamageError:
-        sink.put_aside(name)
-        changes.aside.append(sink.path(name).with_name(sink.path(name).name + ASIDE))
-        return None
-    return PartStats.model_validate_json(metadata[STATS_KEY]) if STATS_KEY in metadata else None
+        pass
+    sink.put_aside(name)
+    changes.aside.append(sink.path(name).with_name(sink.path(name).name + ASIDE))
+    return None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from connectors.base import Sink
@@ -16,7 +16,7 @@ from jobs.config import HarvestConfig
 from jobs.engine import Engine, EngineGone
 from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
-from jobs.result import Row
+from jobs.run.active import ActiveSlice
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
@@ -38,55 +38,13 @@ class LedgerClient(Protocol):
     async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]: ...
     async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool: ...
     async def release(self, lease_id: str) -> None: ...
+    async def wanted(self, holder: str) -> list[str]: ...
+    async def split(self, lease_id: str, keep_rows: int) -> bool: ...
     async def hints(self) -> dict[str, SchedulingHint]: ...
     async def holds(self, lease_id: str) -> bool: ...
     async def keep(self, lease_id: str, stats: PartStats) -> None: ...
     async def fail(self, job_id: str, message: str) -> None: ...
     async def say(self, job_id: str, message: str | None) -> None: ...
-
-
-@dataclass(slots=True)
-class ActiveSlice:
-    """A lease in work."""
-
-    lease: Lease
-    task: asyncio.Task[None] | None = None
-    begun: bool = False  # a task that is cancelled before its first step runs nothing, not even what gives the lease back
-    dropped: bool = False  # the ledger said so
-    publishing: bool = False  # what it has, and then it ends by itself
-    rows_waiting: int = 0
-    rows_done: int = 0
-    rows_error: int = 0
-    error: str | None = None
-    tokens_done: int = 0
-
-    def progress(self) -> LeaseProgress:
-        return LeaseProgress(
-            lease_id=self.lease.lease_id,
-            rows_done=self.rows_done,
-            rows_error=self.rows_error,
-            error=self.error,
-            tokens_done=self.tokens_done,
-        )
-
-    def drop(self) -> None:
-        """The ledger wants it back."""
-        if self.task and not self.publishing:
-            self.dropped = self.publishing = True
-            if self.begun:
-                self.task.cancel()
-
-    def start(self, waiting: int, known: Iterable[Row]) -> None:
-        """``known``: results that an earlier holder of the slice left."""
-        self.rows_waiting, self.rows_done = waiting, self.lease.slice.row_count - waiting
-        self.rows_error = sum(row.status == "error" for row in known)
-
-    def finished(self, row: Row) -> None:
-        self.rows_done += 1
-        self.tokens_done += row.usage.prompt_tokens + row.usage.output_tokens
-        if row.status == "error":
-            self.rows_error += 1
-            self.error = f"{row.error_code}: {row.error_message}"
 
 
 async def _tell(call: Awaitable[object]) -> None:
@@ -165,6 +123,25 @@ class Runner:
             for lease_id in drop:
                 if lease_id in self._active:
                     self._active[lease_id].drop()
+            await self._give()
+
+    async def _give(self) -> None:
+        """Give rows back that an idle replica could do sooner, where the ledger wants some."""
+        if not any(active.feed.rows_unbegun for active in self._active.values()):
+            return
+        try:
+            for lease_id in await self.ledger.wanted(self.holder):
+                active = self._active.get(lease_id)
+                if active is None or active.publishing:
+                    continue
+                if active.feed.is_last:
+                    active.drop()
+                else:
+                    given = await active.feed.give(partial(self.ledger.split, lease_id))
+                    active.rows_waiting -= given
+                self._room.set()
+        except StorageError as error:
+            log.warning("split_storage %s", error.message)
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         """Lease whenever fewer rows wait for a slot than half of what the engine takes."""
@@ -249,16 +226,17 @@ class Runner:
     async def _rows(self, active: ActiveSlice, files: SliceFiles) -> bool:
         """False where rows were left undone, because this runner leaves."""
         todo = files.todo()
-        active.start(len(todo), files.spool.rows.values())
+        feed = active.start(todo, files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
         work = RowWork(active.lease.job, self.engine, self.now_s, self._part_slots, self._hint_of)
         start, left = active.lease.slice.row_start, False
         try:
             async with asyncio.TaskGroup() as group:
-                for row_id in todo:
+                while feed.has_more():
                     await self._slots.acquire()
                     left = self._leaving
-                    if left:
+                    row_id = None if left else await feed.take()
+                    if row_id is None:
                         self._slots.release()
                         break
                     active.rows_waiting -= 1

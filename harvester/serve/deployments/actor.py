@@ -155,6 +155,12 @@ class LedgerActor:
     async def release(self, lease_id: str) -> None:
         await self._call("release", lease_id, timed=True)
 
+    async def wanted(self, holder: str) -> list[str]:
+        return list(await self._call("wanted", holder))
+
+    async def split(self, lease_id: str, keep_rows: int) -> bool:
+        return bool(await self._call("split", lease_id, keep_rows))
+
     async def hints(self) -> dict[str, SchedulingHint]:
         return dict(await self._call("hints", timed=True))
 

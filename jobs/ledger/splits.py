@@ -1,0 +1,69 @@
+"""``splits.log`` in a job's folder: where slices were cut after the job was taken, so that a ledger made anew cuts them too."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from connectors.durable import storage_error, sync_folder
+from jobs.spec import SliceSpec
+
+NAME = "splits.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Slice ``slice_id`` keeps its first ``keep_rows`` rows; ``new_id`` has the others."""
+
+    slice_id: int
+    keep_rows: int
+    new_id: int
+
+
+def note_split(job: Path, split: Split) -> None:
+    """Durable. ``job``: its folder. Raises `StorageError`."""
+    path = job / NAME
+    payload = json.dumps(astuple(split)).encode()
+    is_new = not path.exists()
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(file, b"%08x %b\n" % (zlib.crc32(payload), payload))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        if is_new:
+            sync_folder(job)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
+
+
+def noted_splits(job: Path) -> list[Split]:
+    """In order; a line that was torn or damaged is left out. One whose new slice a later line makes too never came to be."""
+    path = job / NAME
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise storage_error("read", path, error) from error
+    whole = [line[9:] for line in lines if line[:9] == b"%08x " % zlib.crc32(line[9:])]
+    found = [Split(*json.loads(payload)) for payload in whole]
+    last = {split.new_id: split for split in found}
+    return [split for split in found if last[split.new_id] is split]
+
+
+def cut(slices: Iterable[SliceSpec], splits: Iterable[Split]) -> tuple[SliceSpec, ...]:
+    """The slices as they are after ``splits``, by id."""
+    found = {one.slice_id: one for one in slices}
+    for split in splits:
+        one = found.get(split.slice_id)
+        if one is None or split.keep_rows >= one.row_count or split.new_id in found:
+            continue
+        moved = {"offset": one.offset + split.keep_rows, "row_start": one.row_start + split.keep_rows}
+        rest = one.row_count - split.keep_rows
+        found[split.new_id] = one.model_copy(update={"slice_id": split.new_id, "row_count": rest, **moved})
+        found[split.slice_id] = one.model_copy(update={"row_count": split.keep_rows})
+    return tuple(found[slice_id] for slice_id in sorted(found))

@@ -1,0 +1,60 @@
+"""A slice in work: how far it is, and what the ledger is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jobs.result import Row
+from jobs.run.feed import Feed
+from jobs.spec import Lease, LeaseProgress
+
+
+@dataclass(slots=True)
+class ActiveSlice:
+    """A lease in work."""
+
+    lease: Lease
+    task: asyncio.Task[None] | None = None
+    begun: bool = False  # a task that is cancelled before its first step runs nothing, not even what gives the lease back
+    dropped: bool = False  # the ledger said so
+    publishing: bool = False  # what it has, and then it ends by itself
+    rows_waiting: int = 0
+    rows_done: int = 0
+    rows_error: int = 0
+    error: str | None = None
+    tokens_done: int = 0
+    feed: Feed = field(default_factory=Feed)
+
+    def progress(self) -> LeaseProgress:
+        return LeaseProgress(
+            lease_id=self.lease.lease_id,
+            rows_done=self.rows_done,
+            rows_error=self.rows_error,
+            error=self.error,
+            tokens_done=self.tokens_done,
+            rows_unbegun=self.feed.rows_unbegun,
+        )
+
+    def drop(self) -> None:
+        """The ledger wants it back."""
+        if self.task and not self.publishing:
+            self.dropped = self.publishing = True
+            if self.begun:
+                self.task.cancel()
+
+    def start(self, todo: list[int], known: Iterable[Row]) -> Feed:
+        """``known``: results that an earlier holder of the slice left."""
+        row_count, is_first = self.lease.slice.row_count, self.lease.attempt == 1 and self.lease.generation == 0
+        self.rows_waiting, self.rows_done = len(todo), row_count - len(todo)
+        self.rows_error = sum(row.status == "error" for row in known)
+        self.feed = Feed(todo, may_give=is_first and len(todo) == row_count)
+        return self.feed
+
+    def finished(self, row: Row) -> None:
+        self.rows_done += 1
+        self.tokens_done += row.usage.prompt_tokens + row.usage.output_tokens
+        if row.status == "error":
+            self.rows_error += 1
+            self.error = f"{row.error_code}: {row.error_message}"
