@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class _Selector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.in_threads = 0
 
     def select(self, timeout: float | None = None) -> Any:
-        if timeout != 0 and (self.in_threads or timeout is None):  # threads take no virtual time: wait for them
+        if timeout is None:
             return super().select(None)
-        self.now_s += max(0.0, timeout or 0.0)
+        self.now_s += max(0.0, timeout)
         return super().select(0)
 
 
@@ -33,14 +34,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now_s
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        self._virtual.in_threads += 1
-        future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
-        future.add_done_callback(self._done)
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """At once, in this thread: what work takes no virtual time comes in one order."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
         return future
-
-    def _done(self, future: asyncio.Future[Any]) -> None:
-        self._virtual.in_threads -= 1
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_runner import World, at_work
 
+from connectors.errors import StorageError
 from jobs.config import HarvestConfig
-from jobs.errors import StorageError
 from jobs.forecast.tail import MIN_LEFT_S, TailLease, slowest
 from jobs.ledger.jobfile import read_job
 from jobs.ledger.ledger import Ledger
@@ -154,7 +154,8 @@ async def test_a_ledger_that_fails_leaves_the_slice_whole() -> None:
 @settings(deadline=None)
 def test_each_row_is_begun_here_or_given_back_and_the_first_is_never_given(rows: int, steps: list[bool]) -> None:
     async def work() -> None:
-        feed, begun, kept = Feed(range(rows), may_give=True), [], rows
+        feed, kept = Feed(range(rows), may_give=True), rows
+        begun: list[int | None] = []
 
         async def tell(keep_rows: int) -> bool:
             nonlocal kept
@@ -190,7 +191,7 @@ def told(lease: Lease, unbegun: int, done: int = 0) -> LeaseProgress:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    ledger = Ledger(tmp_path / "ledger.duckdb", tmp_path / "jobs", lease_s=15.0, now_s=0.0, new_server=True)
+    ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path / "jobs", lease_s=15.0, now_s=0.0, new_server=True)
     ledger.submit(scripted_plan("docs", 20, 10), new=True)
     return ledger
 

@@ -16,7 +16,8 @@ from jobs.ledger.sqlite import SqliteStore
 from jobs.ledger.store import GO_ON
 from jobs.longtext.fit import cut_at_sentence, ends_sentence, sentence_ends
 from jobs.result import Row
-from jobs.run.runner import ActiveSlice, _tell
+from jobs.run.active import ActiveSlice
+from jobs.run.runner import _tell
 from jobs.spec import ERROR_RATE, Lease, LeaseProgress
 from jobs.testing import scripted_plan
 from jobs.usage import Usage
@@ -36,7 +37,7 @@ def a_slice() -> ActiveSlice:
 def test_a_slice_tells_its_rows_and_tokens_and_how_the_last_one_failed() -> None:
     active = a_slice()
     assert active.progress() == LeaseProgress(lease_id="l1")
-    active.start(4, [row(0), row(1, "bad")])
+    active.start([2, 3, 4, 5], [row(0), row(1, "bad")])
     assert (active.rows_waiting, active.progress()) == (4, LeaseProgress(lease_id="l1", rows_done=2, rows_error=1))
     for one in (row(2), row(3, "worse"), row(4)):
         active.finished(one)

@@ -6,6 +6,8 @@ first: the ledger is started by whoever comes first. State folder and config fil
 
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +15,7 @@ from ray import serve
 
 from harvester.config import ServeConfig, load_config
 from harvester.engine.launch.models import ModelChoice, choose_model
+from harvester.errors import StateError
 from harvester.serve.access.gate import check_listening
 from harvester.serve.deployments.actor import ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
@@ -21,9 +24,15 @@ from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.replica import replica_app
 from harvester.serve.device import device_of
 from jobs.folder import StateFolder, keep_private
+from jobs.ledger.move import ready_ledger
+from jobs.ledger.place import ledger_place
+
+log = logging.getLogger("harvester.builder")
+
+LOCK_WAIT_S = 60.0
 
 
-class Place(BaseModel):
+class Arguments(BaseModel):
     """The arguments of each application in ``serveConfigV2``."""
 
     model_config = ConfigDict(extra="forbid")
@@ -32,32 +41,48 @@ class Place(BaseModel):
     state: str = Field(description="State folder, which all nodes share.")
 
 
-def chat(place: Place) -> serve.Application:
-    config, choice, state, ledger = _prepared(place)
+def chat(given: Arguments) -> serve.Application:
+    config, choice, state, ledger = _prepared(given)
     return replica_app(config, choice, state, ledger, cpu=device_of(config) == "cpu")
 
 
-def jobs(place: Place) -> serve.Application:
-    config, choice, state, ledger = _prepared(place)
+def jobs(given: Arguments) -> serve.Application:
+    config, choice, state, ledger = _prepared(given)
     return jobs_app(config, choice, state, ledger, f"http://{config.host}:{config.port}", None)
 
 
-def files(place: Place) -> serve.Application:
-    return openai_apps(*_prepared(place))["files"]
+def files(given: Arguments) -> serve.Application:
+    return openai_apps(*_prepared(given))["files"]
 
 
-def batches(place: Place) -> serve.Application:
-    return openai_apps(*_prepared(place))["batches"]
+def batches(given: Arguments) -> serve.Application:
+    return openai_apps(*_prepared(given))["batches"]
 
 
-def _prepared(place: Place) -> tuple[ServeConfig, ModelChoice, Path, str]:
+def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     """Raises `HarvesterError` for a config that cannot be served, or a ledger that does not open."""
-    config = load_config(Path(place.config), {"address": "auto"})
-    folder = StateFolder(Path(place.state).absolute())
+    config = load_config(Path(given.config), {"address": "auto"})
+    folder = StateFolder(Path(given.state).absolute())
     keep_private()
     folder.prepare()
     check_listening(config, folder.keys)
     config = config.model_copy(update={"sources": config.sources.with_roots(None)})
+    _ready(folder, config.ledger)
     name = ledger_name(folder.root)
-    start_ledger(name, folder.root, config.harvest.lease_s, config.deadlines, ledger_options(config))
+    start_ledger(name, folder.root, ledger_place(folder), config.harvest.lease_s, config.deadlines, ledger_options(config))
     return config, choose_model(config.model, config.served_model_name, elsewhere=True), folder.root, name
+
+
+def _ready(folder: StateFolder, url: str | None) -> None:
+    """`ready_ledger`, behind builders of other applications that are at it. Raises `HarvesterError`."""
+    deadline_s = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            with folder.locked():
+                for line in ready_ledger(folder, url):
+                    log.warning("ledger %s", line)
+                return
+        except StateError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
