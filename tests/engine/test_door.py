@@ -11,13 +11,13 @@ import pytest
 
 from harvester.access_config import TierConfig
 from harvester.core import ServiceTier
-from harvester.engine.frontend.door import IDENTITY, Door
+from harvester.engine.frontend.door import IDENTITY, Door, prompt_tokens
 from harvester.engine.frontend.engine import Sizes
 from harvester.engine.frontend.hangups import Message
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.shared.settings import Slo
 from harvester.engine.shared.state import Count, Field, SharedState
-from harvester.policy.admission.chat import OVERLOAD_S
+from harvester.policy.admission.chat import CROWDED_S
 from harvester.policy.model.load import StepLoad
 
 TIERS = TierConfig(keys={"nightly": ServiceTier.FLEX})
@@ -96,7 +96,7 @@ async def test_a_burst_that_finds_slots_is_refused_only_where_it_comes_far_too_l
 async def test_several_that_wait_for_seconds_are_no_burst(replica: Replica) -> None:
     replica.overload.sent(8, 15)
     assert await replica.ask(prompt="x") == [], "1.2 s in a burst"
-    replica.now_s += OVERLOAD_S
+    replica.now_s += CROWDED_S
     assert (await replica.ask(prompt="x"))[0]["status"] == 429, "the same, which is more than half of 2 s"
 
 
@@ -118,6 +118,14 @@ async def test_first_tokens_and_requests_that_end_without_one_make_room(replica:
     replica.overload.sent(500, 10)
     replica.overload.nobody_is_there()
     assert await replica.ask(prompt="x") == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"), [([12345678] * 100, 100), ([[1, 2], [3]], 3), ("x" * 391, 101)], ids=["ids", "lists", "text"]
+)
+def test_a_prompt_of_token_ids_is_as_long_as_it_says(prompt: Any, tokens: int) -> None:
+    asked = {"prompt": prompt}
+    assert prompt_tokens(asked, json.dumps(asked).encode()) == tokens
 
 
 async def test_each_choice_counts_as_a_request(replica: Replica) -> None:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from harvester.policy.admission.chat import BACKLOG, MAX_AGE_S, Asked, ChatAdmission, Crowd, FirstTokenRate
+import math
+
+import pytest
+
+from harvester.policy.admission.chat import (
+    BACKLOG,
+    MAX_AGE_S,
+    OVERLOAD_PROMPTS,
+    TIGHT_PROMPTS,
+    UNPROMISED_S,
+    Asked,
+    ChatAdmission,
+    Crowd,
+    FirstTokenRate,
+)
 
 
 def test_a_backlog_that_ended_unseen_does_not_make_the_rate_look_slow() -> None:
@@ -26,4 +40,51 @@ def test_the_rate_is_that_of_the_time_with_a_backlog_and_is_forgotten_without_on
 def test_where_nobody_waits_nobody_is_refused() -> None:
     policy = ChatAdmission(256)
     assert policy.refused_s(Asked(1, 0.001, 9.0), Crowd(0, 0.0), 0.0) is None
-    assert policy.refused_s(Asked(1, 0.001, 9.0), Crowd(1, 9.0), 0.0) is not None
+    assert policy.refused_s(Asked(1, TIGHT_PROMPTS * 9.0, 9.0), Crowd(1, TIGHT_PROMPTS * 9.0), 0.0) is not None
+
+
+def busy(tokens_per_s: int) -> ChatAdmission:
+    """After 5 s with a backlog, at so many first tokens a second."""
+    policy = ChatAdmission(256)
+    for second in range(6):
+        policy.look(tokens_per_s * second, 2 * BACKLOG, float(second))
+    return policy
+
+
+@pytest.mark.parametrize("slo_s", [0.01, 1.5, math.inf], ids=["hopeless", "tight", "none"])
+def test_an_slo_that_no_burst_keeps_bounds_no_burst(slo_s: float) -> None:
+    policy, asked = busy(10), Asked(1, slo_s, prompt_s=0.1)
+    assert policy.refused_s(asked, Crowd(50, 0.0), 5.0) is None, "half of 10.4 s, as without an SLO"
+    assert policy.refused_s(asked, Crowd(53, 0.0), 5.0) is not None
+
+
+def test_an_slo_of_many_prompts_is_kept_by_refusing() -> None:
+    policy, asked = busy(10), Asked(1, TIGHT_PROMPTS * 0.1, prompt_s=0.1)
+    assert policy.refused_s(asked, Crowd(6, 0.0), 5.0) is None
+    assert policy.refused_s(asked, Crowd(9, 0.0), 5.0) is not None, "half of 1.6 s"
+
+
+def test_after_a_refusal_the_bound_is_short_until_that_one_could_have_been_answered_too() -> None:
+    policy, tight = busy(10), Asked(1, ttft_slo_s=0.01, prompt_s=0.1)
+    few, many = Crowd(round(10 * OVERLOAD_PROMPTS * tight.prompt_s), 0.0), Crowd(100, 0.0)
+    assert policy.refused_s(tight, few, 5.0) is None
+    assert policy.refused_s(tight, many, 5.0) is not None
+    assert policy.refused_s(tight, few, 5.0) is not None
+    policy.look(60, 2 * BACKLOG, 6.0)
+    assert policy.refused_s(tight, few, 6.0) is not None, "it has answered ten, as many as it can in a second"
+    policy.look(60, 2 * BACKLOG, 6.6)
+    assert policy.refused_s(tight, few, 6.6) is None, "it had time for more than those that were refused"
+
+
+def test_an_overload_ends_soon_after_the_last_that_was_refused() -> None:
+    policy, tight = busy(10), Asked(1, ttft_slo_s=0.01, prompt_s=0.1)
+    for _ in range(1000):
+        assert policy.refused_s(tight, Crowd(100, 0.0), 5.0) is not None
+    policy.look(50, 0, 5.0 + UNPROMISED_S)
+    assert policy.refused_s(tight, Crowd(20, 2.0), 5.0 + UNPROMISED_S) is None
+
+
+def test_a_key_above_its_part_that_is_refused_makes_no_overload_for_others() -> None:
+    policy, asked = busy(10), Asked(1, ttft_slo_s=0.01, prompt_s=0.1)
+    assert policy.refused_s(asked, Crowd(40, 0.0, open_requests=40, of_key=39, keys=2), 5.0) is not None
+    assert policy.refused_s(asked, Crowd(40, 0.0, open_requests=40, of_key=1, keys=2), 5.0) is None

@@ -57,7 +57,7 @@ class Door:
         name = getattr(scope.get(IDENTITY), "name", None)
         ttft_slo_s = self._slo_of(asked.get("vllm_xargs") if isinstance(asked.get("vllm_xargs"), dict) else None).ttft_s
         try:
-            with self._overload.entered(name, check_size(asked, UNLIMITED), len(body) // CHARS_PER_TOKEN, ttft_slo_s):
+            with self._overload.entered(name, check_size(asked, UNLIMITED), prompt_tokens(asked, body), ttft_slo_s):
                 await self._app(scope, receive, send)
         except OverloadError as error:
             await _refuse(error, send)
@@ -101,6 +101,13 @@ def _parsed(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return asked if isinstance(asked, dict) else {}
+
+
+def prompt_tokens(asked: dict[str, Any], body: bytes) -> int:
+    """About how many; of a prompt of token ids, or a list of such, exactly."""
+    prompt = asked.get("prompt")
+    ids = [one for part in prompt for one in (part if isinstance(part, list) else [part])] if isinstance(prompt, list) else ()
+    return len(ids) if ids and all(isinstance(one, int) for one in ids) else len(body) // CHARS_PER_TOKEN
 
 
 async def _refuse(error: OverloadError, send: Send) -> None:

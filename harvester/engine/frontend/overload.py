@@ -49,6 +49,7 @@ class Overload:
         self._sent = 0  # online requests that the engine was sent
         self._open: Counter[str | None] = Counter()  # choices by key
         self._prompt_tokens = 0.0  # of the last prompts, on average
+        self._prompts = 0
         self.refused = 0
 
     @contextmanager
@@ -71,7 +72,8 @@ class Overload:
     def sent(self, requests: int, prompt_tokens: int) -> None:
         """The engine has so many online requests more, of one prompt."""
         self._sent += requests
-        self._prompt_tokens += (prompt_tokens - self._prompt_tokens) / RECENT if self._prompt_tokens else prompt_tokens
+        self._prompts += 1
+        self._prompt_tokens += (prompt_tokens - self._prompt_tokens) / min(RECENT, self._prompts)
         ticket = TICKET.get()
         if ticket is not None:
             gone = min(ticket.at_door, requests)

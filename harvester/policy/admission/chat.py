@@ -4,8 +4,13 @@ While slots are free a first token waits for the prompts before it, and the late
 requests without a first token, at the rate at which first tokens come while several wait for theirs: that rate knows of slots, KV and
 batch work, which a model of prompts does not.
 
-A burst that finds slots is no overload. It is let in as long as its last first token is somewhat late at most. Without slots, or once
-several have waited for seconds on end, the bound is one that keeps the promise to ninety-nine of a hundred.
+An SLO of a few prompts' time cannot be kept in any burst, and refusing does not help: a burst drains by itself, and its chats would rather
+have a late first token than none. With such an SLO a chat is let in as if nothing were promised. Overload begins with the first that is
+refused even so. From then on the bound is a small multiple of the prompt's own time, until the replica could have answered those that were
+refused as well: a burst ends, an overload refuses more than that.
+
+Of any other SLO the bound is somewhat more than it while slots are free. Without slots, or once several have waited for seconds on end, it
+is a share that keeps the promise to ninety-nine of a hundred.
 """
 
 from __future__ import annotations
@@ -17,11 +22,13 @@ from dataclasses import dataclass
 BACKLOG = 4  # requests that wait for a first token: with fewer a step has room for more, and their rate says little
 WINDOW_S = 3.0  # of backlog, that the rate is taken over
 MAX_AGE_S = 10.0  # without a backlog: then the rate is forgotten
-OVERLOAD_S = 3.0  # with a backlog all the time: then it is no burst
+CROWDED_S = 3.0  # with a backlog all the time: then it is no burst into free slots
 SHARE = 0.5  # of the time a first token may take, what it may be expected to take: one of a hundred takes twice that and more
 BURST_SHARE, BURST_S = 1.25, 1.0  # the same in a burst, and what is never too long then
 OWN_SHARE = 0.5  # of the time, what every key may fill; the rest is for keys that have no more than their part
 UNPROMISED_S, UNPROMISED_ALONE = 10.0, 4.0  # without an SLO a first token may take so long, and so many times its prompt's own time
+TIGHT_PROMPTS = 16.0  # an SLO that is shorter than so many times its prompt's own time is not kept by refusing
+OVERLOAD_PROMPTS = 4.0  # with such an SLO, the same bound in an overload
 YIELD_SHARE = 0.25  # of the time: with a longer wait, batch work stands still
 
 
@@ -37,10 +44,18 @@ class Asked:
     prompt_s: float
     length: float = 1.0
 
-    def limit_s(self, overloaded: bool) -> float:
+    @property
+    def is_tight(self) -> bool:
+        """Whether no server keeps its SLO beside a few others."""
+        return self.ttft_slo_s < TIGHT_PROMPTS * self.prompt_s
+
+    def limit_s(self, *, is_crowded: bool, is_overload: bool) -> float:
         """How long its first token may be expected to take."""
-        promised_s = self.ttft_slo_s if self.ttft_slo_s < math.inf else UNPROMISED_S + UNPROMISED_ALONE * self.prompt_s
-        return SHARE * promised_s if overloaded else max(BURST_S, BURST_SHARE * promised_s)
+        if self.is_tight and is_overload:
+            return max(SHARE * self.ttft_slo_s, OVERLOAD_PROMPTS * self.prompt_s)
+        is_promised = self.ttft_slo_s < math.inf and not self.is_tight
+        promised_s = self.ttft_slo_s if is_promised else UNPROMISED_S + UNPROMISED_ALONE * self.prompt_s
+        return SHARE * promised_s if is_crowded else max(BURST_S, BURST_SHARE * promised_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +125,47 @@ class FirstTokenRate:
             self._seconds, self._tokens = self._seconds - old_s, self._tokens - old
 
 
+class Overload:
+    """From a chat that came too late even for a burst, until all like it could have been answered beside those that were let in."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0  # first tokens: of those refused, less what the replica had time for
+        self._token_s = 0.0  # that one takes while several wait
+        self._last: tuple[float, int] | None = None  # time and total of the last look
+
+    def __bool__(self) -> bool:
+        return self._owed > 0.0
+
+    def look(self, total: int, now_s: float) -> None:
+        """``total``: first tokens so far."""
+        if self._owed and self._last is not None:
+            since_s, before = self._last
+            self._owed = max(0.0, self._owed - ((now_s - since_s) / self._token_s - (total - before)))
+        self._last = now_s, total
+
+    def refused(self, token_s: float, limit_s: float) -> None:
+        """One more, whatever number of choices it asked for. ``limit_s``: that it lasts at most once nobody comes."""
+        self._token_s = token_s
+        self._owed = min(self._owed + 1.0, max(1.0, limit_s / token_s))
+
+
 class ChatAdmission:
     """Of one replica. ``max_awaiting``: requests without a first token that are never exceeded, whatever is predicted."""
 
     def __init__(self, max_awaiting: int) -> None:
         self._max_awaiting = max_awaiting
         self._rate = FirstTokenRate()
+        self._overload = Overload()
 
     def look(self, first_tokens: int, awaiting: int, now_s: float) -> None:
         """Told now and then, and before each question: first tokens so far, and who awaits one."""
         self._rate.look(first_tokens, awaiting, now_s)
+        self._overload.look(first_tokens, now_s)
 
     def wait_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float:
         """Seconds until the last first token of the request, predicted."""
         ahead = crowd.awaiting + asked.requests - 1
-        is_model_right = ahead < BACKLOG or not self._is_overloaded(crowd, now_s)
+        is_model_right = ahead < BACKLOG or not self._is_crowded(crowd, now_s)
         seen_s = None if is_model_right else self._rate.wait_s(ahead, now_s)
         return asked.prompt_s + max(1.0, asked.length) * (crowd.prompts_s if seen_s is None else seen_s)
 
@@ -133,18 +174,24 @@ class ChatAdmission:
 
         Who asks for more than its part of what is open is let in only into the first half of the time, so that others find the second.
         """
-        wait_s = self.wait_s(asked, crowd, now_s)
+        wait_s, limit_s = self.wait_s(asked, crowd, now_s), self._limit_s(asked, crowd, now_s)
         part = (crowd.open_requests + asked.requests) / max(1, crowd.keys)
-        own = 1.0 if crowd.keys == 1 or crowd.of_key + asked.requests <= part else OWN_SHARE
-        limit_s = own * asked.limit_s(self._is_overloaded(crowd, now_s))
-        if crowd.awaiting + asked.requests > self._max_awaiting:
-            return max(wait_s - limit_s, wait_s / 2)
-        return None if wait_s <= limit_s or not crowd.awaiting else wait_s - limit_s
+        own_s = limit_s * (1.0 if crowd.keys == 1 or crowd.of_key + asked.requests <= part else OWN_SHARE)
+        is_full = crowd.awaiting + asked.requests > self._max_awaiting
+        if not is_full and (wait_s <= own_s or not crowd.awaiting):
+            return None
+        if is_full or wait_s > limit_s:
+            self._overload.refused(self._rate.wait_s(1, now_s) or asked.prompt_s, UNPROMISED_S)
+        return max(wait_s - own_s, wait_s / 2) if is_full else wait_s - own_s
 
     def must_yield(self, asked: Asked, crowd: Crowd, now_s: float) -> bool:
         """Whether batch work stands still so that fewer chat requests are refused."""
-        return crowd.awaiting > 0 and self.wait_s(asked, crowd, now_s) > YIELD_SHARE * asked.limit_s(overloaded=True)
+        limit_s = asked.limit_s(is_crowded=True, is_overload=True)
+        return crowd.awaiting > 0 and self.wait_s(asked, crowd, now_s) > YIELD_SHARE * limit_s
 
-    def _is_overloaded(self, crowd: Crowd, now_s: float) -> bool:
+    def _limit_s(self, asked: Asked, crowd: Crowd, now_s: float) -> float:
+        return asked.limit_s(is_crowded=self._is_crowded(crowd, now_s), is_overload=bool(self._overload))
+
+    def _is_crowded(self, crowd: Crowd, now_s: float) -> bool:
         """Whether more is there than a burst that finds slots."""
-        return not crowd.slots_free or self._rate.backlog_s(now_s) >= OVERLOAD_S
+        return not crowd.slots_free or self._rate.backlog_s(now_s) >= CROWDED_S
