@@ -104,6 +104,20 @@ def test_safepoints_cost_little_and_are_no_denser_than_detection_needs(
         assert denser <= detect_s  # one denser would have been affordable: it was not needed
 
 
+@given(st.integers(1, 128), st.floats(1e-3, 10.0), st.floats(1e-7, 1e-3), st.floats(1e-3, 1.0))
+def test_safepoints_are_as_dense_as_their_cost_lets_where_nothing_runs_ahead(
+    layers: int, step_s: float, safepoint_s: float, detect_s: float
+) -> None:
+    between = layers_between(layers, step_s, safepoint_s, detect_s)
+    assert between == 1 or layers / (between - 1) * safepoint_s > COST_SHARE * step_s * (1 - 1e-9)
+
+
+def test_a_short_step_has_no_stretch_of_the_whole_time_that_detection_may_take() -> None:
+    """40 ms, eight layers, 6 us a safepoint: an arrival waits for a layer of 5 ms, not for 30 ms."""
+    assert layers_between(8, 0.04, 6e-6, detect_s=0.03) == 1
+    assert layers_between(8, 0.04, 6e-6, detect_s=0.03, segments=2) == 3
+
+
 def test_a_step_of_unknown_length_has_a_safepoint_at_every_layer() -> None:
     assert layers_between(32, 0.0, 1e-5, 0.01) == 1
 

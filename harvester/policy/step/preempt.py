@@ -119,12 +119,14 @@ def detect_s(max_slowdown: float, prefill_s: float) -> float:
 def layers_between(layers: int, step_s: float, safepoint_s: float, detect_s: float, segments: int = 1) -> int:
     """Every how many layers a step has a safepoint.
 
-    Few enough that all of them cost under 1% of the step, many enough that the step ends within ``detect_s`` of being asked; where both
-    cannot be had, the cost wins. ``safepoint_s``: what one costs. ``segments``: most stretches from one safepoint to the next that still
-    run after the signal: the one in work, those between decision and end, and on a device that runs behind its host the one queued up.
+    Few enough that all of them cost under 1% of the step. Where threads do not run ahead of what they compute, as many as that: an arrival
+    then waits for half a layer. Else no more than let the step end within ``detect_s`` of being asked, since each one also empties the
+    queue of a device; where both cannot be had, the cost wins. ``safepoint_s``: what one costs. ``segments``: most stretches from one
+    safepoint to the next that still run after the signal: the one in work, those between decision and end, and on a device that runs
+    behind its host the one queued up.
     """
     if layers < 1 or step_s <= 0.0:
         return 1
-    for_cost = safepoint_s * layers / (COST_SHARE * step_s)
-    for_time = detect_s * layers / (step_s * segments)
-    return min(layers, max(1, -int(-for_cost // 1), int(for_time)))
+    for_cost = -int(-safepoint_s * layers / (COST_SHARE * step_s) // 1)
+    for_time = int(detect_s * layers / (step_s * segments)) if segments > 1 else 1
+    return min(layers, max(1, for_cost, for_time))
