@@ -53,6 +53,9 @@ SCENARIOS = {
         "scenarios.job_path.batch",
         "50,000 requests through the Batch API with a scripted engine; 20 batches at once; the API meanwhile",
     ),
+    "transfer": Scenario(
+        "scenarios.job_path.transfer", "a table of 10 GiB to a server over HTTP and its results back: memory of client and server"
+    ),
     "coserve": Scenario(
         "scenarios.coserving.coserve",
         "chat of a trace beside batch work: online only, offline only, vLLM's priority policy, harvester",
