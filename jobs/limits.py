@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -61,6 +61,16 @@ def check_own(body: Mapping[str, Any]) -> None:
     reserved = sorted(set(extra) & set(ARGS)) if isinstance(extra, dict) else []
     if reserved:
         raise ParameterError(f"`vllm_xargs` names {', '.join(reserved)}, which only jobs have; leave it out", "vllm_xargs")
+
+
+def check_class(body: Mapping[str, Any], known: Collection[str] | None) -> None:
+    """Raises `ParameterError` for an `slo_class` that the configuration lacks: the request would be promised something else."""
+    extra = body.get("vllm_xargs")
+    asked = extra.get("slo_class") if isinstance(extra, dict) else None
+    if asked is None or known is None or (isinstance(asked, str) and asked in known):
+        return
+    there = f"use one of: {', '.join(sorted(known))}" if known else "this server's slo.classes has none: leave it out"
+    raise ParameterError(f"unknown slo_class {str(asked)[:40]!r}; {there}", "vllm_xargs.slo_class")
 
 
 def check_size(body: Mapping[str, Any], limits: Limits) -> int:

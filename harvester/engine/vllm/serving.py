@@ -23,6 +23,7 @@ from harvester.core import PRIORITY_OFFLINE, TIER_PRIORITY, ServiceTier, tier_of
 from harvester.engine.frontend.spending import ASKER
 from harvester.engine.frontend.tiers import asked_tier, bearer_key, given_priority, marked, settle, without_header
 from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.complete import complete
 from harvester.engine.vllm.media import fetch_checked
 from harvester.errors import ParameterError
 from jobs.engine import ApiCall, Completion, EngineGone
@@ -47,6 +48,7 @@ async def chat_app(llm: HarvestLLM, args: Namespace) -> FastAPI:
     fetch_checked(tuple(args.allowed_media_domains or ()))
     tasks = await llm.get_supported_tasks()
     app = build_app(args, supported_tasks=tasks, model_config=llm.model_config)
+    complete(app)
     await init_app_state(llm, app.state, args, tasks)
     app.state.server = NoServer()
     return app

@@ -30,6 +30,7 @@ class Gate:
     nobody: Identity = NOBODY
     meter: Meter | None = None  # of what the model is asked, where it stands before a model
     pace: Pace = field(default_factory=Pace)  # of bodies
+    slo_classes: frozenset[str] | None = None  # that a request may name; None: not checked
     media_hosts: frozenset[str] = frozenset()  # that images and the like of a request are fetched from
 
 
@@ -44,6 +45,7 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None) -> Gat
         quotas,
         Identity(None, NOBODY.roles, config.access.limits),
         None if replicas is None else Meter(quotas),
+        slo_classes=frozenset(config.slo.classes),
         media_hosts=frozenset(config.media_hosts),
     )
 

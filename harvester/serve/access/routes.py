@@ -155,6 +155,7 @@ CHAT_ROUTES = RouteTable(
         "GET /health": OPEN,
         "GET /ping": OPEN,
         "GET /v1/models": MODEL,
+        "GET /v1/models/{name:path}": MODEL,
         "GET /version": ANY,
         "GET /tokenizer_info": MODEL,
         **_documents(),

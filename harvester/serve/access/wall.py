@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
 from harvester.serve.access.who import remember
 from harvester.serve.openai.errors import answer_of
-from jobs.limits import check_own, check_size
+from jobs.limits import check_class, check_own, check_size
 from jobs.media import check_media
 
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's, which only harvester sets
@@ -88,7 +88,7 @@ class Wall:
                 body = await read(receive, headers, who.limits.max_body_bytes)
                 check_brackets(body)
                 receive = _again(body, receive)
-                requests = _checked(scope, body, who, self._gate.media_hosts) if route.is_asked else 1
+                requests = _checked(scope, body, who, self._gate) if route.is_asked else 1
         if self._gate.meter is not None:
             stack.callback(SPENT.reset, SPENT.set(partial(self._gate.meter.spent, who)))
             stack.callback(ASKER.reset, ASKER.set(who.name))
@@ -119,7 +119,7 @@ class Wall:
         return who
 
 
-def _checked(scope: Scope, body: bytes, who: Identity, media_hosts: Collection[str]) -> int:
+def _checked(scope: Scope, body: bytes, who: Identity, gate: Gate) -> int:
     """The choices that a request to the model asks for. Raises `ParameterError` and `TooLargeError`."""
     if any(name == PRIORITY_HEADER for name, _ in scope["headers"]):
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != PRIORITY_HEADER]
@@ -130,7 +130,8 @@ def _checked(scope: Scope, body: bytes, who: Identity, media_hosts: Collection[s
     if not isinstance(asked, dict):
         raise ParameterError(f"the body is a JSON {type(asked).__name__}; send an object")
     check_own(asked)
-    check_media(asked, media_hosts)
+    check_class(asked, gate.slo_classes)
+    check_media(asked, gate.media_hosts)
     return check_size(asked, who.limits)
 
 
