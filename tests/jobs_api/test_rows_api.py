@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,7 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from test_jobs_api import Office, office  # noqa: F401
 
+from harvester.errors import TooLargeError
+from harvester.serve.access.identity import Identity
 from harvester.serve.http.uploads_api import KEPT_S, Uploads
+from jobs.limits import Limits
 
 ID = "ab" * 32
 
@@ -103,3 +107,17 @@ async def test_a_server_says_of_a_file_only_what_it_may_and_not_of_another_of_th
     asked = ([file], [file | {"inode": 7}], [file | {"modified_ns": 7}], [secret], [file, secret])
     seen = [(await office.post("/sources/seen", {"files": files})).json() for files in asked]
     assert seen == [{"is_user": False, "is_seen": is_seen} for is_seen in (True, False, False, False, False)]
+
+
+@pytest.mark.parametrize("limits", [Limits(max_upload_bytes=5), Limits(max_stored_bytes=8)], ids=["one", "all"])
+async def test_a_key_uploads_no_more_than_it_may(office: Office, limits: Limits) -> None:  # noqa: F811
+    uploads = Uploads(office.folder)
+    who = Identity("small", frozenset(), limits)
+
+    async def body(data: bytes) -> AsyncIterator[bytes]:
+        yield data
+
+    first, second = uploads.path(ID, "a.csv", who), uploads.path("cd" * 32, "a.csv", who)
+    await uploads.append(first, 0, body(b"12345"), None, is_last=True, limits=limits)
+    with pytest.raises(TooLargeError, match="bytes that this API key may upload"):
+        await uploads.append(second, 0, body(b"123456"), None, is_last=True, limits=limits)

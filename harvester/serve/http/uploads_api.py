@@ -17,11 +17,12 @@ from fastapi import FastAPI, Request
 
 from connectors.durable import storage_error, sync_folder
 from connectors.paths.rules import SourceRules
-from harvester.errors import NotFoundError, ParameterError
+from harvester.errors import NotFoundError, ParameterError, TooLargeError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
 from harvester.serve.http.owned import LedgerJobs
 from jobs.folder import StateFolder
+from jobs.limits import Limits
 
 SCHEME = "upload:"
 DIGEST = "x-content-sha256"
@@ -61,16 +62,20 @@ class Uploads:
             raise NotFoundError(f"{uri[:200]} is not uploaded, or not whole; upload it again")
         return str(path), SourceRules(roots=(str(folder),))
 
-    async def append(self, path: Path, offset: int, body: AsyncIterator[bytes], digest: str | None, *, is_last: bool) -> dict[str, Any]:
+    async def append(
+        self, path: Path, offset: int, body: AsyncIterator[bytes], digest: str | None, *, is_last: bool, limits: Limits | None = None
+    ) -> dict[str, Any]:
         """Write a piece at ``offset``. The same piece sent again has no further effect. Holds one chunk in memory.
 
         Raises `ParameterError` for a piece that leaves a gap, or whose SHA-256 is not ``digest``; what was there before stays.
+        `TooLargeError` above the ``limits`` of who sends it, `LowDiskError` where the disk is nearly full.
         """
         if path.is_file():
             async for _ in body:
                 pass
             return state_of(path, self.root(path))
         self._folder.check_free(self._min_free_bytes)
+        max_bytes = await asyncio.to_thread(self._max_bytes, path, limits)
         found = hashlib.sha256()
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,6 +85,8 @@ class Uploads:
                     raise ParameterError(f"the upload has {size} bytes; go on there, not at {offset}", "offset")
                 file.seek(offset)
                 async for chunk in body:
+                    if max_bytes is not None and file.tell() + len(chunk) > max_bytes:
+                        raise TooLargeError(f"{path.name} would be above the {max_bytes:,} bytes that this API key may upload; split it")
                     found.update(chunk)
                     file.write(chunk)
                 if digest is not None and found.hexdigest() != digest.lower():
@@ -110,6 +117,15 @@ class Uploads:
             except OSError as error:
                 raise storage_error("keep the upload", path, error) from error
         return state_of(path, self.root(path))
+
+    def _max_bytes(self, path: Path, limits: Limits | None) -> int | None:
+        """Of this file: the key's limit of one, or what its limit of all leaves."""
+        if limits is None or (limits.max_upload_bytes is None and limits.max_stored_bytes is None):
+            return None
+        owner = self.root(path).parent
+        others = sum(found.stat().st_size for found in owner.rglob("*") if found.is_file() and found not in (path, _part(path)))
+        left = None if limits.max_stored_bytes is None else max(0, limits.max_stored_bytes - others)
+        return min(limit for limit in (left, limits.max_upload_bytes) if limit is not None)
 
     def is_due(self, now_s: float) -> bool:
         """Whether it is time to `sweep`."""
@@ -168,7 +184,7 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
         upload_id: str, name: str, request: Request, who: Who, offset: int = 0, last: bool = False, digest: str | None = None
     ) -> dict[str, Any]:
         path = uploads.path(upload_id, name, who)
-        state = await uploads.append(path, offset, request.stream(), request.headers.get(DIGEST), is_last=last)
+        state = await uploads.append(path, offset, request.stream(), request.headers.get(DIGEST), is_last=last, limits=who.limits)
         return await uploads.finish(path, digest) if last else state
 
     @app.delete("/uploads/{upload_id}/{name:path}", include_in_schema=False)
