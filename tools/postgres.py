@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,7 @@ class Postgres:
                 return
             if self._process.poll() is not None:
                 break
+            time.sleep(0.1)
         raise NoPostgres(f"postgres did not start: {(self._folder / 'log').read_text()[-300:]}")
 
     @property

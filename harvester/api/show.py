@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -17,8 +18,7 @@ class Progress:
 
     def update(self, is_over: bool) -> None:
         if self._is_notebook and self._handle is None:
-            from IPython.display import display  # there, since a notebook runs this
-
+            display: Any = importlib.import_module("IPython.display").display  # there, since a notebook runs this
             self._handle = display(self._shown, display_id=True)
         elif self._is_notebook:
             self._handle.update(self._shown)

@@ -1,0 +1,27 @@
+"""A Dagster asset that is the results of a job: ``dagster dev -f examples/dagster_asset.py``."""
+
+from __future__ import annotations
+
+import dagster
+
+import harvester
+
+
+class Summaries(dagster.Config):
+    source: str = "docs.parquet"
+    url: str | None = None
+
+
+@dagster.asset
+def summaries(context: dagster.AssetExecutionContext, config: Summaries) -> dagster.MaterializeResult:
+    """Results beside the source, as Parquet. Run again over the same file, the same job is found."""
+    with harvester.connect(config.url) as client:
+        job = client.submit(config.source, "summarize").watch(progress=False)
+        context.log.info("job %s", job.id)
+        out = config.source.removesuffix(".parquet") + "-summaries.parquet"
+        import pyarrow.parquet as pq
+
+        with job.results().reader() as rows, pq.ParquetWriter(out, rows.schema) as writer:
+            for batch in rows:
+                writer.write_batch(batch)
+    return dagster.MaterializeResult(metadata={"job": job.id, "rows": job.rows_done, "file": out})
