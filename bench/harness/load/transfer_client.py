@@ -40,7 +40,7 @@ def _results(client: Harvester, job: str) -> dict[str, Any]:
 
 
 def _sql(client: Harvester, job: str) -> dict[str, Any]:
-    return _read(client.sql(f"select row_id, blob from results('{job}') order by row_id").batches())
+    return _read(client.sql(f"select row_id, blob from results('{job}')").batches())
 
 
 def _read(batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
