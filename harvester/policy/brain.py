@@ -139,7 +139,7 @@ class Brain:
         if self._online:
             self._online_at_s = now_s
         seen = self._step_view(rest, ranks)
-        batch = rest.batch if rest.batch is not None or rest.waiting else batch_of(rest.running, (), ranks)
+        batch = rest.batch if rest.batch is not None else batch_of(rest.running, (), ranks)
         self._gave_way.update([view.running[place].name for place in stalled])
         step = self._step(rest, seen, batch)
         out = self._without_turn(rest, step, ranks)
@@ -163,23 +163,23 @@ class Brain:
 
     def _ranks(self, view: EngineView) -> dict[str, int]:
         """Of as many that wait as a step may look at: one for each slot, and those that it has to pass over."""
-        running = [one.name for one in view.running if not one.offline]
-        return ranked(self._parts.online, running, view.waiting, view.max_seqs + view.deferred, view.now_s)
+        chat = (*view.batch.decoding, *view.batch.prompts) if view.batch is not None else view.running
+        running = [one.name for one in chat if not one.offline]
+        return ranked(self._parts.online, running, view.waiting.names, view.max_seqs + view.deferred, view.now_s)
 
-    def _step(self, view: EngineView, seen: StepView, batch: Batch | None) -> StepPlan:
+    def _step(self, view: EngineView, seen: StepView, batch: Batch) -> StepPlan:
         """As `plan_step` has it, but that the newest rows give way where KV runs out. What chat takes is no mistake of the admission."""
         step = plan_step(seen, self._config, self._parts.budget, batch, self._parts.admission)
-        lost = short_of_kv(view, step)
+        lost = short_of_kv(view, step, prompts=bool(batch.prompts or batch.prefills))
         if step.preempt or lost:
             self._gave_way.update([view.running[place].name for place in step.preempt])
             self._gave_way.difference_update([view.running[place].name for place in lost])
         step = given_up(step, lost) if lost else step
         return yielding(view, step) if view.chat_only and self._online else step
 
-    def _admitted(self, view: StepView, batch: Batch | None, step: StepPlan) -> tuple[str, ...]:
-        """``batch`` None: chat waits."""
+    def _admitted(self, view: StepView, batch: Batch, step: StepPlan) -> tuple[str, ...]:
         space = step.offline_slots, step.offline_blocks
-        if batch is None or space[0] <= 0:
+        if view.online_waiting or space[0] <= 0:
             return ()
         return self._parts.admission.admitted(self._parts.offline.rows(), space, view, batch, self._config)
 
@@ -233,7 +233,7 @@ class Brain:
         if len(self._online) <= view.max_seqs and len(ranks) == len(self._online):
             return frozenset()
         online = {view.running[i].name: i for i in step.run if not view.running[i].offline}
-        first = (view.waiting.get(name) for name in ranks)
+        first = map(view.waiting.get, filter(view.waiting.names.__contains__, ranks))
         waiting = {one.name: one.blocks for one in first if one is not None}
         out = left_out(list(online), waiting, ranks, view.max_seqs, view.free_blocks)
         return frozenset(online[name] for name in out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -38,6 +38,10 @@ class WaitingView(Protocol):
     @property
     def unpromised(self) -> bool:
         """Whether one of them has no time at which its first token is due."""
+
+    @property
+    def names(self) -> Container[str]:
+        """Of those that wait now and later, for many looks."""
 
     def get(self, name: str) -> Waiting | None: ...
 
@@ -96,6 +100,10 @@ class WaitingOnline:
     def unpromised(self) -> bool:
         return self._unpromised > 0
 
+    @property
+    def names(self) -> Container[str]:
+        return self._held.keys()
+
     def get(self, name: str) -> Waiting | None:
         return self._held.get(name)
 
@@ -125,6 +133,10 @@ class WithMore:
         self.blocks = waiting.blocks + self._more.blocks
         self.due_s = min(waiting.due_s, self._more.due_s)
         self.unpromised = waiting.unpromised or self._more.unpromised
+
+    @property
+    def names(self) -> Container[str]:
+        return self
 
     def get(self, name: str) -> Waiting | None:
         return self._waiting.get(name) or self._more.get(name)

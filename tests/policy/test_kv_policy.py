@@ -9,6 +9,7 @@ import pytest
 from harvester.policy.kv.checkpoint import CPU_COST, Holder, Thresholds, limit_blocks, waited_blocks
 from harvester.policy.kv.policy import Checkpoints, CopyState
 from harvester.policy.kv.victims import in_order_of_loss, victims
+from harvester.policy.step.batch import batch_of
 from harvester.policy.step.view import StepView
 from harvester.policy.view import EngineView, Running
 from harvester.policy.waiting import Waiting, WaitingOnline
@@ -111,7 +112,7 @@ def test_offline_requests_lose_their_kv_first_the_newest_first_and_then_online_o
 def test_the_row_that_loses_least_is_preempted_and_the_newest_of_those_that_a_step_can_save() -> None:
     def first(*unsaved: int) -> list[int]:
         rows = [row("r")._replace(unsaved=blocks) for blocks in unsaved]
-        return sorted(victims(StepView(rows, 1, 1, 0, 0, 60, len(rows), max_waited=4)))
+        return sorted(victims(StepView(rows, 1, 1, 0, 0, 60, len(rows), max_waited=4), batch_of(rows)))
 
     assert [first(1, 3), first(5, 9), first(9, 5, 9)] == [[1], [0], [1]]
 

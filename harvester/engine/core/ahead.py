@@ -1,16 +1,18 @@
 """The plan of the next step, made while the last one runs, so that the workers wait less.
 
-It is dropped when a request arrives, ends or loses its KV.
+It is dropped when a request arrives, ends or loses its KV. What was seen of the other requests still holds then.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.view import Plan, Running
+
+MAX_GONE = 8  # requests that are taken out of a batch one by one; with more it is made anew
 
 
 class PlanAhead:
@@ -20,9 +22,10 @@ class PlanAhead:
         self._row = row
         self._seen: dict[str, Running] = {}
         self._all: tuple[list[Running], Batch] | None = None  # where those seen are all that run
+        self._gone: list[str] = []  # of those, who has left since
         self._next: Plan | None = None
 
-    def look(self, running: Iterable[Any]) -> bool:
+    def look(self, running: Sequence[Any]) -> bool:
         """See what the running requests will be. Returns whether no online prompt is among them.
 
         Those are looked at when they are due: their rank, and how much time is left to them, is told then.
@@ -30,6 +33,7 @@ class PlanAhead:
         shift_s = time.monotonic() - time.time()
         rows = {request.request_id: self._row(request, shift_s) for request in running}
         self._seen = {name: row for name, row in rows.items() if row.offline or (row.step_tokens <= 1 and row.decoding)}
+        self._gone.clear()
         if len(self._seen) < len(rows):
             self._all = None
             return False
@@ -37,9 +41,11 @@ class PlanAhead:
         self._all = whole, batch_of(whole)
         return True
 
-    def rows(self, running: Iterable[Any], now_s: float) -> tuple[list[Running], Batch | None]:
+    def rows(self, running: Sequence[Any], now_s: float) -> tuple[list[Running], Batch | None]:
         """The running requests as the brain sees them, and what they are in the step where that is known already."""
-        if self._all is not None:
+        if self._gone:
+            self._take_out()
+        if self._all is not None and len(self._all[0]) == len(running):
             return self._all
         shift_s = now_s - time.time()
         return [self._seen.get(request.request_id) or self._row(request, shift_s) for request in running], None
@@ -59,10 +65,31 @@ class PlanAhead:
 
     def left(self, name: str) -> None:
         """This one has ended or lost its KV."""
-        self._next = self._all = None
-        self._seen.pop(name, None)
+        self._next = None
+        if self._seen.pop(name, None) is not None and self._all is not None:
+            self._gone.append(name)
 
     def clear(self) -> None:
         """No step came out as planned."""
         self._next = self._all = None
+        self._gone.clear()
         self._seen.clear()
+
+    def _take_out(self) -> None:
+        """Of all that run, those that have left since they were looked at."""
+        gone, self._gone = self._gone, []
+        if self._all is None:
+            return
+        rows, batch = self._all
+        if len(gone) > MAX_GONE or batch.prefills:
+            left = set(gone)
+            rows = [row for row in rows if row.name not in left]
+            self._all = rows, batch_of(rows)
+            return
+        names = [row.name for row in rows]
+        for name in gone:
+            place = names.index(name)
+            del names[place]
+            batch = batch.without(place, rows[place])
+            rows = rows[:place] + rows[place + 1 :]
+        self._all = rows, batch

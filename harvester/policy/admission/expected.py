@@ -209,8 +209,7 @@ def _pending(view: StepView, batch: Batch) -> int:
 def _held(view: StepView, batch: Batch) -> tuple[int, int]:
     """KV blocks that offline requests count for themselves, and those in use that no online request that runs counts for itself."""
     offline = batch.final_blocks - batch.growth_blocks + sum(-(-tokens // view.block_tokens) for tokens in view.loading_rows.values())
-    online = sum([view.running[place].blocks_now for place in batch.online])
-    return offline, view.total_blocks - view.free_blocks - online
+    return offline, view.total_blocks - view.free_blocks - batch.chat_blocks
 
 
 def _others(view: StepView, batch: Batch, held: tuple[int, int]) -> int:

@@ -13,14 +13,16 @@ from harvester.policy.step.view import StepPlan
 from harvester.policy.view import EngineView
 
 
-def short_of_kv(view: EngineView, step: StepPlan) -> tuple[int, ...]:
+def short_of_kv(view: EngineView, step: StepPlan, *, prompts: bool = True) -> tuple[int, ...]:
     """Offline requests, by their places, that give up their KV so that the others can run: the newest first, as many as are needed.
 
     Nobody waits for ever. The oldest request that runs gives way to no other row, so that it makes a token in each step that it is in, and
     ends; then the next one is the oldest. A row that gave way keeps the tokens it has made, and is admitted before those that never ran.
+
+    ``prompts``: whether any request may compute more than one token.
     """
     running, free_blocks = view.running, view.free_blocks + sum([view.running[place].blocks_now for place in step.preempt])
-    if free_blocks >= len(step.run) and max([running[place].step_tokens for place in step.run], default=0) <= 1:
+    if free_blocks >= len(step.run) and not (prompts and max([running[place].step_tokens for place in step.run], default=0) > 1):
         return ()  # a decode needs one block at most
     block_tokens, runs = view.block_tokens, [running[place] for place in step.run]
     if sum([-(-(one.context + one.step_tokens) // block_tokens) - one.blocks_now for one in runs]) <= free_blocks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+from harvester.policy.step.batch import Batch
 from harvester.policy.step.view import StepView
 
 
@@ -21,26 +22,26 @@ def in_order_of_loss(names: Sequence[str], offline: Container[str], ranks: Mappi
     return rows + sorted(online, key=lambda place: -ranks.get(names[place], 0))
 
 
-def victims(view: StepView) -> frozenset[int]:
+def victims(view: StepView, batch: Batch) -> frozenset[int]:
     """Offline requests to preempt, as many as the waiting online ones lack slots or blocks: who loses least first, then the newest.
 
-    A request loses the blocks that are not saved, but for the few that the step waits for.
+    A request loses the blocks that are not saved, but for the few that the step waits for. ``batch``: `batch_of` all that run.
     """
-    if view.online_waiting == 0:
+    if view.online_waiting == 0 or not (batch.decodes or batch.prefills):
         return frozenset()
     running = view.running
     slots = view.online_waiting - (view.max_seqs - len(running))
     # Those that run take their blocks first: an engine that lacks one of them for a running request admits nobody in that step.
-    growth = [r.blocks_step if not r.offline or r.step_tokens <= 1 else 0 for r in running]
-    blocks = view.online_waiting_blocks + sum(growth) - view.free_blocks
+    blocks = view.online_waiting_blocks + batch.step_blocks - view.free_blocks
     if slots <= 0 and blocks <= 0:
         return frozenset()
     chosen: set[int] = set()
-    for place in sorted(range(len(running) - 1, -1, -1), key=lambda place: max(0, running[place].unsaved - view.max_waited)):
+    rows = sorted([*batch.decodes, *batch.prefills], reverse=True)
+    for place in sorted(rows, key=lambda place: max(0, running[place].unsaved - view.max_waited)):
         if slots <= 0 and blocks <= 0:
             break
-        if running[place].offline:
-            chosen.add(place)
-            slots -= 1
-            blocks -= running[place].blocks_now + growth[place]
+        one = running[place]
+        chosen.add(place)
+        slots -= 1
+        blocks -= one.blocks_now + (one.blocks_step if one.step_tokens <= 1 else 0)
     return frozenset(chosen)

@@ -55,6 +55,7 @@ class Mlfq:
         self._numbers = count()
         self._step_s = float("-inf")  # the latest step that anyone took part in
         self._latest: set[str] = set()  # who did, and has not ended
+        self._first: dict[tuple[int, int], list[str]] | None = None  # those by priority and level, as they joined; None: not known
         self._starving: list[tuple[float, str]] = []  # a heap: no later than when each, below queue 0 and not promoted, has waited too long
 
     def __len__(self) -> int:
@@ -87,7 +88,7 @@ class Mlfq:
 
         A used-up quantum moves it to the next lower queue that covers ``next_s``; one that was promoted goes back where it was.
         """
-        place = self._places[request]
+        place, self._first = self._places[request], None
         if now_s != self._step_s:
             self._latest.clear()
         self._latest.add(request)
@@ -109,7 +110,10 @@ class Mlfq:
         """It ended or was aborted."""
         place = self._places.pop(request)
         del self._queues[place.priority][place.level][request]
-        self._latest.discard(request)
+        if request in self._latest:
+            self._latest.remove(request)
+            if self._first is not None:
+                self._first[place.priority, place.level].remove(request)
         if not any(self._queues[place.priority]):
             del self._queues[place.priority]
         if len(self._starving) > 2 * len(self._places) + MIN_STALE:
@@ -138,23 +142,29 @@ class Mlfq:
         return enst({name: place.level for name, place in places.items()}, due_s, counts, self.quantum_s, batch)
 
     def _walk(self) -> Iterator[str]:
-        running: dict[tuple[int, int], list[str]] = {}
-        for name in sorted(self._latest, key=lambda name: self._places[name].joined):
-            place = self._places[name]
-            running.setdefault((place.priority, place.level), []).append(name)
+        if self._first is None:
+            self._first = self._running()
         for priority, queues in sorted(self._queues.items()):
             for level, queue in enumerate(queues):
-                first = running.get((priority, level), ())
+                first = self._first.get((priority, level), ())
                 yield from first
                 if len(first) < len(queue):
                     yield from (name for name in queue if name not in self._latest) if first else queue
+
+    def _running(self) -> dict[tuple[int, int], list[str]]:
+        """Those of the latest step by priority and level, in the order in which they joined."""
+        running: dict[tuple[int, int], list[str]] = {}
+        latest = [(place.joined, name, place) for name, place in ((name, self._places[name]) for name in self._latest)]
+        for _, name, place in sorted(latest):
+            running.setdefault((place.priority, place.level), []).append(name)
+        return running
 
     def _covering(self, least: int, seconds: float) -> int:
         last = self._levels - 1
         return next((level for level in range(min(least, last), last) if self.quantum(level) >= seconds), last)
 
     def _move(self, request: str, level: int) -> None:
-        place = self._places[request]
+        place, self._first = self._places[request], None
         queues = self._queues[place.priority]
         del queues[place.level][request]
         place.level, place.attained_s, place.joined = level, 0.0, next(self._numbers)
@@ -191,5 +201,6 @@ class Mlfq:
         assert all(place.attained_s >= 0.0 for place in self._places.values())
         assert all(any(queues) for queues in self._queues.values())
         assert self._latest <= self._places.keys()
+        assert self._first is None or self._first.items() >= self._running().items()
         watched = {name for _, name in self._starving}
         assert all(name in watched for name, place in self._places.items() if place.level > 0 and place.home is None)

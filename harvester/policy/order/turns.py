@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
+from itertools import islice
 
 from harvester.policy.order.online import OnlineOrder
 from harvester.policy.view import EngineView, Running
@@ -13,14 +14,14 @@ def ranked(order: OnlineOrder, running: Collection[str], waiting: Container[str]
 
     No step admits more than there are slots, so nobody looks at those behind. Where an order leaves one out it has no place.
     """
-    names, left, behind = list[str](), max_waiting, set(running)
-    for name in order.order(now_s):
-        names.append(name)
-        behind.discard(name)
-        left -= name in waiting
-        if left <= 0:
-            break
-    return {name: place for place, name in enumerate([*names, *order.among(behind, now_s)] if behind else names)}
+    names, left, walk, waits = list[str](), max_waiting, iter(order.order(now_s)), waiting.__contains__
+    while left > 0 and (part := list(islice(walk, left))):
+        names += part
+        left -= sum(map(waits, part))
+    behind = set(running).difference(names)
+    if behind:
+        names += order.among(behind, now_s)
+    return dict(zip(names, range(len(names)), strict=True))
 
 
 def left_out(running: Sequence[str], waiting: Mapping[str, int], ranks: Mapping[str, int], slots: int, free_blocks: int) -> frozenset[str]:
@@ -29,20 +30,22 @@ def left_out(running: Sequence[str], waiting: Mapping[str, int], ranks: Mapping[
     ``waiting``: KV blocks that each waiting one needs. One that finds no KV takes no slot, and none behind it is admitted before it.
     One that is not in ``ranks`` has no turn.
     """
-    if len(running) <= slots and (len(running) + len(waiting) <= slots or not waiting) and all(name in ranks for name in running):
+    if len(running) <= slots and (len(running) + len(waiting) <= slots or not waiting) and all(map(ranks.__contains__, running)):
         return frozenset()
-    chosen: set[str] = set()
-    open_door = True
-    for name in sorted((name for name in (*running, *waiting) if name in ranks), key=ranks.__getitem__):
+    turns = list(filter(ranks.__contains__, (*running, *waiting)))
+    turns.sort(key=ranks.__getitem__)
+    chosen, open_door = list[str](), True
+    for name in turns:
         if len(chosen) == slots:
             break
-        if name in waiting:
-            open_door = open_door and waiting[name] <= free_blocks
+        blocks = waiting.get(name)
+        if blocks is not None:
+            open_door = open_door and blocks <= free_blocks
             if not open_door:
                 continue
-            free_blocks -= waiting[name]
-        chosen.add(name)
-    return frozenset(running) - chosen
+            free_blocks -= blocks
+        chosen.append(name)
+    return frozenset(running).difference(chosen)
 
 
 def give_up(view: EngineView, ranks: Mapping[str, int]) -> tuple[int, ...]:

@@ -1,10 +1,16 @@
-"""The running requests by what they are in the step, found in one pass: a step is planned every few ms, over up to thousands of them."""
+"""The running requests by what they are in the step, found in one pass: a step is planned every few ms, over up to thousands of them.
+
+Most steps are those of the last one with a token more. So all that a plan asks of the batch as a whole is a sum here, and a batch that was
+looked at while the step before ran loses those that have ended (`Batch.without`): the plan itself looks at no request by itself.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from harvester.policy.view import Running
 
@@ -19,17 +25,59 @@ class Batch:
     prompts: list[Running] = field(default_factory=list)  # online, by rank
     decodes: list[int] = field(default_factory=list)  # offline, oldest first, as below
     contexts: list[int] = field(default_factory=list)  # tokens computed of each of ``decodes``
+    context_sums: list[int] = field(default_factory=lambda: [0])  # of the first 0, 1, 2 .. of those
     prefills: list[int] = field(default_factory=list)
     final_blocks: int = 0  # KV blocks of the offline ones when they end
     growth_blocks: int = 0  # of those, what they will still ask for
+    step_blocks: int = 0  # KV blocks that all but the offline prompts ask for in this step
+    chat_blocks: int = 0  # KV blocks that the online ones hold
+    decoding_tokens: int = 0  # of ``decoding``
+    decoding_context: int = 0  # tokens computed of those
     tpot_s: float = math.inf  # least promised to those whose first token is out
     due_s: float = math.inf  # when the earliest first token of the running is due
+    first_tokens: bool = False  # one of the online requests has not made its first token
     unpromised: bool = False  # one of the online requests has no number for the token that it waits for
 
     @property
     def prompt_tokens(self) -> int:
         """Of the online prompts that run, all that is left of them."""
         return sum(request.step_tokens for request in self.prompts)
+
+    def without(self, place: int, one: Running) -> Batch:
+        """The batch when ``one``, at ``place``, has left and those behind it have moved up. It holds no prompts."""
+        assert not [*self.prompts, *self.prefills], "prompts that run are looked at in each step"
+        at = bisect_left(self.decodes, place)
+        behind = [other - 1 for other in self.decodes[at + one.offline :]]
+        kept, decodes = list(range(len(self.kept) - 1)), self.decodes[:at] + behind
+        if not one.offline:
+            online = [other - (other > place) for other in self.online if other != place]
+            rest = replace(self, kept=kept, decodes=decodes, online=online, step_blocks=self.step_blocks - one.blocks_step)
+            rest._take_chat([other for other in self.decoding if other.name != one.name])
+            return rest
+        contexts = self.contexts[:at] + self.contexts[at + 1 :]
+        return replace(
+            self,
+            kept=kept,
+            decodes=decodes,
+            contexts=contexts,
+            context_sums=[0, *accumulate(contexts)],
+            online=[other - (other > place) for other in self.online],
+            final_blocks=self.final_blocks - one.blocks_final,
+            growth_blocks=self.growth_blocks - one.blocks_final + one.blocks_now,
+            step_blocks=self.step_blocks - one.blocks_step,
+        )
+
+    def _take_chat(self, requests: list[Running]) -> None:
+        """These are the online ones, in the order of ``online``."""
+        self.decoding = [one for one in requests if one.step_tokens <= 1]
+        self.prompts = [one for one in requests if one.step_tokens > 1] if len(self.decoding) < len(requests) else []
+        self.decoding_tokens = sum([one.step_tokens for one in self.decoding])
+        self.decoding_context = sum([one.context for one in self.decoding])
+        self.chat_blocks = sum([one.blocks_now for one in requests])
+        tpots_s = [one.tpot_s for one in requests if one.decoding]
+        dues_s = [one.due_s for one in requests if not one.decoding] if len(tpots_s) < len(requests) else []
+        self.tpot_s, self.due_s = min(tpots_s, default=math.inf), min(dues_s, default=math.inf)
+        self.first_tokens, self.unpromised = bool(dues_s), math.inf in tpots_s or math.inf in dues_s
 
 
 NO_RANKS: Mapping[str, int] = {}
@@ -39,31 +87,35 @@ def batch_of(running: Sequence[Running], left_out: Container[int] = (), ranks: M
     """O(running), and the plan's largest part: each pass is one comprehension. ``ranks``: order of online prompts, by name."""
     kept = [place for place in range(len(running)) if place not in left_out] if left_out else list(range(len(running)))
     chat = [place for place in kept if not running[place].offline]
-    offline = [place for place in kept if running[place].offline] if chat else kept
-    decodes = [place for place in offline if running[place].step_tokens <= 1]
-    final_blocks = sum([running[place].blocks_final for place in offline])
-    batch = Batch(
-        kept=kept,
-        decodes=decodes,
-        contexts=[running[place].context for place in decodes],
-        prefills=[place for place in offline if running[place].step_tokens > 1] if len(decodes) < len(offline) else [],
-        final_blocks=final_blocks,
-        growth_blocks=final_blocks - sum([running[place].blocks_now for place in offline]),
-    )
+    offline = [place for place in kept if running[place].offline] if len(chat) < len(kept) else []
+    batch = Batch(kept=kept)
+    if offline:
+        _with_rows(batch, running, offline)
     if chat:
         _with_chat(batch, running, chat, ranks)
     return batch
 
 
+def _with_rows(batch: Batch, running: Sequence[Running], offline: list[int]) -> None:
+    rows = [running[place] for place in offline]
+    decodes = [one for one in rows if one.step_tokens <= 1]
+    if len(decodes) < len(rows):
+        batch.decodes = [place for place in offline if running[place].step_tokens <= 1]
+        batch.prefills = [place for place in offline if running[place].step_tokens > 1]
+    else:
+        batch.decodes = offline
+    batch.contexts = [one.context for one in decodes]
+    batch.context_sums = [0, *accumulate(batch.contexts)]
+    batch.final_blocks = sum([one.blocks_final for one in rows])
+    batch.growth_blocks = batch.final_blocks - sum([one.blocks_now for one in rows])
+    batch.step_blocks = sum([one.blocks_step for one in decodes])
+
+
 def _with_chat(batch: Batch, running: Sequence[Running], chat: list[int], ranks: Mapping[str, int]) -> None:
-    chat.sort(key=lambda place: (1, ranks.get(running[place].name, len(ranks))) if running[place].step_tokens > 1 else (0, 0))
+    requests = [running[place] for place in chat]
+    if max([one.step_tokens for one in requests]) > 1:
+        chat.sort(key=lambda place: (1, ranks.get(running[place].name, len(ranks))) if running[place].step_tokens > 1 else (0, 0))
+        requests = [running[place] for place in chat]
     batch.online = chat
-    for place in chat:
-        request = running[place]
-        (batch.decoding if request.step_tokens <= 1 else batch.prompts).append(request)
-        due_s = request.tpot_s if request.decoding else request.due_s
-        batch.unpromised |= due_s == math.inf
-        if request.decoding:
-            batch.tpot_s = min(batch.tpot_s, due_s)
-        else:
-            batch.due_s = min(batch.due_s, due_s)
+    batch.step_blocks += sum([one.blocks_step for one in requests])
+    batch._take_chat(requests)

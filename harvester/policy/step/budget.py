@@ -59,27 +59,34 @@ class Prompts:
 
 
 def offline_budget(
-    model: LatencyModel, online: StepLoad, limit_s: float, offline_decodes: Sequence[int], prompts: Prompts, max_tokens: int
+    model: LatencyModel,
+    online: StepLoad,
+    limit_s: float,
+    offline_decodes: Sequence[int],
+    prompts: Prompts,
+    max_tokens: int,
+    context_sums: Sequence[int] | None = None,
 ) -> Budget:
-    """The largest budget whose step stays within ``limit_s`` by ``model.bound``, decodes before prompts; O(len(offline_decodes)).
+    """The largest budget whose step stays within ``limit_s`` by ``model.bound``, decodes before prompts; O(log) of both.
 
     Both are found by bisection: time never falls as decodes are added, nor as prompt tokens are. Where CUDA graphs make it a staircase, the
     budget fills a stair to its edge. The first prompt token may cost a jump to another kind of step, so that none fits where decodes do.
 
-    ``offline_decodes``: their context tokens, in the order in which they are to run. Prompts get nothing while a decode is left out, which
+    ``offline_decodes``: their context tokens, in the order in which they are to run, and ``context_sums`` of the first 0, 1, 2 .. of them,
+    which are added up where they are not known. Prompts get nothing while a decode is left out, which
     would only make more decodes that do not fit. Decodes and prompt tokens together stay within ``max_tokens``. Nothing fits where the
     online work alone takes longer than ``limit_s``. A higher limit never lowers either number.
     """
     max_tokens = max(0, max_tokens)
     margin, predict = model.margin, model.predict  # one look at them, not one a try
-    contexts = [0, *accumulate(offline_decodes[:max_tokens])]
+    contexts = [0, *accumulate(offline_decodes)] if context_sums is None else context_sums
 
     chunk, attention, seqs, context, sequences = online
 
     def with_decodes(count: int) -> StepLoad:
         return StepLoad(chunk, attention, seqs + count, context + contexts[count], sequences + count)
 
-    decodes = largest(len(contexts) - 1, lambda count: margin * predict(with_decodes(count)) <= limit_s)
+    decodes = largest(min(len(offline_decodes), max_tokens), lambda count: margin * predict(with_decodes(count)) <= limit_s)
     if decodes < len(offline_decodes):
         return Budget(decodes, 0)
     load = with_decodes(decodes)

@@ -24,8 +24,10 @@ def plan_step(
     view: StepView, config: PolicyConfig, budget: Budget = FIXED, batch: Batch | None = None, admission: Admission = WORST
 ) -> StepPlan:
     """Plan one step; O(running). ``batch``: `batch_of` all that run, where the caller has it already."""
-    preempt = victims(view)
-    if batch is None or preempt:
+    if batch is None:
+        batch = batch_of(view.running, (), view.ranks)
+    preempt = victims(view, batch)
+    if preempt:
         batch = batch_of(view.running, preempt, view.ranks)
     space = admission.space(view, batch, config) if view.online_waiting == 0 else (0, 0)
     if not batch.online and view.online_waiting == 0 and not view.returning:
@@ -36,6 +38,6 @@ def plan_step(
     step_s = limit_s(view, batch)
     plan = budget.beside_chat(view, batch, config, step_s, space)
     offline = len(plan.run) > len(batch.online) or (plan.offline_slots > 0 and len(view.offline_next) > 0)
-    first_token = batch.prompts or view.online_waiting or view.returning or not all(one.decoding for one in batch.decoding)
+    first_token = batch.prompts or view.online_waiting or view.returning or batch.first_tokens
     may_end = offline and not first_token
     return replace(plan, preempt=tuple(sorted(preempt)), limit_s=step_s, may_end=may_end, tpot_s=tpot_s)

@@ -66,7 +66,8 @@ class SloBudget:
         if not model.ready or view.offline_step_s == math.inf or view.max_tokens is None:
             return None
         step_s = model.margin * view.offline_step_s  # the best length on average, no promise
-        fit = offline_budget(model, StepLoad(), step_s, batch.contexts, _prompts(view, batch.prefills, view.max_seqs), view.max_tokens)
+        prompts = _prompts(view, batch.prefills, view.max_seqs)
+        fit = offline_budget(model, StepLoad(), step_s, batch.contexts, prompts, view.max_tokens, batch.context_sums)
         return min(view.max_tokens, max(fit.tokens, len(batch.contexts) + MIN_CHUNK))
 
     def beside_chat(self, view: StepView, batch: Batch, config: PolicyConfig, limit_s: float, space: Space) -> StepPlan:
@@ -90,12 +91,13 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
     step_s = stretched_s(step_s, view, model.margin * alone_s)
     longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
     decodes, contexts = batch.decodes, batch.contexts
-    if contexts and max(contexts) > longest:
+    sums: Sequence[int] | None = batch.context_sums
+    if longest < math.inf and contexts and max(contexts) > longest:
         decodes = [i for i, context in zip(decodes, contexts, strict=True) if context <= longest]
-        contexts = [running[i].context for i in decodes]
+        contexts, sums = [running[i].context for i in decodes], None
     prefills = batch.prefills[:PROMPTS_PER_STEP]
     prompts = _prompts(view, prefills, space[0])
-    budget = offline_budget(model, load, step_s, contexts, prompts, _max_tokens(view, config, model, load) - load.tokens)
+    budget = offline_budget(model, load, step_s, contexts, prompts, _max_tokens(view, config, model, load) - load.tokens, sums)
     run, tokens = decodes[: budget.decodes], budget.tokens
     if view.online_waiting or online.prompt_tokens is not None:
         tokens, space = budget.decodes, (0, 0)  # offline prompts that run would take the tokens of prompts that wait

@@ -34,7 +34,7 @@ def limit_s(view: StepView, batch: Batch) -> float:
     """
     slack_s = first_token_slack_s(view, batch)
     if view.max_tokens is not None and slack_s > 0:
-        tokens = sum(r.step_tokens for r in batch.decoding) + batch.prompt_tokens
+        tokens = batch.decoding_tokens + batch.prompt_tokens
         slack_s /= max(1, math.ceil((tokens + view.waiting_tokens) / view.max_tokens))
     return min(batch.tpot_s, slack_s)
 
@@ -109,10 +109,12 @@ def online_load(view: StepView, batch: Batch, max_tokens: int | None = None) -> 
     """
     most = view.max_tokens if max_tokens is None else max_tokens
     left = math.inf if most is None else most
-    decoding = batch.decoding if len(batch.decoding) <= left else batch.decoding[: int(left)]
-    decodes, contexts = sum(r.step_tokens for r in decoding), sum(r.context for r in decoding)
+    seqs, decodes, contexts = len(batch.decoding), batch.decoding_tokens, batch.decoding_context
+    if seqs > left:
+        decoding = batch.decoding[: int(left)]
+        seqs, decodes, contexts = len(decoding), sum(r.step_tokens for r in decoding), sum(r.context for r in decoding)
     left -= decodes
-    load = StepLoad(0, 0.0, decodes, contexts, len(decoding))
+    load = StepLoad(0, 0.0, decodes, contexts, seqs)
     if view.returning:
         load += StepLoad(0, 0.0, view.returning, view.returning_context, view.returning)
         left = max(0, left - view.returning)

@@ -1,0 +1,51 @@
+"""What is seen of the running requests while a step runs, and what is left of it when some of them end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from harvester.engine.core.ahead import MAX_GONE, PlanAhead
+from harvester.policy.step.batch import batch_of
+from harvester.policy.view import Running
+
+
+@dataclass(frozen=True)
+class Held:
+    """A request of an engine."""
+
+    request_id: str
+    context: int
+
+
+def row(request: Held, shift_s: float) -> Running:
+    return Running(request.request_id, request.context % 3 != 0, 1, 2, 4, 1, request.context, decoding=True)
+
+
+@pytest.mark.parametrize("gone", [0, 1, 3, MAX_GONE + 2], ids=["none ended", "one ended", "three ended", "most ended"])
+def test_who_ends_leaves_the_batch_that_was_seen_and_the_others_are_not_looked_at_again(gone: int) -> None:
+    looks = list[str]()
+
+    def counted(request: Held, shift_s: float) -> Running:
+        looks.append(request.request_id)
+        return row(request, shift_s)
+
+    ahead, running = PlanAhead(counted), [Held(f"r{number}", 10 + number) for number in range(16)]
+    assert ahead.look(running)
+    stay = [one for place, one in enumerate(running) if place % 16 not in {5 * number % 16 for number in range(gone)}]
+    for one in running:
+        if one not in stay:
+            ahead.left(one.request_id)
+    rows, batch = ahead.rows(stay, 0.0)
+    assert rows == [row(one, 0.0) for one in stay]
+    assert batch == batch_of(rows)
+    assert len(looks) == len(running)
+
+
+def test_requests_that_came_since_are_looked_at() -> None:
+    ahead, running = PlanAhead(row), [Held("a", 4), Held("b", 5)]
+    ahead.look(running)
+    rows, batch = ahead.rows([*running, Held("c", 7)], 0.0)
+    assert [one.name for one in rows] == ["a", "b", "c"]
+    assert batch is None

@@ -1,0 +1,44 @@
+"""What a plan knows of a batch as a whole: a batch that loses requests is the one that would be made of those that stay."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harvester.policy.step.batch import batch_of
+from harvester.policy.view import Running
+
+TPOTS_S = st.sampled_from([0.05, 0.1, math.inf])
+
+
+def decoding(number: int, offline: bool, context: int, tpot_s: float) -> Running:
+    blocks = -(-context // 16)
+    asks = -(-(context + 1) // 16) - blocks
+    return Running(f"r{number}", offline, 1, blocks, 2 * blocks if offline else 0, asks, context, decoding=True, tpot_s=tpot_s)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 100), TPOTS_S), min_size=1, max_size=12), st.data())
+def test_a_batch_that_loses_requests_is_the_batch_of_those_that_stay(kinds: list[tuple[bool, int, float]], data: st.DataObject) -> None:
+    rows = [decoding(number, *kind) for number, kind in enumerate(kinds)]
+    batch = batch_of(rows)
+    for _ in range(data.draw(st.integers(1, len(rows)))):
+        place = data.draw(st.integers(0, len(rows) - 1))
+        batch = batch.without(place, rows[place])
+        rows = rows[:place] + rows[place + 1 :]
+        assert batch == batch_of(rows)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 3), st.integers(0, 60), st.booleans()), max_size=12))
+def test_the_sums_of_a_batch_are_those_of_its_requests(kinds: list[tuple[bool, int, int, bool]]) -> None:
+    rows = [Running(f"r{n}", offline, tokens, 2, 9, n % 3, context, made) for n, (offline, tokens, context, made) in enumerate(kinds)]
+    batch = batch_of(rows)
+    offline, online = [one for one in rows if one.offline], [one for one in rows if not one.offline]
+    assert batch.context_sums == [sum(batch.contexts[:count]) for count in range(len(batch.contexts) + 1)]
+    assert batch.step_blocks == sum(one.blocks_step for one in rows if not one.offline or one.step_tokens == 1)
+    assert (batch.final_blocks, batch.growth_blocks) == (9 * len(offline), 7 * len(offline))
+    assert batch.chat_blocks == 2 * len(online)
+    assert batch.decoding_tokens == sum(one.step_tokens for one in online if one.step_tokens == 1)
+    assert batch.decoding_context == sum(one.context for one in online if one.step_tokens == 1)
+    assert batch.first_tokens == any(not one.decoding for one in online)
