@@ -49,3 +49,13 @@ def test_requests_that_came_since_are_looked_at() -> None:
     rows, batch = ahead.rows([*running, Held("c", 7)], 0.0)
     assert [one.name for one in rows] == ["a", "b", "c"]
     assert batch is None
+
+
+def test_one_who_leaves_after_others_were_taken_out_is_not_in_the_batch_either() -> None:
+    ahead, running = PlanAhead(row), [Held(f"r{number}", 10 + number) for number in range(4)]
+    ahead.look(running)
+    ahead.left("r1")
+    ahead.rows([one for one in running if one.request_id != "r1"], 0.0)
+    ahead.left("r3")
+    rows, _ = ahead.rows([running[0], running[2]], 0.0)
+    assert [one.name for one in rows] == ["r0", "r2"]

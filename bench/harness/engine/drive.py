@@ -134,7 +134,15 @@ class Drive:
         return STOP if self.requests[name].num_output_tokens + 1 == self._answers.get(name) else WORD
 
     def take(self, output: Any, result: ModelRunnerOutput) -> None:
-        for outputs in self.scheduler.update_from_output(output, result).values():
+        self.note(self.answered(output, result))
+
+    def answered(self, output: Any, result: ModelRunnerOutput) -> Any:
+        """What the scheduler says of a step's answers, for `note`."""
+        return self.scheduler.update_from_output(output, result)
+
+    def note(self, answers: Any) -> None:
+        """Keep who has finished."""
+        for outputs in answers.values():
             for item in outputs.outputs:
                 if item.finished:
                     self.finished[item.request_id] = self.requests[item.request_id].num_output_tokens

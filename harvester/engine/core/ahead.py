@@ -12,7 +12,7 @@ from typing import Any
 from harvester.policy.step.batch import Batch, batch_of
 from harvester.policy.view import Plan, Running
 
-MAX_GONE = 8  # requests that are taken out of a batch one by one; with more it is made anew
+MAX_GONE = 32  # requests that are taken out of a batch; with more it is made anew
 
 
 class PlanAhead:
@@ -22,7 +22,8 @@ class PlanAhead:
         self._row = row
         self._seen: dict[str, Running] = {}
         self._all: tuple[list[Running], Batch] | None = None  # where those seen are all that run
-        self._gone: list[str] = []  # of those, who has left since
+        self._places: dict[str, int] = {}  # of each among those
+        self._gone: list[int] = []  # places of those who have left since
         self._next: Plan | None = None
 
     def look(self, running: Sequence[Any]) -> bool:
@@ -38,6 +39,7 @@ class PlanAhead:
             self._all = None
             return False
         whole = list(rows.values())
+        self._places = dict(zip(rows, range(len(rows)), strict=True))
         self._all = whole, batch_of(whole)
         return True
 
@@ -67,7 +69,11 @@ class PlanAhead:
         """This one has ended or lost its KV."""
         self._next = None
         if self._seen.pop(name, None) is not None and self._all is not None:
-            self._gone.append(name)
+            place = self._places.get(name)
+            if place is None:
+                self._all = None
+            else:
+                self._gone.append(place)
 
     def clear(self) -> None:
         """No step came out as planned."""
@@ -77,19 +83,13 @@ class PlanAhead:
 
     def _take_out(self) -> None:
         """Of all that run, those that have left since they were looked at."""
-        gone, self._gone = self._gone, []
+        gone, self._gone = sorted(self._gone), []
         if self._all is None:
             return
         rows, batch = self._all
-        if len(gone) > MAX_GONE or batch.prefills:
-            left = set(gone)
-            rows = [row for row in rows if row.name not in left]
-            self._all = rows, batch_of(rows)
-            return
-        names = [row.name for row in rows]
-        for name in gone:
-            place = names.index(name)
-            del names[place]
-            batch = batch.without(place, rows[place])
-            rows = rows[:place] + rows[place + 1 :]
-        self._all = rows, batch
+        rest = list(rows)
+        for place in reversed(gone):
+            del rest[place]
+        keep = len(gone) <= MAX_GONE and not batch.prefills
+        self._all = rest, batch.without(gone, rows) if keep else batch_of(rest)
+        self._places = {}  # who leaves before the next look has the others looked at again

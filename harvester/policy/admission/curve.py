@@ -17,7 +17,7 @@ A plan may be dropped and made again for the same step, without who has ended si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 ANEW = 16
@@ -53,12 +53,12 @@ class Curve:
         if self._before is not None:
             (self._rows, self._classes), self._before = self._before, None
 
-    def follow(self, running: Collection[str], now: Callable[[str], Row]) -> None:
+    def follow(self, running: Mapping[str, object], now: Callable[[str], Row]) -> None:
         """These run. ``now``: of one of them. O(running), of which a sixteenth and those that are new are asked for."""
         self.take_back()
         self._before = dict(self._rows), _copied(self._classes)
         known = self._rows
-        for name in [name for name in known if name not in running]:
+        for name in [name for name in known if name not in running] if not known.keys() <= running.keys() else ():
             self._leave(name)
         new = [name for name in running if name not in known] if len(known) < len(running) else []
         for name in list(islice(known, -(-len(known) // self._anew))):
@@ -72,14 +72,15 @@ class Curve:
 
         ``spare``: tokens by which each holds more than it knows: half a block, without what it shares with others.
         """
-        classes = self._classes
-        if more:
-            classes = _copied(classes)
-            for left, tokens in more:
-                self._add(classes, (left + self._step, tokens - self._step), 1)
+        classes, joined = self._classes, dict[int, _Class]()
+        for left, known in more:
+            place = int((left + self._step) // self._width)
+            if place not in joined:
+                joined[place] = list(classes.get(place, (0, 0.0, 0.0)))
+            self._add(joined, (left + self._step, known - self._step), 1)
         rows = tokens = peak = 0.0
-        for place in sorted(classes, reverse=True):
-            count, ends, here = classes[place]
+        for place in sorted(classes.keys() | joined.keys(), reverse=True):
+            count, ends, here = joined.get(place) or classes[place]
             rows += count
             tokens += here
             peak = max(peak, tokens + rows * (ends / count + spare))

@@ -134,7 +134,7 @@ class Expected:
         """Tell the curve who runs, and whose KV is read back."""
         running, loading, lengths = view.running, view.loading_rows, self._by_name
         places = [*batch.decodes, *batch.prefills]
-        found: dict[str, Running | None] = {running[place].name: running[place] for place in places}
+        found: dict[str, Running | None] = {one.name: one for one in map(running.__getitem__, places)}
         found.update(dict.fromkeys(loading))
 
         def now(name: str) -> Row:

@@ -43,29 +43,32 @@ class Batch:
         """Of the online prompts that run, all that is left of them."""
         return sum(request.step_tokens for request in self.prompts)
 
-    def without(self, place: int, one: Running) -> Batch:
-        """The batch when ``one``, at ``place``, has left and those behind it have moved up. It holds no prompts."""
+    def without(self, gone: Sequence[int], rows: Sequence[Running]) -> Batch:
+        """The batch when those at the places ``gone``, which ascend, have left ``rows``, and those behind have moved up.
+
+        It holds no prompts.
+        """
         assert not [*self.prompts, *self.prefills], "prompts that run are looked at in each step"
-        at = bisect_left(self.decodes, place)
-        behind = [other - 1 for other in self.decodes[at + one.offline :]]
-        kept, decodes = list(range(len(self.kept) - 1)), self.decodes[:at] + behind
-        if not one.offline:
-            online = [other - (other > place) for other in self.online if other != place]
-            rest = replace(self, kept=kept, decodes=decodes, online=online, step_blocks=self.step_blocks - one.blocks_step)
-            rest._take_chat([other for other in self.decoding if other.name != one.name])
-            return rest
-        contexts = self.contexts[:at] + self.contexts[at + 1 :]
-        return replace(
+        left = [rows[place] for place in gone]
+        names, lost = {one.name for one in left}, [one for one in left if one.offline]
+        contexts = list(self.contexts)
+        for place in reversed(gone):
+            if rows[place].offline:
+                del contexts[bisect_left(self.decodes, place)]
+        rest = replace(
             self,
-            kept=kept,
-            decodes=decodes,
+            kept=list(range(len(self.kept) - len(gone))),
+            online=_moved_up(self.online, gone),
+            decodes=_moved_up(self.decodes, gone),
             contexts=contexts,
-            context_sums=[0, *accumulate(contexts)],
-            online=[other - (other > place) for other in self.online],
-            final_blocks=self.final_blocks - one.blocks_final,
-            growth_blocks=self.growth_blocks - one.blocks_final + one.blocks_now,
-            step_blocks=self.step_blocks - one.blocks_step,
+            context_sums=[0, *accumulate(contexts)] if lost else self.context_sums,
+            final_blocks=self.final_blocks - sum([one.blocks_final for one in lost]),
+            growth_blocks=self.growth_blocks - sum([one.blocks_final - one.blocks_now for one in lost]),
+            step_blocks=self.step_blocks - sum([one.blocks_step for one in left]),
         )
+        if len(lost) < len(left):
+            rest._take_chat([one for one in self.decoding if one.name not in names])
+        return rest
 
     def _take_chat(self, requests: list[Running]) -> None:
         """These are the online ones, in the order of ``online``."""
@@ -78,6 +81,16 @@ class Batch:
         dues_s = [one.due_s for one in requests if not one.decoding] if len(tpots_s) < len(requests) else []
         self.tpot_s, self.due_s = min(tpots_s, default=math.inf), min(dues_s, default=math.inf)
         self.first_tokens, self.unpromised = bool(dues_s), math.inf in tpots_s or math.inf in dues_s
+
+
+def _moved_up(places: Sequence[int], gone: Sequence[int]) -> list[int]:
+    """``places`` without those that are ``gone``, each moved up by as many as were before it. Both ascend."""
+    moved, start = list[int](), 0
+    for before, place in enumerate(gone):
+        end = bisect_left(places, place, start)
+        moved += [other - before for other in places[start:end]]
+        start = end + (end < len(places) and places[end] == place)
+    return moved + [other - len(gone) for other in places[start:]]
 
 
 NO_RANKS: Mapping[str, int] = {}
