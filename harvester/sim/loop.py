@@ -7,6 +7,7 @@ at a time, as on a CPU; the brain learns from a step while the next one runs, as
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +16,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.policy.ran import StepRan
 from harvester.policy.step.preempt import Arrival, Flight, first_to_end, layers_between
 from harvester.policy.view import Plan
+from harvester.sim.door import Door
 from harvester.sim.engine import Engine
 from harvester.sim.replica import Replica, Scheduled
 from harvester.sim.trace import Request
@@ -27,17 +29,21 @@ APART_S = 1e-9  # between requests of one moment
 
 
 class Simulation:
-    """Runs a trace to its end. One simulation is for one trace: the brain keeps what it has learnt, the clock goes on."""
+    """Runs a trace to its end. One simulation is for one trace: the brain keeps what it has learnt, the clock goes on.
 
-    def __init__(self, engine: Engine, brain: Brain) -> None:
+    ``door``: who refuses chat; None: all may come in.
+    """
+
+    def __init__(self, engine: Engine, brain: Brain, door: Door | None = None) -> None:
         self.now_s = 0.0
         self.steps = 0
         self.busy_s = 0.0
         self.ended_steps = 0  # for an arrival; what they had computed is lost
         self.offline_tokens = 0  # computed, prompts and answers
-        self._engine, self._brain = engine, brain
+        self._engine, self._brain, self._door = engine, brain, door
         self._replica = Replica(engine, brain.offline, lambda row: brain.arrive(row_of(row, engine), self.now_s))
         self._arrivals: deque[Request] = deque()
+        self._let_in: deque[Request] = deque()  # those that have passed the door while a step runs
         self._arrived = 0
         self._ran: tuple[StepRan, float, float] | None = None  # the last step, until the brain has learnt from it
         self._stalled = False
@@ -53,15 +59,20 @@ class Simulation:
         self._arrivals = deque(sorted([*self._arrivals, *requests], key=lambda request: request.arrival_s))
         ended: list[Outcome] = []
         while self.now_s < until_s:
-            while self._arrivals and self._arrivals[0].arrival_s <= self.now_s:
-                self._arrive(self._arrivals.popleft())
+            self._knock(self.now_s)
+            while self._let_in and self._let_in[0].arrival_s <= self.now_s:
+                self._arrive(self._let_in.popleft())
             if self._replica:
                 ended += self._step()
-            elif self._arrivals:
-                self.now_s = self._arrivals[0].arrival_s
+            elif self._next_s() < math.inf:
+                self.now_s = self._next_s()
             else:
                 break
         return ended
+
+    def _next_s(self) -> float:
+        """When the next request comes that the replica does not know; inf where none does."""
+        return min([queue[0].arrival_s for queue in (self._let_in, self._arrivals) if queue], default=math.inf)
 
     @property
     def going(self) -> list[Outcome]:
@@ -71,6 +82,13 @@ class Simulation:
     def check(self) -> None:
         """Raise AssertionError where the engine's accounts do not add up."""
         self._replica.check()
+
+    def _knock(self, until_s: float) -> None:
+        """Who comes by then asks at the door."""
+        while self._arrivals and self._arrivals[0].arrival_s <= until_s:
+            request = self._arrivals.popleft()
+            if self._door is None or request.offline or self._door.lets_in(request, len(self._let_in)):
+                insort(self._let_in, request, key=lambda one: one.arrival_s)
 
     def _arrive(self, request: Request) -> None:
         if self._engine.blocks(request.prompt_tokens + request.output_tokens) > self._engine.total_blocks:
@@ -82,7 +100,8 @@ class Simulation:
         self._replica.wait(track)
 
     def _step(self) -> list[Outcome]:
-        plan = self._brain.plan(view(self._replica, self.now_s, self._stalled))
+        chat_only = self._door is not None and self.now_s < self._door.yield_until_s
+        plan = self._brain.plan(view(self._replica, self.now_s, self._stalled, chat_only))
         step = self._replica.schedule(plan)
         self._learn()
         if self._engine.host_blocks:
@@ -103,14 +122,14 @@ class Simulation:
         """Nothing could run: time passes until a copy has ended or a request comes, or the engine looks again."""
         self._empty_steps += not self._replica.loading
         assert self._empty_steps < MAX_EMPTY_STEPS, f"nothing can run at {self.now_s} s with {len(list(self._replica))} requests"
-        comes_s = self._arrivals[0].arrival_s - self.now_s if self._arrivals else math.inf
-        seconds = min(self._replica.host.until_next_s(), comes_s, EMPTY_STEP_S)
+        seconds = min(self._replica.host.until_next_s(), self._next_s() - self.now_s, EMPTY_STEP_S)
         self._replica.arrived(self._replica.host.advance(seconds, bounded=False)[0])
         self.now_s += seconds
 
     def _compute(self, plan: Plan, step: Scheduled) -> list[Outcome]:
         load, host = load_of(step.work), self._replica.host
         seconds = self._engine.cost(load) + host.waited_s
+        self._knock(self.now_s + seconds)
         may_end = plan.may_end and (plan.alone or self._engine.end_beside_chat)
         end_s = self._ends_s(load, seconds, plan) if may_end else None
         back, copied = host.advance(seconds if end_s is None else end_s - self.now_s)
@@ -146,7 +165,7 @@ class Simulation:
         estimate_s = model.high_s(load) or 0.0
         between = layers_between(engine.layers, estimate_s, engine.safepoint_s, min(engine.detect_s, plan.detect_s))
         stretch_s = between * seconds / engine.layers if engine.layers else math.inf
-        for request in self._arrivals if engine.layers else ():
+        for request in self._let_in if engine.layers else ():
             if request.arrival_s >= self.now_s + seconds:
                 return None
             prompt_s = model.bound(StepLoad.prefill(request.prompt_tokens)) if model.ready else 0.0

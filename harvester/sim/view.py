@@ -69,7 +69,7 @@ def running(track: Track, engine: Engine) -> Running:
     )
 
 
-def view(replica: Replica, now_s: float, stalled: bool) -> EngineView:
+def view(replica: Replica, now_s: float, stalled: bool, chat_only: bool = False) -> EngineView:
     """What it holds now."""
     engine, host = replica.engine, replica.host
     rows = [running(track, engine) for track in replica.running]
@@ -94,6 +94,7 @@ def view(replica: Replica, now_s: float, stalled: bool) -> EngineView:
         returning=sum(max(1, track.left) for track in back),
         returning_context=sum(track.computed for track in back),
         stalled=stalled,
+        chat_only=chat_only,
         stretches=engine.layers,
     )
 

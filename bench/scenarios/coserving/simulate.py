@@ -29,6 +29,9 @@ from bench.harness.measure.steps import Ran, Record, StepFit, fit, read_record
 from bench.harness.measure.stretch import Stretch
 from bench.harness.options import Options
 from bench.scenarios.coserving.coserve import MOST
+from harvester.engine.frontend.overload import AWAITING_STEPS, MIN_AWAITING
+from harvester.policy.admission.chat import ChatAdmission
+from harvester.sim.door import Door
 from harvester.sim.engine import Engine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request, promised
@@ -118,7 +121,8 @@ class _Bench:
         brain = shipped(settings, self.record.blocks)
         given, engine = self.comparison.knobs, self._engine(self.layers, settings.schedule.max_ttft_delay_fraction)
         begin_s = given.warm_s + given.idle_s + CLIENT_START_S
-        simulation = Simulation(engine, brain)
+        door = Door(engine, brain, ChatAdmission(max(MIN_AWAITING, AWAITING_STEPS * engine.max_seqs)))
+        simulation = Simulation(engine, brain, door)
         warm_up = [Request(f"warm{i}", begin_s - 0.5 + 0.1 * i, 64, 4) for i in range(WARM_UP)]
         before = simulation.run(promised([*self._job(), *warm_up], slo.ttft_ms / 1000, slo.tpot_ms / 1000), until_s=begin_s)
         chat = promised(self._chat(begin_s, front_s), slo.ttft_ms / 1000, slo.tpot_ms / 1000)
