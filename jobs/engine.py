@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jobs.hint import EVEN, SchedulingHint
@@ -12,14 +13,32 @@ Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content":
 
 
 @dataclass(frozen=True, slots=True)
+class Rendering:
+    """How the model's chat template is to write a conversation down.
+
+    ``thinking_tokens``: most tokens of thinking before the answer; 0: it answers at once. ``template_kwargs``: more of its arguments.
+    """
+
+    thinking_tokens: int = 0
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = Rendering()
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation to answer, in the words of a task. At most one of ``choices`` and ``json_schema`` is set."""
+    """A conversation to answer, in the words of a task. At most one of ``choices`` and ``json_schema`` is set.
+
+    ``max_tokens``: of answer and thinking together.
+    """
 
     messages: tuple[Message, ...]
     max_tokens: int
     temperature: float
     choices: tuple[str, ...] | None = None
     json_schema: dict[str, Any] | None = None
+    rendering: Rendering = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +60,16 @@ class RowRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to a `RowRequest`. ``text``: of an `ApiCall` the response's body, JSON text, whatever the status."""
+    """The answer to a `RowRequest`. ``text``: of an `ApiCall` the response's body, JSON text, whatever the status.
+
+    ``reasoning``: what a `Prompt` was answered with before ``text``, where the model thought; None: it did not.
+    """
 
     text: str
     finish_reason: str  # "stop" or "length"; "error" of a refused request
     usage: Usage = NONE_USED
     status_code: int = 200  # of an `ApiCall`
+    reasoning: str | None = None
 
 
 class RowError(Exception):
@@ -74,7 +97,7 @@ class Engine(Protocol):
     def concurrency(self) -> int:
         """How many prompts to keep in the engine so that its scheduler has a wide choice."""
 
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
         """Tokens of the rendered chat prompt. Never blocks the event loop."""
 
     async def complete(self, request: RowRequest) -> Completion:

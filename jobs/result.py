@@ -147,6 +147,7 @@ def part_stats(table: pa.Table, generation: int, rows_recomputed: int) -> PartSt
         rows_error=table.num_rows - rows_ok,
         rows_truncated=_total(table["truncated"]),
         rows_recomputed=rows_recomputed,
+        rows_cut_off=_total(pc.and_(pc.equal(table["status"], "ok"), pc.fill_null(pc.equal(table["finish_reason"], "length"), False))),
         error_example=_example(table),
         **usage,
     )

@@ -13,7 +13,7 @@ from connectors.paths.rules import SourceRules
 from connectors.select import Selection
 from jobs.hint import SchedulingHint
 from jobs.states import JobState
-from jobs.tasks.spec import Task
+from jobs.tasks.spec import Task, TemplateKwargs, Thinking
 from jobs.usage import Usage
 
 
@@ -98,6 +98,10 @@ class JobRequest(Frozen):
     model: str | None = Field(default=None, description="Model the job must run on. None: the server's.")
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    thinking: Thinking | None = Field(
+        default=None, description="Thinking before the answer: off, on, or its most tokens. None: the task's, or off where the model can."
+    )
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict, description="More arguments of the model's chat template.")
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(
         default=ERROR_RATE,
@@ -191,6 +195,7 @@ class RowCounts(Frozen):
     rows_error: int = 0
     rows_truncated: int = Field(default=0, description="Rows with a result whose text was cut.")
     rows_recomputed: int = Field(default=0, description="Rows that were begun more than once.")
+    rows_cut_off: int = Field(default=0, description="Rows whose answer ended at `max_tokens`: `finish_reason` length, status ok.")
 
 
 COUNTS = (*RowCounts.model_fields, *Usage.model_fields)  # as columns of the ledger's tables, in the order of its statements

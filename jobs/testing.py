@@ -10,7 +10,7 @@ from math import ceil
 
 import pyarrow as pa
 
-from jobs.engine import ApiCall, Completion, EngineGone, Message, Prompt, RowRequest
+from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowRequest
 from jobs.errors import NotFoundError
 from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
@@ -42,7 +42,8 @@ class Refused(Exception):
 
 class ScriptedEngine:
     """Implements `jobs.engine.Engine`: ``answer`` gives each prompt's text at once, or raises what `Engine.complete` may raise;
-    ``reply`` the content of the response to each call, or raises `Refused`. ``hear`` is given each request before that.
+    ``reply`` the content of the response to each call, or raises `Refused`. ``hear`` is given each request before that; ``think`` gives
+    what stands before the answer to a prompt that thinks.
 
     A text of more than ``max_tokens`` tokens is cut there and ends with "length". Each completion takes ``delay_s`` and, after `hold`,
     until `go_on`; `die` ends it with `EngineGone`, and every later one too. Used from one event loop.
@@ -58,6 +59,7 @@ class ScriptedEngine:
         tokens_per_char: float = 0.25,
         reply: Callable[[ApiCall], str] = last_content,
         hear: Callable[[RowRequest], None] | None = None,
+        think: Callable[[Prompt], str] | None = None,
     ) -> None:
         self.model = model
         self.context_tokens = context_tokens
@@ -65,6 +67,7 @@ class ScriptedEngine:
         self.answer = answer
         self.reply = reply
         self.hear = hear
+        self.think = think
         self.delay_s = delay_s
         self.tokens_per_char = tokens_per_char
         self.calls = 0  # completions asked for
@@ -86,7 +89,7 @@ class ScriptedEngine:
         self._dead = True
         self._open.set()
 
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
         return self._tokens("".join(message["content"] for message in messages))
 
     async def complete(self, request: RowRequest) -> Completion:
@@ -127,10 +130,13 @@ class ScriptedEngine:
 
     async def _completion(self, prompt: Prompt, text: str) -> Completion:
         max_chars = int(prompt.max_tokens / self.tokens_per_char)
+        thought = self.think(prompt) if self.think is not None and prompt.rendering.thinking_tokens else None
+        said, begin = f"{thought or ''}{text}"[:max_chars], len(thought or "")
         return Completion(
-            text=text[:max_chars],
-            finish_reason="stop" if len(text) <= max_chars else "length",
-            usage=Usage(prompt_tokens=await self.count_tokens(prompt.messages), output_tokens=self._tokens(text[:max_chars])),
+            text=said[begin:],
+            finish_reason="stop" if begin + len(text) <= max_chars else "length",
+            usage=Usage(prompt_tokens=await self.count_tokens(prompt.messages), output_tokens=self._tokens(said)),
+            reasoning=None if thought is None else said[:begin],
         )
 
     def _tokens(self, text: str) -> int:

@@ -56,7 +56,8 @@ class Calls(Generic[J]):
         ``task``: a built-in task; ``prompt`` (with ``{column}``) implies ``ask``, ``labels`` ``classify``, ``schema`` ``extract``.
         ``schema``: a Pydantic model, whose objects `Job.results` yields, or a JSON schema. ``options``: further ones of the task.
         ``name``: of a frame; the job's id begins with it. ``fields``: those of ``POST /api/jobs``, such as ``column``, ``keep``,
-        ``max_tokens``, ``temperature``, ``deadline_at_s`` or ``weight``, and of its source, such as ``where``, ``limit`` or ``table``.
+        ``max_tokens``, ``temperature``, ``thinking`` ("off", "on" or its most tokens; results then have a column ``reasoning``),
+        ``deadline_at_s`` or ``weight``, and of its source, such as ``where``, ``limit`` or ``table``.
 
         Raises `RefusedError` for a wrong value, `HarvesterError` for what cannot be read or has no rows, `UnreachableError`.
         """

@@ -23,6 +23,7 @@ from jobs.config import PriceConfig
 from jobs.folder import StateFolder
 from jobs.handle import HEADER, read_key, signed
 from jobs.spec import JobChange, JobRequest, JobView
+from jobs.tasks.thinking import ModelThinking
 
 CONNECT_S = 3.0
 READ_S = 30.0
@@ -40,6 +41,7 @@ class ServerInfo(BaseModel):
     model: str
     model_note: str | None = None
     context_tokens: int | None = None
+    thinking: ModelThinking | None = None
     state: str
     url: str
     pid: int | None = None

@@ -107,6 +107,26 @@ def read_schema(path: Path | None) -> dict[str, Any] | None:
     return schema
 
 
+def read_thinking(given: str | None) -> str | int | None:
+    """``--thinking``, checked. Raises `UsageError`."""
+    if given is None or given in ("off", "on"):
+        return given
+    if given.isdecimal() and int(given):
+        return int(given)
+    raise UsageError(f"--thinking {given} is neither off, on nor a number of tokens; write for example --thinking 1024")
+
+
+def read_template_kwargs(given: str | None) -> dict[str, Any]:
+    """``--chat-template-kwargs``. Raises `UsageError`."""
+    try:
+        kwargs = json.loads(given or "{}")
+    except ValueError as error:
+        raise UsageError(f"--chat-template-kwargs is not JSON: {error}") from error
+    if not isinstance(kwargs, dict):
+        raise UsageError('--chat-template-kwargs must be a JSON object, such as {"reasoning_effort": "low"}')
+    return kwargs
+
+
 def _task(task: str) -> tuple[str, dict[str, Any] | None]:
     """Name of the task, and its content if ``task`` is a file: the server gets the content, never the path."""
     if not (task.endswith((".yaml", ".yml")) or "/" in task):

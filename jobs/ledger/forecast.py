@@ -128,7 +128,7 @@ class JobForecast:
         record.hint, record.standing, record.decided_at_s = record.spec.hint(), None, None
 
     def lengths(self, record: JobRecord) -> tuple[LengthBand, ...]:
-        return bands(self._lengths.of(record.spec), record.spec.task.max_tokens)
+        return bands(self._lengths.of(record.spec), record.spec.task.most_tokens)
 
     def view(self, record: JobRecord, leases: list[ActiveLease], results: str) -> JobView:
         """How a job stands."""

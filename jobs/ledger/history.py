@@ -83,7 +83,7 @@ def recent_spans(rows: Iterable[Mapping[str, Any]], model: str | None, now_s: fl
 
 def task_key(task: Task, model: str) -> str:
     """Equal for jobs that ask the same of the same model."""
-    told = [task.model_dump(mode="json", exclude={"description", "name"}), model]
+    told = [{name: value for name, value in task.told().items() if name not in ("description", "name")}, model]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -116,7 +116,7 @@ class LengthBook:
     def _write(self, key: str, job: JobSpec, lengths: Lengths) -> None:
         state = json.dumps(lengths.to_json())
         self._store.run("forget_lengths", [key])
-        for band in bands(lengths, job.task.max_tokens):
+        for band in bands(lengths, job.task.most_tokens):
             values: list[float | None] = [band.prompt_tokens_from, band.prompt_tokens_to, band.rows, band.p50_tokens, band.p90_tokens]
             values += [band.p50_coverage, band.p90_coverage]
             self._store.run("insert_lengths", [key, job.task.name, job.model, *values, state])

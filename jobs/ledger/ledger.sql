@@ -14,6 +14,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     rows_error BIGINT NOT NULL DEFAULT 0,
     rows_truncated BIGINT NOT NULL DEFAULT 0,
     rows_recomputed BIGINT NOT NULL DEFAULT 0,
+    rows_cut_off BIGINT NOT NULL DEFAULT 0,
     prompt_tokens BIGINT NOT NULL DEFAULT 0,
     cached_tokens BIGINT NOT NULL DEFAULT 0,
     output_tokens BIGINT NOT NULL DEFAULT 0,
@@ -48,6 +49,7 @@ CREATE TABLE IF NOT EXISTS leases (
     rows_error BIGINT NOT NULL DEFAULT 0,
     rows_truncated BIGINT NOT NULL DEFAULT 0,
     rows_recomputed BIGINT NOT NULL DEFAULT 0,
+    rows_cut_off BIGINT NOT NULL DEFAULT 0,
     prompt_tokens BIGINT NOT NULL DEFAULT 0,
     cached_tokens BIGINT NOT NULL DEFAULT 0,
     output_tokens BIGINT NOT NULL DEFAULT 0,
@@ -183,7 +185,7 @@ UPDATE jobs SET message = ? WHERE id = ?;
 UPDATE leases SET state = 'leased', attempt = attempt + 1, lease_id = ?, holder = ?, expires_at_s = ?
 WHERE job_id = ? AND slice_id = (SELECT min(slice_id) FROM leases WHERE job_id = ? AND state = 'pending')
 RETURNING slice_id, group_index, group_offset, row_start, row_count, generation, attempt,
-    rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens, output_tokens, preemptions;
+    rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens, cached_tokens, output_tokens, preemptions;
 
 -- name: free_slice
 UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_s = NULL
@@ -191,14 +193,15 @@ WHERE job_id = ? AND slice_id = ? AND state = 'leased';
 
 -- name: leased_slices
 SELECT job_id, slice_id, lease_id, holder, generation,
-    rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens, output_tokens, preemptions
+    rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens, cached_tokens, output_tokens, preemptions
 FROM leases WHERE state = 'leased' ORDER BY job_id, slice_id;
 
 -- name: free_all
 UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_s = NULL WHERE state = 'leased';
 
 -- name: slice_stats
-SELECT state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens, output_tokens, preemptions
+SELECT state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens, cached_tokens, output_tokens,
+    preemptions
 FROM leases WHERE job_id = ? AND slice_id = ?;
 
 -- name: next_slice
@@ -213,29 +216,30 @@ UPDATE leases SET row_count = ? WHERE job_id = ? AND slice_id = ?;
 
 -- name: finish_slice
 UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
-    rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
+    rows_recomputed = ?, rows_cut_off = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
 WHERE job_id = ? AND slice_id = ?;
 
 -- name: keep_slice
 UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
-    rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
+    rows_recomputed = ?, rows_cut_off = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
 WHERE job_id = ? AND slice_id = ?;
 
 -- name: count_slice
-UPDATE leases SET rows_ok = ?, rows_error = ?, rows_truncated = ?, rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?,
-    output_tokens = ?, preemptions = ?
+UPDATE leases SET rows_ok = ?, rows_error = ?, rows_truncated = ?, rows_recomputed = ?, rows_cut_off = ?, prompt_tokens = ?,
+    cached_tokens = ?, output_tokens = ?, preemptions = ?
 WHERE job_id = ? AND slice_id = ?;
 
 -- name: add_counts
 UPDATE jobs SET rows_ok = rows_ok + ?, rows_error = rows_error + ?, rows_truncated = rows_truncated + ?,
-    rows_recomputed = rows_recomputed + ?, prompt_tokens = prompt_tokens + ?, cached_tokens = cached_tokens + ?,
-    output_tokens = output_tokens + ?, preemptions = preemptions + ?
+    rows_recomputed = rows_recomputed + ?, rows_cut_off = rows_cut_off + ?, prompt_tokens = prompt_tokens + ?,
+    cached_tokens = cached_tokens + ?, output_tokens = output_tokens + ?, preemptions = preemptions + ?
 WHERE id = ?;
 
 -- name: slice_sums
 SELECT
     CAST(coalesce(sum(rows_ok), 0) AS BIGINT), CAST(coalesce(sum(rows_error), 0) AS BIGINT),
     CAST(coalesce(sum(rows_truncated), 0) AS BIGINT), CAST(coalesce(sum(rows_recomputed), 0) AS BIGINT),
+    CAST(coalesce(sum(rows_cut_off), 0) AS BIGINT),
     CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT), CAST(coalesce(sum(cached_tokens), 0) AS BIGINT),
     CAST(coalesce(sum(output_tokens), 0) AS BIGINT), CAST(coalesce(sum(preemptions), 0) AS BIGINT)
 FROM leases WHERE job_id = ?;
@@ -253,16 +257,16 @@ UPDATE leases SET state = 'pending', generation = ?, attempt = 0 WHERE job_id = 
 SELECT slice_id, group_index, group_offset AS "offset", row_start, row_count FROM leases WHERE job_id = ? ORDER BY slice_id;
 
 -- name: slice_rows
-SELECT slice_id, state, generation, row_count, rows_ok, rows_error, rows_truncated, rows_recomputed, prompt_tokens, cached_tokens,
-    output_tokens, preemptions
+SELECT slice_id, state, generation, row_count, rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens,
+    cached_tokens, output_tokens, preemptions
 FROM leases WHERE job_id = ? ORDER BY slice_id;
 
 -- name: restore_slice
 UPDATE leases SET state = ?, generation = ?, lease_id = NULL, holder = NULL, expires_at_s = NULL WHERE job_id = ? AND slice_id = ?;
 
 -- name: set_counts
-UPDATE jobs SET rows_ok = ?, rows_error = ?, rows_truncated = ?, rows_recomputed = ?, prompt_tokens = ?, cached_tokens = ?,
-    output_tokens = ?, preemptions = ?
+UPDATE jobs SET rows_ok = ?, rows_error = ?, rows_truncated = ?, rows_recomputed = ?, rows_cut_off = ?, prompt_tokens = ?,
+    cached_tokens = ?, output_tokens = ?, preemptions = ?
 WHERE id = ?;
 
 -- name: set_generation

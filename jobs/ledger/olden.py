@@ -16,6 +16,7 @@ from jobs.ledger.sqlite import SqliteStore, damaged
 from jobs.ledger.statements import TABLES, columns
 from jobs.ledger.store import COMMITS, Store, check_count
 from jobs.ledger.sums import SUMS
+from jobs.spec import COUNTS
 
 MOVED = ".migrated"  # behind the old file's name
 _LOG = ".wal"  # DuckDB's
@@ -103,7 +104,8 @@ def _count(ledger: duckdb.DuckDBPyConnection) -> int:
 def _table(ledger: duckdb.DuckDBPyConnection, table: str) -> pa.Table:
     there = {line[0] for line in ledger.sql(f"DESCRIBE {table}").fetchall()}
     schema = columns(table)
-    wanted = ", ".join(f'"{name}"' if name in there else f'NULL AS "{name}"' for name in schema.names)
+    missing = {name: 0 if name in COUNTS else "NULL" for name in schema.names}
+    wanted = ", ".join(f'"{name}"' if name in there else f'{missing[name]} AS "{name}"' for name in schema.names)
     return ledger.sql(f"SELECT {wanted} FROM {table}").to_arrow_table().cast(schema)
 
 

@@ -20,6 +20,7 @@ from jobs.result import kept_names
 from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import Task
+from jobs.tasks.thinking import ModelThinking, settled, thinking_note
 
 MAX_SLICES = 500_000  # with 256 rows each: 128 million rows
 
@@ -40,20 +41,25 @@ def plan_job(
     token: str,
     rules: SourceRules | None = None,
     owner: str | None = None,
+    thinking: ModelThinking | None = None,
+    context_tokens: int | None = None,
 ) -> JobPlan:
     """What the job will be. Reads metadata only, and the one column of ``id_column`` where that is asked for.
 
     ``model`` is the one the job runs on, ``token`` four hex digits that make its id, ``rules`` those that ``source`` was opened by,
-    ``owner`` who asks.
+    ``owner`` who asks, ``thinking`` and ``context_tokens`` what the model can; None: not known.
     Raises `TaskError`, `ColumnError`, `SourceError`.
     """
-    task = resolve_task(
+    asked = resolve_task(
         request.task,
         inline=request.task_inline,
         options=request.options,
         max_tokens=request.max_tokens,
         temperature=request.temperature,
+        thinking=request.thinking,
+        chat_template_kwargs=request.chat_template_kwargs,
     )
+    task = settled(asked, model, thinking, context_tokens)
     if source.row_count == 0:
         raise SourceError(f"source {request.source.uri} has no rows; submit one with at least one row")
     column, choice = pick_column(source.schema, task, request.column)
@@ -82,7 +88,7 @@ def plan_job(
         weight=request.weight,
         deadline_at_s=request.deadline_at_s,
     )
-    notes = (*((choice,) if choice else ()), *_renamed(source.schema, keep, task))
+    notes = (*filter(None, (choice, thinking_note(task, model, asked))), *_renamed(source.schema, keep, task))
     return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, harvest), notes=notes)
 
 
@@ -139,7 +145,7 @@ def _key(request: JobRequest, fingerprint: str, task: Task, column: str | None, 
     told = [
         [source.uri, source.table, source.query],
         fingerprint,
-        task.model_dump(mode="json"),
+        task.told(),
         column,
         list(keep),
         request.id_column,

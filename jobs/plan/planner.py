@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from connectors.credentials import put_back
 from connectors.errors import SourceError, UsageError
@@ -20,6 +21,8 @@ from jobs.limits import Limits, check_job
 from jobs.plan.job import check_deadline, plan_job
 from jobs.secrets import kept_apart, looked_up, write_secrets
 from jobs.spec import JobPlan, JobRequest, SeenFile
+from jobs.tasks.spec import Task
+from jobs.tasks.thinking import ModelThinking
 
 
 class JobPlanner:
@@ -54,11 +57,12 @@ class JobPlanner:
         *,
         is_user: bool = False,
         uploaded: SourceRules | None = None,
+        thinking: ModelThinking | None = None,
     ) -> JobPlan:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine.
 
         ``owner`` asks, within ``limits``. ``is_user``: it is the server's own user, who may read what the server may; others are held
-        to the configuration's ``sources``, or for a file that was uploaded to ``uploaded``.
+        to the configuration's ``sources``, or for a file that was uploaded to ``uploaded``. ``thinking``: what the model can.
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
@@ -71,15 +75,11 @@ class JobPlanner:
         try:
             if kept:
                 write_secrets(staging, kept)
-            plan = self._planned(
-                request, put_back(uri, {name: looked_up(name, one) for name, one in kept.items()}), staging, rules, owner, limits
-            )
-            check_job(plan.spec.task.max_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
-            if plan.spec.task.max_tokens >= context_tokens:
-                raise TaskError(
-                    f"max_tokens {plan.spec.task.max_tokens} leaves no room for a prompt in the {context_tokens} tokens "
-                    f"that {self._model} takes; lower it with --max-tokens"
-                )
+            address = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
+            able = {"thinking": thinking, "context_tokens": context_tokens}
+            plan = self._planned(request, address, staging, limits, rules=rules, owner=owner, **able)
+            check_job(plan.spec.task.most_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
+            _check_room(plan.spec.task, self._model, context_tokens)
             if staging.exists():  # what the job reads from now on: a copy of its rows, credentials of its source
                 staging.rename(self.folder.jobs / plan.spec.id)
             return plan
@@ -87,8 +87,9 @@ class JobPlanner:
             shutil.rmtree(staging, ignore_errors=True)
 
     def _planned(
-        self, request: JobRequest, uri: str, staging: Path, rules: SourceRules | None, owner: str | None, limits: Limits | None
+        self, request: JobRequest, uri: str, staging: Path, limits: Limits | None, *, rules: SourceRules | None, **about: Any
     ) -> JobPlan:
+        """``about``: more of `plan_job`."""
         spec = request.source
         most = None if limits is None else limits.max_copied_bytes
         with open_source(uri, **spec.choices(), snapshot_dir=staging / "input", rules=rules, max_copied_bytes=most) as source:
@@ -100,7 +101,7 @@ class JobPlanner:
                 now_s=time.time(),
                 token=self._token(source.name),
                 rules=rules,
-                owner=owner,
+                **about,
             )
 
     def _token(self, name: str) -> str:
@@ -133,3 +134,14 @@ class JobPlanner:
             (self.folder.jobs / plan.spec.id / SECRETS).unlink()
         with suppress(OSError):  # not there, or not empty
             (self.folder.jobs / plan.spec.id).rmdir()
+
+
+def _check_room(task: Task, model: str, context_tokens: int) -> None:
+    if task.most_tokens < context_tokens:
+        return
+    thought = f" and thinking {task.thinking_tokens}" if task.thinking_tokens else ""
+    lower = "--thinking or --max-tokens" if thought else "--max-tokens"
+    raise TaskError(
+        f"max_tokens {task.max_tokens}{thought} leaves no room for a prompt in the {context_tokens} tokens that {model} takes; "
+        f"lower it with {lower}"
+    )

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobs.engine import ApiCall, Completion, Engine, Message, Prompt, RowError, RowRequest
+from jobs.engine import ApiCall, Completion, Engine, Message, Prompt, Rendering, RowError, RowRequest
 from jobs.hint import SchedulingHint
 from jobs.spec import JobSpec
-from jobs.tasks.answer import parse_answer
+from jobs.tasks.answer import check_thought, parse_answer, reasoning_value
 from jobs.tasks.spec import AnswerKind
 from jobs.usage import NONE_USED, Usage
 
@@ -33,11 +33,12 @@ class Tally:
     requests: int = 0
     usage: Usage = NONE_USED
     finish_reason: str | None = None  # of the request that ended last
+    reasoning: str | None = None  # of that request
     raw_output: str | None = None  # the answer that was still out of shape when it was asked for again
 
     def add(self, done: Completion) -> None:
         self.usage += done.usage
-        self.finish_reason = done.finish_reason
+        self.finish_reason, self.reasoning = done.finish_reason, done.reasoning
 
 
 class RowAttempt:
@@ -47,7 +48,7 @@ class RowAttempt:
         self, job: JobSpec, engine: Engine, row_id: int, tag: str, slots: asyncio.Semaphore, hints: Callable[[JobSpec], SchedulingHint]
     ) -> None:
         self.tally = Tally()
-        self.budget_tokens = engine.context_tokens - job.task.max_tokens  # of a prompt
+        self.budget_tokens = engine.context_tokens - job.task.most_tokens  # of a prompt
         self._job = job
         self._engine = engine
         self._slots = slots
@@ -56,15 +57,16 @@ class RowAttempt:
         self._request_id = f"{job.id}-{row_id}-{tag}"
         self._prompt = Prompt(
             messages=(),
-            max_tokens=job.task.max_tokens,
+            max_tokens=job.task.most_tokens,
             temperature=job.task.temperature,
             choices=job.task.labels if job.task.answer is AnswerKind.CHOICE else None,
             json_schema=job.task.json_schema if job.task.answer is AnswerKind.JSON else None,
+            rendering=Rendering(job.task.thinking_tokens, job.task.chat_template_kwargs),
         )
 
     async def count(self, messages: tuple[Message, ...]) -> int:
         """Tokens of the rendered prompt."""
-        return await self._engine.count_tokens(messages)
+        return await self._engine.count_tokens(messages, self._prompt.rendering)
 
     async def fits(self, messages: tuple[Message, ...]) -> bool:
         most = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + TEMPLATE_TOKENS
@@ -78,9 +80,10 @@ class RowAttempt:
     async def answer(self, messages: tuple[Message, ...]) -> CheckedAnswer:
         """An answer that the task takes. One that it does not take is asked for once more, with what is wrong with it.
 
-        Raises the `RowError` of the second answer, which `Tally.raw_output` then holds, and `EngineGone`.
+        Raises the `RowError` of the second answer, which `Tally.raw_output` then holds, and `EngineGone`. Thinking without an answer is
+        not asked for again: it would be the same.
         """
-        done = await self.ask(replace(self._prompt, messages=messages))
+        done = await self._thought(messages)
         try:
             return self._checked(done)
         except RowError as error:
@@ -88,7 +91,7 @@ class RowAttempt:
             self.tally.raw_output = done.text
             if again is None:
                 raise
-        done = await self.ask(replace(self._prompt, messages=again))
+        done = await self._thought(again)
         try:
             answer = self._checked(done)
         except RowError as error:
@@ -97,8 +100,15 @@ class RowAttempt:
         self.tally.raw_output = None
         return answer
 
+    async def _thought(self, messages: tuple[Message, ...]) -> Completion:
+        """The engine's answer, of which there is one."""
+        done = await self.ask(replace(self._prompt, messages=messages))
+        check_thought(self._job.task, done.text, done.finish_reason)
+        return done
+
     def _checked(self, done: Completion) -> CheckedAnswer:
-        return CheckedAnswer(done.text, parse_answer(self._job.task, done.text, done.finish_reason))
+        values = parse_answer(self._job.task, done.text, done.finish_reason)
+        return CheckedAnswer(done.text, values | reasoning_value(self._job.task, done.reasoning))
 
     async def ask(self, content: Prompt | ApiCall) -> Completion:
         """The engine's answer, counted. Raises what `Engine.complete` raises."""

@@ -15,7 +15,7 @@ from jobs.result import Row
 from jobs.run.attempt import RowAttempt, Tally
 from jobs.run.document import read_in_parts
 from jobs.spec import JobSpec, OnLong
-from jobs.tasks.answer import OUTPUT
+from jobs.tasks.answer import OUTPUT, reasoning_value
 from jobs.tasks.template import build_messages
 
 HTTP = "http_"  # error codes of requests that were answered with a status of 400 or more: ``http_400``
@@ -62,6 +62,7 @@ class RowWork:
                 outcome.values = await self._answer(attempt, values, text, outcome)
         except RowError as error:
             outcome.error = error
+            outcome.values = {**outcome.values, **reasoning_value(self._job.task, attempt.tally.reasoning)}
         return self._row(row_id, attempts, began_s, attempt.tally, outcome)
 
     async def _respond(self, attempt: RowAttempt, endpoint: str, text: str | None, outcome: RowOutcome) -> None:

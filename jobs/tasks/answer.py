@@ -13,20 +13,42 @@ import pyarrow as pa
 from connectors.text import storable
 from jobs.engine import RowError
 from jobs.tasks.shape import Shape, shape_of
-from jobs.tasks.spec import AnswerKind, Task
+from jobs.tasks.spec import REASONING, AnswerKind, Task
 
 OUTPUT = "output"
 
 
 def result_fields(task: Task) -> list[pa.Field]:
-    """Columns of the answers: ``output`` for text and choice, one for each property of the schema for json, in its order."""
+    """Columns of the answers: ``output`` for text and choice, one for each property of the schema for json, in its order.
+
+    Then ``reasoning``, where the model thinks before it answers.
+    """
+    thought = [pa.field(REASONING, pa.string())] if task.thinking_tokens else []
     if task.answer is not AnswerKind.JSON:
-        return [pa.field(OUTPUT, pa.string())]
-    return [shape.field(name) for name, shape in _reader(task).shapes]
+        return [pa.field(OUTPUT, pa.string()), *thought]
+    return [*(shape.field(name) for name, shape in _reader(task).shapes), *thought]
+
+
+def reasoning_value(task: Task, reasoning: str | None) -> dict[str, object]:
+    """The value of ``reasoning`` by name; nothing for a task without it."""
+    return {REASONING: None if reasoning is None else storable(reasoning)} if task.thinking_tokens else {}
+
+
+def check_thought(task: Task, text: str, finish_reason: str) -> None:
+    """Raise `RowError` where the model has thought and not answered: ``cut_off``, or ``no_answer`` where it stopped by itself."""
+    if not task.thinking_tokens or text.strip():
+        return
+    if finish_reason == "length":
+        raise RowError(
+            "cut_off",
+            f"the thinking was cut off before an answer, at thinking={task.thinking_tokens} and max_tokens={task.max_tokens} tokens; "
+            "raise --thinking or --max-tokens, or use --thinking off",
+        )
+    raise RowError("no_answer", "the model ended after its thinking, without an answer; see column reasoning")
 
 
 def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]:
-    """Values of `result_fields` by name.
+    """Values of `result_fields` by name, without ``reasoning``.
 
     Raises `RowError` with code ``not_a_label``, ``bad_json``, ``schema_mismatch``, or ``cut_off`` where ``finish_reason`` is "length"
     and what is there is no whole answer. A text that was cut off is still a text.

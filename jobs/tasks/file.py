@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.errors import TaskError, did_you_mean
 from jobs.tasks.options import OptionType, TaskOption, fitted
-from jobs.tasks.spec import AnswerKind
+from jobs.tasks.spec import AnswerKind, TemplateKwargs, Thinking
 from jobs.tasks.template import TEXT_PLACE, parse, places
 
 
@@ -28,6 +28,8 @@ class TaskFile(BaseModel):
     json_schema: Any = Field(default=None, description='A JSON schema, or "{option}".')
     max_tokens: int = Field(default=128, ge=1)
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    thinking: Thinking | None = Field(default=None, description="off, on, or the most tokens of it. None: off where the model can.")
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     options: dict[str, TaskOption] = Field(default_factory=dict)
 
     def option_fields(self) -> dict[str, OptionType]:

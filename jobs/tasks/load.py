@@ -14,7 +14,7 @@ from jobs.result import RESULT_NAMES
 from jobs.tasks.file import TaskFile, parse_task
 from jobs.tasks.options import option_values
 from jobs.tasks.schema import check_schema
-from jobs.tasks.spec import AnswerKind, Task
+from jobs.tasks.spec import AnswerKind, Task, Thinking
 from jobs.tasks.template import TEXT_PLACE, fill, parse, places
 
 _BUILT_IN = Path(__file__).parent / "builtin"
@@ -60,10 +60,13 @@ def resolve_task(
     options: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
     temperature: float | None = None,
+    thinking: Thinking | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Task:
     """The task that a job runs: ``inline`` (a task file's content, named ``name`` unless it names itself) or the built-in one named.
 
-    An option given as None counts as not given. ``max_tokens`` and ``temperature`` lay themselves over the file's.
+    An option given as None counts as not given. ``max_tokens``, ``temperature``, ``thinking`` and ``chat_template_kwargs`` lay themselves
+    over the file's.
     Raises `TaskError` for an unknown task or option, a missing option, and labels, schemas and templates that are none.
     """
     file = built_in_task(name) if inline is None else parse_task({"name": name, **inline}, f"task {name}")
@@ -83,6 +86,8 @@ def resolve_task(
             f"task {file.name}: the prompt names no column, so every row would ask the same; put {{text}} where the text belongs"
         )
     fields |= {"max_tokens": max_tokens or file.max_tokens, "temperature": file.temperature if temperature is None else temperature}
+    fields |= {"thinking": file.thinking if thinking is None else thinking}
+    fields |= {"chat_template_kwargs": {**file.chat_template_kwargs, **(chat_template_kwargs or {})}}
     return Task(name=file.name, description=file.description, answer=file.answer, **fields)
 
 

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+REASONING = "reasoning"  # result column of what was thought before the answer
 
 
 class AnswerKind(StrEnum):
     TEXT = "text"  # column ``output``: the answer as it came
     CHOICE = "choice"  # column ``output``: one of ``labels``, guided by the engine
     JSON = "json"  # one typed column for each property of ``json_schema``, guided by the engine
+
+
+def _thinking(given: Any) -> Any:
+    """``on`` and ``off`` as YAML reads them, and a number as a command line has it."""
+    if isinstance(given, bool):
+        return "on" if given else "off"
+    return int(given) if isinstance(given, str) and given.isdecimal() else given
+
+
+# "on": as long as `jobs.tasks.thinking` says; a number: at most so many tokens of thinking.
+Thinking = Annotated[Literal["off", "on"] | Annotated[int, Field(ge=1)], BeforeValidator(_thinking)]
+
+# What renders a prompt says by itself, and what would let a request bring a template of its own.
+_TEMPLATE_OWN = frozenset(
+    {"chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "conversation", "messages", "tools", "documents"}
+    | {"return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs", "padding", "truncation", "max_length"}
+)
+
+
+def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:
+    for name in given:
+        if not name.isidentifier() or name in _TEMPLATE_OWN:
+            raise ValueError(f"{name[:80]} is no argument that a request may give the chat template; leave it out")
+    return given
+
+
+TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_template_kwargs)]
 
 
 class Task(BaseModel):
@@ -32,3 +61,23 @@ class Task(BaseModel):
     json_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of an object, with `answer: json`.")
     max_tokens: int = Field(default=128, ge=1, description="Maximum output tokens of one answer.")
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    thinking: Thinking | None = Field(
+        default=None,
+        description="What was asked; of a job the most tokens of thinking (`jobs.tasks.thinking.settled`), or none: off, None.",
+    )
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict, description="More arguments of the model's chat template.")
+
+    @property
+    def thinking_tokens(self) -> int:
+        """Most tokens of thinking before an answer, of a task that is settled; 0: none."""
+        return self.thinking if isinstance(self.thinking, int) else 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Most output tokens of one request: thinking and answer."""
+        return self.thinking_tokens + self.max_tokens
+
+    def told(self) -> dict[str, Any]:
+        """As JSON, to tell tasks apart. Without what later versions added, where it changes nothing: such tasks are the same as before."""
+        left_out = {"thinking"} if not self.thinking_tokens else set()
+        return self.model_dump(mode="json", exclude=left_out | (set() if self.chat_template_kwargs else {"chat_template_kwargs"}))

@@ -42,7 +42,8 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
     monkeypatch.chdir(docs.parent)
     cli(
         "submit", "docs.parquet", "--task", "classify", "--labels", "a,b", "--column", "text", "--keep", "title,text", "--id-column",
-        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--on-long", "split", "--max-error-rate", "0.2",
+        "title", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--thinking", "64",
+        "--chat-template-kwargs", '{"reasoning_effort": "low"}', "--on-long", "split", "--max-error-rate", "0.2",
         "--weight", "3", "--deadline", "2286-11-20T17:46:40Z", "--new",
     )  # fmt: skip
     assert sent(server) == {
@@ -66,6 +67,8 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
         "model": "tiny",
         "max_tokens": 7,
         "temperature": 0.5,
+        "thinking": 64,
+        "chat_template_kwargs": {"reasoning_effort": "low"},
         "on_long": "split",
         "max_error_rate": 0.2,
         "weight": 3.0,

@@ -22,7 +22,7 @@ from harvester.cli.job.results import checked_file, ending, written
 from harvester.cli.job.sending import brought
 from harvester.cli.job.stdin import Given, given_source
 from harvester.cli.job.text import job_lines
-from harvester.cli.request import build_request, read_schema, task_options
+from harvester.cli.request import build_request, read_schema, read_template_kwargs, read_thinking, task_options
 from harvester.cli.server.local import serving
 from harvester.errors import HarvesterError
 from jobs.spec import JobRequest, JobView, OnLong
@@ -55,6 +55,8 @@ def submit(
     model: options.Model = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
+    thinking: options.Thinking = None,
+    chat_template_kwargs: options.TemplateKwargs = None,
     input_format: options.InputFormat = None,
     into: options.Into = None,
     on_long: options.LongTexts = OnLong.TRUNCATE,
@@ -88,6 +90,7 @@ def submit(
     reads: dict[str, Any] = {"table": table, "query": query, "chosen": chosen, "column": column, "keep": keep, "id_column": id_column}
     limits: dict[str, Any] = {"on_long": on_long, "max_error_rate": max_error_rate, "weight": weight, "deadline_at_s": due, "new": new}
     sampled: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
+    sampled |= {"thinking": read_thinking(thinking), "chat_template_kwargs": read_template_kwargs(chat_template_kwargs)}
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:
         request = build_request(given.uri, task=task, options=task_options(asks, option or ()), **reads, **limits, **sampled)
         if dry_run:

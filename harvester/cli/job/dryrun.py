@@ -9,12 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from harvester.cli.client import Client
+from harvester.cli.client import Client, ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.cli.job.estimate import CHARS_PER_TOKEN, Known, estimate
 from harvester.cli.job.text import duration
 from harvester.errors import HarvesterError
-from jobs.config import PriceConfig
 from jobs.engine import Message
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Lengths
@@ -30,7 +29,7 @@ def print_estimate(here: Invocation, request: JobRequest) -> None:
     else:
         client, info = reached
         with client:
-            found = estimate(request, _of_server(client, info.model, info.price))
+            found = estimate(request, _of_server(client, info))
     if here.json:
         here.print_json(found)
     else:
@@ -50,13 +49,21 @@ def _of_folder(here: Invocation, model: str | None) -> Known:
     return Known(model=model or "unknown", spans=recent_spans(table("harvest"), model, time.time()), lengths=_lengths(table))
 
 
-def _of_server(client: Client, model: str, price: PriceConfig | None) -> Known:
+def _of_server(client: Client, info: ServerInfo) -> Known:
     def table(name: str) -> list[dict[str, Any]]:
         rows: pa.Table = client.ledger(name)
         return list(rows.to_pylist())
 
-    spans = recent_spans(table("harvest"), model, time.time()) or _newest_rate(client, model)
-    return Known(model, spans, _lengths(table), price, lambda messages: _count(client, model, messages))
+    spans = recent_spans(table("harvest"), info.model, time.time()) or _newest_rate(client, info.model)
+    return Known(
+        model=info.model,
+        spans=spans,
+        lengths=_lengths(table),
+        price=info.price,
+        thinking=info.thinking,
+        context_tokens=info.context_tokens,
+        count=lambda messages: _count(client, info.model, messages),
+    )
 
 
 def _newest_rate(client: Client, model: str) -> list[Span]:

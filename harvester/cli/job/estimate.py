@@ -20,6 +20,7 @@ from jobs.plan.columns import columns_needed
 from jobs.plan.job import plan_job
 from jobs.spec import JobRequest, JobSpec
 from jobs.tasks.template import build_messages
+from jobs.tasks.thinking import ModelThinking
 
 SAMPLE_GROUPS = 4  # row groups, spread over the source
 SAMPLE_ROWS = 250  # of each, from its start: reading further in would cost a scan
@@ -35,6 +36,8 @@ class Known:
     spans: Sequence[Span] = ()  # of harvest in the last days
     lengths: Callable[[JobSpec], Lengths | None] = lambda job: None
     price: PriceConfig | None = None
+    thinking: ModelThinking | None = None
+    context_tokens: int | None = None
     count: Callable[[tuple[Message, ...]], int | None] = lambda messages: None
 
 
@@ -47,11 +50,20 @@ def estimate(request: JobRequest, known: Known) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="harvester-plan-") as scratch:
         spec = request.source
         with open_source(spec.uri, **spec.choices(), snapshot_dir=Path(scratch)) as source:
-            plan = plan_job(request, source, model=request.model or known.model, harvest=HarvestConfig(), now_s=time.time(), token="0000")
+            plan = plan_job(
+                request,
+                source,
+                model=request.model or known.model,
+                harvest=HarvestConfig(),
+                now_s=time.time(),
+                token="0000",
+                thinking=known.thinking,
+                context_tokens=known.context_tokens,
+            )
             prompts = _sample(source, plan.spec)
     rows_total = plan.spec.rows_total
     per_row, counted = _tokens(prompts, known)
-    prompt_tokens, max_output = round(per_row * rows_total), rows_total * plan.spec.task.max_tokens
+    prompt_tokens, max_output = round(per_row * rows_total), rows_total * plan.spec.task.most_tokens
     lengths = known.lengths(plan.spec)
     spread = lengths.spread() if lengths else None
     output = None if spread is None else min(round(spread[0] * rows_total), max_output)

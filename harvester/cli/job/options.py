@@ -70,6 +70,19 @@ MaxTokens = Annotated[
 Temperature = Annotated[
     float | None, typer.Option("--temperature", metavar="X", min=0.0, max=2.0, help="Sampling temperature. Default: the task's.")
 ]
+Thinking = Annotated[
+    str | None,
+    typer.Option(
+        "--thinking",
+        metavar="WHEN",
+        help="Thinking before the answer: off, on, or its most tokens. Default: the task's, or off if the model can.",
+        show_default=False,
+    ),
+]
+TemplateKwargs = Annotated[
+    str | None,
+    typer.Option("--chat-template-kwargs", metavar="JSON", help="More arguments of the model's chat template, as a JSON object."),
+]
 TaskOptions = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=VALUE", help="Option of the task, such as tone=calm. Can be repeated.", show_default=False),

@@ -34,6 +34,7 @@ def job_lines(view: JobView) -> Iterator[str]:
         "rows": f"{rows_done(view):,} of {view.rows_total:,} done ({share_done(view):.0%})",
         "errors": f"{view.rows_error:,}",
         "truncated": f"{view.rows_truncated:,}",
+        **_cut_off(view),
         "recomputed": f"{view.rows_recomputed:,}",
         "tokens": f"{view.prompt_tokens:,} prompt ({view.cached_tokens:,} cached), {view.output_tokens:,} output",
         "tokens/s": rate(view.offline_tokens_per_s) or "unknown",
@@ -54,6 +55,11 @@ def time_left(view: JobView) -> str:
     if view.eta_low_s is None or view.eta_high_s is None:
         return duration(view.eta_s or 0.0)
     return f"{duration(view.eta_s or 0.0)} ({duration(view.eta_low_s)} to {duration(view.eta_high_s)})"
+
+
+def _cut_off(view: JobView) -> dict[str, str]:
+    count = view.rows_cut_off
+    return {"cut off": f"{count:,} answer{'' if count == 1 else 's'} ended at max_tokens; raise --max-tokens"} if count else {}
 
 
 def _deadline(view: JobView) -> dict[str, str]:

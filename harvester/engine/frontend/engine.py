@@ -58,10 +58,12 @@ class Engine(Protocol):
         json_schema: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
+        thought: Mapping[str, Any] | None = None,
     ) -> Generated:
         """Answer one prompt; cancelling the task aborts it in the engine.
 
-        ``extra``: `vllm_xargs`, such as the job; ``sampling``: further sampling parameters by vLLM's names. Raises `UsageError` for a
+        ``extra``: `vllm_xargs`, such as the job; ``sampling``: further sampling parameters by vLLM's names; ``thought``: what it is to
+        know of the thinking before the answer, see `harvester.engine.vllm.reasoning.Reader`; None: there is none. Raises `UsageError` for a
         prompt that is refused and `EngineError` when the engine is dead.
         """
 

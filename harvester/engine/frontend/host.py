@@ -23,8 +23,10 @@ from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 from harvester.engine.verify.serving import Verified
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.engine.vllm.launch import start_llm
-from harvester.engine.vllm.serving import OfflineApi, chat_app, served_models
+from harvester.engine.vllm.reasoning import Reasoning
+from harvester.engine.vllm.serving import OfflineApi, chat_app, given_template, served_models
 from harvester.errors import EngineError
+from jobs.tasks.thinking import ModelThinking
 
 
 class EngineHost:
@@ -40,6 +42,7 @@ class EngineHost:
         self.app = app
         self._verified: Verified | None = None
         self._chat_template = chat_template
+        self._reasoning = Reasoning(llm, app, chat_template)
 
     @classmethod
     async def start(cls, values: Mapping[str, Any], tiers: TierConfig | None = None) -> EngineHost:
@@ -54,7 +57,12 @@ class EngineHost:
             llm.attend(shared)
             REGISTRY.register(BoardMetrics(shared))
         _receive(app, llm, tiers or TierConfig())
-        return cls(llm, app, args.chat_template, shared, tiers)
+        return cls(llm, app, given_template(args), shared, tiers)
+
+    @property
+    def thinking(self) -> ModelThinking:
+        """What thinking the model has."""
+        return self._reasoning.thinking
 
     @property
     def context_tokens(self) -> int:
@@ -66,7 +74,7 @@ class EngineHost:
 
     def offline(self, model: str, concurrency: int) -> OfflineEngine:
         """The engine for the rows of jobs that ask for ``model``; called once. `close` ends it too."""
-        self._offline = OfflineEngine(self.llm, self._api, self._chat_template, model, concurrency)
+        self._offline = OfflineEngine(self.llm, self._api, self._reasoning, self._chat_template, model, concurrency)
         return self._offline
 
     def models(self) -> list[str]:

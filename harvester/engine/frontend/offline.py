@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.reasoning import Reasoning
 from harvester.engine.vllm.serving import OfflineApi
 from harvester.errors import EngineError, UsageError
-from jobs.engine import ApiCall, Completion, EngineGone, Message, Prompt, RowError, RowRequest
+from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowError, RowRequest
 from jobs.hint import SchedulingHint
 
 
@@ -19,11 +20,14 @@ class OfflineEngine:
     ``model`` is the name that jobs ask for; ``concurrency``: see `Engine`.
     """
 
-    def __init__(self, llm: HarvestLLM, api: OfflineApi, chat_template: str | None, model: str, concurrency: int) -> None:
+    def __init__(
+        self, llm: HarvestLLM, api: OfflineApi, reasoning: Reasoning, chat_template: str | None, model: str, concurrency: int
+    ) -> None:
         self.model = model
         self.concurrency = concurrency
         self._llm = llm
         self._api = api
+        self._reasoning = reasoning
         self._chat_template = chat_template
         self._tokenizer = llm.get_tokenizer()
         self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
@@ -36,8 +40,8 @@ class OfflineEngine:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        return len(await self._tokenize(messages))
+    async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
+        return len(await self._tokenize(messages, rendering))
 
     async def complete(self, request: RowRequest) -> Completion:
         """See `Engine.complete`."""
@@ -46,7 +50,8 @@ class OfflineEngine:
         return await self._answer(request.request_id, request.content, request.hint)
 
     async def _answer(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
-        token_ids = await self._tokenize(prompt.messages)
+        token_ids = await self._tokenize(prompt.messages, prompt.rendering)
+        reader = self._reasoning.reader(prompt.rendering, token_ids)
         try:
             found = await self._llm.complete(
                 request_id,
@@ -56,21 +61,25 @@ class OfflineEngine:
                 choices=prompt.choices,
                 json_schema=prompt.json_schema,
                 extra=hint.to_args(),
-                sampling=self._defaults,
+                sampling=self._defaults if reader is None else {**self._defaults, **reader.sampling},
+                thought=None if reader is None else reader.engine,
             )
         except UsageError as error:
             raise RowError("refused", error.message) from error
         except EngineError as error:
             raise EngineGone(error.message) from error
-        return Completion(found.text, found.finish_reason, found.usage)
+        if reader is None:
+            return Completion(found.text, found.finish_reason, found.usage)
+        read = reader.read(found)
+        return Completion(read.text, found.finish_reason, found.usage, reasoning=read.reasoning)
 
-    async def _tokenize(self, messages: tuple[Message, ...]) -> list[int]:
+    async def _tokenize(self, messages: tuple[Message, ...], rendering: Rendering) -> list[int]:
         """Token ids of the rendered chat prompt."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages))
+        kwargs = self._reasoning.template_kwargs(rendering)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages), kwargs)
 
-    def _render(self, messages: list[Any]) -> list[int]:
-        ids = self._tokenizer.apply_chat_template(
-            messages, tokenize=True, add_generation_prompt=True, return_dict=False, chat_template=self._chat_template
-        )
+    def _render(self, messages: list[Any], kwargs: dict[str, Any]) -> list[int]:
+        given = {**kwargs, "chat_template": self._chat_template, "tokenize": True, "add_generation_prompt": True, "return_dict": False}
+        ids = self._tokenizer.apply_chat_template(messages, **given)
         assert not isinstance(ids, str), "asked for tokens"
         return list(ids)

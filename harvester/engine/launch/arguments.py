@@ -27,7 +27,10 @@ def engine_arguments(
     values["enable_prompt_tokens_details"] = True  # cached tokens in `usage`, where OpenAI has them
     values |= engine_defaults(config, cpu=cpu, embedded=embedded)
     values["worker_cls"] = "harvester.engine.vllm.workers." + ("HarvestCpuWorker" if cpu else "HarvestCudaWorker")
+    values |= {"reasoning_parser": "auto", "tool_parser": "auto"}  # by the model's family: `harvester.engine.launch.families`
     values |= config.engine
+    if "tool_call_parser" in config.engine:  # vLLM's own name of it
+        values["tool_parser"] = values.pop("tool_call_parser")
     if not cpu and values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1) == 1:
         # vLLM would run the worker in the engine core's thread, which then waits at safepoints and cannot answer the step before.
         values.setdefault("distributed_executor_backend", "mp")

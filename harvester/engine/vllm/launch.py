@@ -25,6 +25,7 @@ from harvester.engine.shared.settings import KEY
 from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm import surface
 from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.parsers import with_parsers
 from harvester.engine.vllm.platform import additional, on_cpu
 from harvester.errors import ConfigError, EngineError
 
@@ -72,6 +73,7 @@ def _typed(kind: Any, value: Any) -> Any:
 
 def configure(values: Mapping[str, Any]) -> tuple[Namespace, VllmConfig]:
     """vLLM's parsed command line and its finished configuration. Says in the log what is off, and why. Raises `ConfigError`."""
+    values = with_parsers(values, lambda plain: namespace(plain)[1].create_model_config())
     args, engine_args = namespace(values)
     vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     if KEY not in additional(vllm_config):

@@ -16,6 +16,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse, UsageInfo
+from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.access_config import TierConfig
@@ -52,6 +53,12 @@ async def chat_app(llm: HarvestLLM, args: Namespace) -> FastAPI:
     await init_app_state(llm, app.state, args, tasks)
     app.state.server = NoServer()
     return app
+
+
+def given_template(args: Namespace) -> str | None:
+    """The chat template that the arguments give, as a text or a file; None: the model's own."""
+    found: str | None = load_chat_template(args.chat_template)
+    return found
 
 
 def served_models(app: FastAPI) -> list[str]:

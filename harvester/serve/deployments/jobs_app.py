@@ -47,7 +47,7 @@ class JobsApp:
             "price": None if config.price is None else config.price.model_dump(),
             "started_at_s": time.time(),
         }
-        self._context_tokens: int | None = None
+        self._told: dict[str, Any] = {}  # of the model, by a replica
         folder = StateFolder(Path(state))
         make_key(folder)
         self._replicas = Replicas()
@@ -69,9 +69,10 @@ class JobsApp:
         return self._app
 
     async def _info(self) -> dict[str, Any]:
-        if self._context_tokens is None:
-            self._context_tokens = int((await self._replicas.info())["context_tokens"])
-        return {**self._fixed, "context_tokens": self._context_tokens}
+        if not self._told:
+            info = await self._replicas.info()
+            self._told = {name: info[name] for name in ("context_tokens", "thinking")}
+        return {**self._fixed, **self._told}
 
 
 def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int | None) -> serve.Application:

@@ -125,6 +125,7 @@ class Replica:
             "context_tokens": self._host.context_tokens,
             "max_seqs": self._host.max_seqs,
             "models": self._host.models(),
+            "thinking": self._host.thinking.model_dump(),
         }
 
     async def record_routing_stats(self) -> dict[str, Any]:

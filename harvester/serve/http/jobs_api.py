@@ -40,6 +40,7 @@ from jobs.spec import JobChange, JobPlan, JobRequest, JobView, SeenFile
 from jobs.sql.pool import QueryPool
 from jobs.tasks.load import list_tasks
 from jobs.tasks.options import TaskOption
+from jobs.tasks.thinking import ModelThinking
 
 SEEN = "/api/sources/seen"
 ONCE = "idempotency-key"
@@ -198,14 +199,22 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) 
 def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo, uploads: Uploads) -> None:
     @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
-        context_tokens = int((await server_info())["context_tokens"])
+        info = await server_info()
+        able = ModelThinking.model_validate(info["thinking"]) if info.get("thinking") else None
         is_user = await _is_user(sent, planner.folder)
         rules = None
         if request.source.uri.startswith(SCHEME):
             uri, rules = uploads.opened(request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         plan = await asyncio.to_thread(
-            planner.plan, request, context_tokens, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules
+            planner.plan,
+            request,
+            int(info["context_tokens"]),
+            who.name,
+            who.limits,
+            is_user=is_user and rules is None,
+            uploaded=rules,
+            thinking=able,
         )
         plan, is_new = _once(plan, request.new, sent.headers.get(ONCE))
         try:
