@@ -193,3 +193,10 @@ def test_a_retry_that_will_be_refused_leaves_the_deadline_of_a_job_that_runs(cli
 def test_a_change_says_what_the_job_says_of_itself(cli, server):
     server.views = [job_view(state="queued", message="its deadline had passed, so it goes on without one")]
     assert cli("retry", "docs-7f3a").stdout == "job docs-7f3a is queued: its deadline had passed, so it goes on without one\n"
+
+
+def test_answers_that_ended_at_max_tokens_are_said(cli, server):
+    server.views = [job_view(rows_cut_off=2)]
+    assert "cut off      2 answers ended at max_tokens; raise --max-tokens" in cli("show", "docs-7f3a").stdout
+    server.views = [job_view()]
+    assert "cut off" not in cli("show", "docs-7f3a").stdout

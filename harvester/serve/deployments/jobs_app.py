@@ -71,7 +71,7 @@ class JobsApp:
     async def _info(self) -> dict[str, Any]:
         if not self._told:
             info = await self._replicas.info()
-            self._told = {name: info[name] for name in ("context_tokens", "thinking")}
+            self._told = {"context_tokens": info["context_tokens"], "thinking": info.get("thinking")}
         return {**self._fixed, **self._told}
 
 
