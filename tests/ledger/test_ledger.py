@@ -646,17 +646,3 @@ def test_the_table_of_jobs_has_a_line_for_each_job(desk: Desk) -> None:
 def test_there_are_no_other_tables(desk: Desk) -> None:
     with pytest.raises(NotFoundError, match="there are jobs, leases, harvest, lengths, usage"):
         desk.ledger.table("rows")
-
-
-def test_a_ledger_of_before_counts_answers_that_were_cut_from_now_on(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, tmp_path / "ledger.duckdb")
-    desk.submit("docs", rows=3)
-    desk.ledger.close()
-    with duckdb.connect(str(desk.file)) as before:
-        for table in ("jobs", "leases"):
-            before.execute(f"ALTER TABLE {table} DROP COLUMN rows_cut_off")
-    desk.ledger = desk._open(new_server=True)
-    assert desk.ledger.show("docs").rows_cut_off == 0
-    desk.commit(desk.leased(), rows_cut_off=2)
-    assert desk.ledger.show("docs").rows_cut_off == 2
-    desk.ledger.close()

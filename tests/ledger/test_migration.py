@@ -47,6 +47,8 @@ def made(folder: StateFolder, *, owner: bool = True) -> dict[str, list[dict[str,
             old.register("rows_of_table", table)
             old.execute(f"INSERT INTO {name} FROM rows_of_table")
             old.unregister("rows_of_table")
+        for name in ("jobs", "leases"):
+            old.execute(f"ALTER TABLE {name} DROP COLUMN rows_cut_off")
         if owner:
             old.execute(f"CREATE TABLE commits (count BIGINT NOT NULL); INSERT INTO commits VALUES ({CHANGES})")
         else:
