@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 from harvester.access_config import AccessConfig, TierConfig
 from harvester.errors import ConfigError
 from harvester.policy.parts import TABLES, check_name
-from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, PriceConfig, SecretConfig, Section, SourcesConfig
+from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, JobsConfig, PriceConfig, SecretConfig, Section, SourcesConfig
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -179,6 +179,7 @@ class ServeConfig(Section):
     harvest: HarvestConfig = HarvestConfig()
     service_tiers: TierConfig = TierConfig()
     access: AccessConfig = AccessConfig()
+    jobs: JobsConfig = JobsConfig()
     batches: BatchConfig = BatchConfig()
     sources: SourcesConfig = SourcesConfig()
     secrets: dict[str, SecretConfig] = Field(default_factory=dict, description="Credentials of sources by name.")

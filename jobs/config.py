@@ -43,6 +43,16 @@ class HarvestConfig(Section):
         return self
 
 
+class JobsConfig(Section):
+    """What becomes of jobs that have ended."""
+
+    retention_days: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Days after its end when a job is removed with its results, as `harvester rm` does; batches are not. None: never.",
+    )
+
+
 class BatchConfig(Section):
     """Limits of `/v1/files` and `/v1/batches`. None: no limit."""
 

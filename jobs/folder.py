@@ -118,6 +118,11 @@ class StateFolder:
         """One JSON file a batch; its rows are a job of the same id."""
         return self.root / "batches"
 
+    @property
+    def history(self) -> Path:
+        """What the page shows of the last day. The jobs application alone writes it."""
+        return self.root / "history"
+
     def results(self, job_id: str) -> Path:
         return self.jobs / job_id / "results"
 

@@ -245,6 +245,9 @@ class DirectLedger:
     async def show(self, job_id: str) -> JobView:
         return self.ledger.show(job_id)
 
+    async def remove(self, job_id: str) -> None:
+        self.ledger.remove(job_id)
+
     async def change(self, job_id: str, verb: str) -> JobView:
         """``verb``: cancel, pause, resume or retry."""
         if verb not in VERBS:

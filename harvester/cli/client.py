@@ -134,6 +134,10 @@ class Client:
         """``verb``: cancel, pause, resume or retry."""
         return self._view(self._json("POST", f"/api/jobs/{_segment(job_id)}/{verb}"))
 
+    def remove(self, job_id: str) -> JobView:
+        """An ended job, with its results; returns it as it was."""
+        return self._view(self._json("DELETE", f"/api/jobs/{_segment(job_id)}"))
+
     def adjust(self, job_id: str, change: JobChange) -> JobView:
         return self._view(self._json("PATCH", f"/api/jobs/{_segment(job_id)}", json=change.model_dump(exclude_none=True)))
 

@@ -21,6 +21,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "pause": ("job.status", "Pause a job."),
     "resume": ("job.status", "Resume a paused, cancelled, expired or failed job."),
     "retry": ("job.status", "Compute the failed rows of a job again."),
+    "rm": ("job.status", "Remove an ended job with its results."),
     "results": ("job.results", "Print a job's results, or write them to a file."),
     "sql": ("job.results", "Query jobs, results and files with SQL."),
     "chat": ("chat", "Chat with the served model."),

@@ -160,6 +160,12 @@ VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: insert_slices
 INSERT INTO leases (job_id, slice_id, state, group_index, group_offset, row_start, row_count) VALUES (?, ?, 'pending', ?, ?, ?, ?);
 
+-- name: forget_job
+DELETE FROM jobs WHERE id = ?;
+
+-- name: forget_slices
+DELETE FROM leases WHERE job_id = ?;
+
 -- name: job_rows
 SELECT * FROM jobs ORDER BY created_at_s DESC, id DESC;
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.config import DeadlineConfig
-from jobs.errors import NotFoundError
+from jobs.errors import NotFoundError, StateError
 from jobs.hint import SchedulingHint
 from jobs.ledger.forecast import JobForecast
 from jobs.ledger.history import UsageLog
@@ -14,6 +14,7 @@ from jobs.ledger.jobfile import write_missing_jobs
 from jobs.ledger.place import Place, open_store
 from jobs.ledger.record import ActiveLeases, JobRecord
 from jobs.ledger.store import is_in_memory
+from jobs.removal import check_removable, set_aside
 from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView
 from jobs.states import ACTIVE, ENDED, JobState, check_transition
 
@@ -73,6 +74,20 @@ class Register:
         record = self._record(job_id)
         if record.state not in ENDED:
             self._change(record, JobState.FAILED, now_s, message)
+
+    def remove(self, job_id: str) -> None:
+        """Forget an ended job and set its folder aside. Raises `StateError` for one that goes on, is a batch's, or still has leases."""
+        record = self._record(job_id)
+        check_removable(self._view(record))
+        if self._leases.holds(record.spec.id):
+            raise StateError(f"job {record.spec.id} has rows in flight; try again in a moment")
+        if self._keeps_jobs:
+            set_aside(self._results_root, record.spec.id)
+        with self._store.transaction():
+            self._run("forget_slices", [record.spec.id])
+            self._run("forget_job", [record.spec.id])
+        del self._jobs[record.spec.id]
+        self._dated.discard(record.spec.id)
 
     def say(self, job_id: str, message: str | None) -> None:
         """Note why a job waits (a full disk, say); None takes the note back."""

@@ -18,6 +18,7 @@ from jobs.config import HarvestConfig, SecretConfig, SourcesConfig
 from jobs.errors import TaskError
 from jobs.folder import SECRETS, StateFolder
 from jobs.limits import Limits, check_job
+from jobs.plan.estimate import Known, estimate
 from jobs.plan.job import check_deadline, plan_job
 from jobs.secrets import kept_apart, looked_up, write_secrets
 from jobs.spec import JobPlan, JobRequest, SeenFile
@@ -103,6 +104,15 @@ class JobPlanner:
                 rules=rules,
                 **about,
             )
+
+    def estimate(
+        self, request: JobRequest, known: Known, limits: Limits | None = None, uploaded: SourceRules | None = None
+    ) -> dict[str, Any]:
+        """What `plan` would make of a client's request, and what that takes. Keeps nothing. Raises what `plan` raises."""
+        uri, kept = kept_apart(request.source.uri, self._named_secrets)
+        uri = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
+        request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
+        return estimate(request, known, uploaded or self._rules, None if limits is None else limits.max_copied_bytes)
 
     def _token(self, name: str) -> str:
         """Four hex digits for a job id that no folder has yet."""

@@ -81,7 +81,10 @@ async def test_the_page_is_not_sent_again_while_it_is_the_same(root: httpx.Async
     assert (again.status_code, again.content) == (304, b"")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("page.css", "text/css"), ("page.js", "text/javascript")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("page.css", "text/css"), ("page.js", "text/javascript"), ("uPlot.iife.min.js", "text/javascript"), ("uPlot.min.css", "text/css")],
+)
 async def test_what_the_page_loads_is_below_the_api(office: Office, name: str, kind: str) -> None:
     answer = await office.http.get(f"/page/{name}")
     assert answer.status_code == 200
@@ -102,9 +105,21 @@ async def test_other_files_are_not_served(office: Office, name: str, why: str) -
     assert refused(await office.http.get(f"/page/{name}"), 404).startswith(why)
 
 
-def test_the_script_never_sets_markup_and_names_no_other_host() -> None:
-    script = (STATIC / "page.js").read_text()
+@pytest.mark.parametrize("path", sorted(STATIC.glob("*.js")), ids=lambda path: path.name)
+def test_no_script_sets_markup_or_names_another_host(path: Path) -> None:
+    script = path.read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", script)
+
+
+async def test_every_part_that_a_script_imports_is_served(office: Office) -> None:
+    scripts = [path.read_text() for path in STATIC.glob("*.js")]
+    parts = {name for script in scripts for name in re.findall(r'from "\./([\w.]+)"', script)}
+    assert len(parts) > 5
+    assert {(await office.http.get(f"/page/{name}")).status_code for name in parts} == {200}
+
+
+def test_the_chart_library_lies_beside_its_licence() -> None:
+    assert "Permission is hereby granted" in (STATIC / "uplot" / "LICENSE").read_text()
 
 
 async def test_tasks_come_with_their_options(office: Office) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -121,3 +123,31 @@ async def test_a_key_uploads_no_more_than_it_may(office: Office, limits: Limits)
     await uploads.append(first, 0, body(b"12345"), None, is_last=True, limits=limits)
     with pytest.raises(TooLargeError, match="bytes that this API key may upload"):
         await uploads.append(second, 0, body(b"123456"), None, is_last=True, limits=limits)
+
+
+async def test_results_are_downloaded_as_one_file_in_each_format(office: Office) -> None:  # noqa: F811
+    job = await office.submitted()
+    folder = office.folder.results(job.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in (0, 1):
+        pq.write_table(pa.table({"row_id": [number], "output": [f'say "{number}"']}), folder / f"part-{number:06d}.parquet")
+    got = {form: await office.http.get(f"/jobs/{job.id}/results", params={"format": form}) for form in ("parquet", "csv", "jsonl")}
+    assert pq.read_table(io.BytesIO(got["parquet"].content)).to_pydict() == {"row_id": [0, 1], "output": ['say "0"', 'say "1"']}
+    assert list(csv.reader(got["csv"].text.splitlines())) == [["row_id", "output"], ["0", 'say "0"'], ["1", 'say "1"']]
+    assert [json.loads(line)["row_id"] for line in got["jsonl"].text.splitlines()] == [0, 1]
+    assert got["csv"].headers["content-disposition"] == f'attachment; filename="{job.id}.csv"'
+    assert (await office.http.get(f"/jobs/{job.id}/results", params={"format": "doc"})).status_code == 400
+
+
+async def test_a_dry_run_tells_what_a_job_would_be_and_keeps_nothing(office: Office) -> None:  # noqa: F811
+    answer = await office.post("/plan", {"source": {"uri": str(office.docs)}, "task": "summarize"})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["rows"], told["column"], told["estimated_s"]) == (4, "text", None)
+    assert office.ledger.jobs() == []
+    assert office.left_over() == []
+
+
+async def test_a_dry_run_reads_only_what_a_job_may(office: Office) -> None:  # noqa: F811
+    answer = await office.post("/plan", {"source": {"uri": "/etc/passwd"}, "task": "summarize"})
+    assert answer.status_code in (400, 403), answer.text

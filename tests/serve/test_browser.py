@@ -93,12 +93,19 @@ def test_a_job_is_submitted_watched_read_asked_about_and_retried(open_tab: Tab, 
     expect(page.locator("[data-tile=ttft] .small")).to_contain_text("P99")
     chatting.join()
 
-    page.get_by_role("button", name=job, exact=True).click()
+    page.get_by_role("link", name=job, exact=True).click()
+    expect(page).to_have_url(f"{server.url}/#/jobs/{job}")
     rows = page.get_by_role("table", name=f"Rows of {job}").locator("tbody tr")
     expect(rows).to_have_count(4)
     assert [row.locator("td").nth(1).inner_text() for row in rows.all()] == ["error", "error", "ok", "ok"]
     expect(rows.nth(3)).to_contain_text(HOSTILE)
-    assert page.title() == "harvester", "text of a row is text"
+    assert page.title() == f"{job} - harvester", "text of a row is text"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV").click()
+    assert Path(download.value.path()).read_text().count("\n") >= 5
+    open_tab.expect_accessible()
+    open_tab.shoot("job")
+    page.get_by_role("link", name="All jobs").click()
 
     page.get_by_label("Query over jobs").fill(f"select status, count(*) as n from results('{job}') group by status order by status")
     page.get_by_role("button", name="Run").click()
@@ -110,6 +117,43 @@ def test_a_job_is_submitted_watched_read_asked_about_and_retried(open_tab: Tab, 
     expect(page.locator("#news")).to_contain_text(f"Job {job} is completed: 4 of 4 rows, 2 errors.")
     open_tab.expect_accessible()
     open_tab.shoot("light")
+    page.goto(f"{server.url}/#/jobs/{job}")
+    page.get_by_role("button", name=f"Remove {job}").click()
+    page.get_by_role("button", name="Remove job").click()
+    expect(page.locator("#job-list")).not_to_contain_text(job)
+    assert open_tab.faults == []
+
+
+def test_the_picture_of_the_promise_is_there_again_after_a_reload(open_tab: Tab, server: RealServer, model: str) -> None:
+    page = open_tab.page
+    for _ in range(2):
+        chat(server, model)
+    expect(page.locator("#kept-1h .small")).to_contain_text("with chat")
+    page.reload()
+    expect(page.locator("#kept-1h .small")).to_contain_text("with chat")
+    expect(page.locator(".picture canvas")).to_have_count(3)
+    for span in ("1 hour", "1 day"):
+        page.get_by_role("button", name=span).click()
+        expect(page.get_by_role("button", name=span)).to_have_attribute("aria-pressed", "true")
+    open_tab.expect_accessible()
+    assert open_tab.faults == []
+
+
+def test_a_file_of_the_reader_is_tried_then_sent_and_listed_by_filter_and_order(open_tab: Tab, tmp_path: Path) -> None:
+    page = open_tab.page
+    (tmp_path / "my rows.csv").write_text("text\nOne.\nTwo.\n")
+    page.get_by_label("Or a file from this device").set_input_files(tmp_path / "my rows.csv")
+    page.get_by_role("button", name="Dry run").click()
+    expect(page.locator("#submit-note")).to_contain_text("2 rows over column text")
+    page.get_by_role("button", name="Submit").click()
+    job = open_tab.job_made()
+    open_tab.expect_state(job, "completed")
+    page.get_by_label("Filter jobs").fill("no such job")
+    expect(page.locator("#none-found")).to_be_visible()
+    page.get_by_label("Filter jobs").fill("my_rows")
+    expect(page.get_by_role("row", name=job)).to_be_visible()
+    page.get_by_role("button", name="Errors").click()
+    expect(page.locator('th[aria-sort="ascending"]')).to_have_text("Errors")
     assert open_tab.faults == []
 
 

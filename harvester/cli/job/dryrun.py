@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.invocation import Invocation
-from harvester.cli.job.estimate import CHARS_PER_TOKEN, Known, estimate
 from harvester.cli.job.text import duration
 from harvester.errors import HarvesterError
 from jobs.engine import Message
@@ -19,6 +18,7 @@ from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Lengths
 from jobs.ledger.history import recent_spans, task_key
 from jobs.ledger.place import read_ledger
+from jobs.plan.estimate import CHARS_PER_TOKEN, Known, estimate
 from jobs.spec import JobRequest, JobSpec
 
 

@@ -191,6 +191,25 @@ def retry(here: Invocation, job: JobArgument, deadline: DeadlineOption = None) -
     _print_change(here, view)
 
 
+@command(app)
+def rm(here: Invocation, job: JobArgument) -> None:
+    """Remove an ended job with its results, its spool, and the input that was uploaded or piped for it.
+
+    Nothing of it can be brought back. A job that goes on must be cancelled first.
+
+    \b
+    Example:
+        harvester rm docs-7f3a
+    """
+    client, _ = here.reach()
+    with client:
+        view = client.remove(job)
+    if here.json:
+        here.print_json({"id": view.id, "removed": True, "rows_total": view.rows_total, "state": view.state})
+    else:
+        print(f"removed job {view.id} and its {view.rows_ok + view.rows_error:,} rows of results")
+
+
 def _change(here: Invocation, job: str, verb: str) -> None:
     client, _ = here.reach()
     with client:

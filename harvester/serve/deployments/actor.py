@@ -198,6 +198,9 @@ class LedgerActor:
         view: JobView = await self._call(verb, job_id, timed=True)
         return view
 
+    async def remove(self, job_id: str) -> None:
+        await self._call("remove", job_id)
+
     async def spend(self, spent: Sequence[Spent]) -> None:
         await self._call("spend", list(spent), timed=True)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from harvester.serve.deployments.seam import keep_to_loopback
 from harvester.serve.deployments.version import bound
 from harvester.serve.http.broadcast import Broadcaster
 from harvester.serve.http.events import FrameSource
+from harvester.serve.http.history import History
+from harvester.serve.http.history_api import keep_looking
 from harvester.serve.http.jobs_api import jobs_api
 from harvester.serve.http.metrics_api import Fleet
+from harvester.serve.http.removal import keep_removing
 from harvester.serve.processes import MARK, lower_priority, mark_of
 from jobs.folder import StateFolder
 from jobs.handle import make_key
@@ -31,7 +36,7 @@ from jobs.sql.process import QueryProcesses
 
 
 class JobsApp:
-    """Holds no state; asks the ledger and the replicas."""
+    """Asks the ledger and the replicas; keeps what replicas told in the state folder (`History`)."""
 
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int | None) -> None:
         keep_to_loopback()
@@ -54,6 +59,11 @@ class JobsApp:
         actor = LedgerActor(ledger)
         queries = QueryPool(QueryProcesses({MARK: mark_of(folder.root)}))
         queries.start()
+        self._history = History(folder.history, config.slo.max_slowdown)
+        self._beside: list[Callable[[], Coroutine[Any, Any, None]]] = [lambda: keep_looking(self._history, self._replicas.now)]
+        days = config.jobs.retention_days
+        if days is not None:
+            self._beside.append(lambda: keep_removing(actor, folder, days))
         self._app = jobs_api(
             actor,
             JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets),
@@ -63,9 +73,11 @@ class JobsApp:
             gate_of(config, folder.keys),
             queries,
             Fleet(actor, self._replicas.metrics, choice.name, config.replicas),
+            self._history,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
+        self._tasks = [asyncio.create_task(start()) for start in self._beside]
         return self._app
 
     async def _info(self) -> dict[str, Any]:

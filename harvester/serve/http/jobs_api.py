@@ -24,9 +24,13 @@ from harvester.serve.access.who import Who
 from harvester.serve.http.broadcast import Broadcaster
 from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.events import add_events
+from harvester.serve.http.history import History
+from harvester.serve.http.history_api import add_history
 from harvester.serve.http.metrics_api import Fleet, add_metrics
 from harvester.serve.http.owned import own_job, own_table
 from harvester.serve.http.page import add_assets
+from harvester.serve.http.plan_api import add_plan
+from harvester.serve.http.removal import removed
 from harvester.serve.http.rows_api import add_rows
 from harvester.serve.http.sql_api import add_sql
 from harvester.serve.http.uploads_api import SCHEME, Uploads, add_uploads
@@ -57,6 +61,7 @@ class JobsLedger(Protocol):
     async def change(self, job_id: str, verb: str) -> JobView: ...
     async def adjust(self, job_id: str, change: JobChange) -> JobView: ...
     async def table(self, name: str) -> pa.Table: ...
+    async def remove(self, job_id: str) -> None: ...
 
 
 class Submitted(BaseModel):
@@ -132,8 +137,9 @@ def jobs_api(
     gate: Gate | None = None,
     queries: QueryPool | None = None,
     fleet: Fleet | None = None,
+    history: History | None = None,
 ) -> FastAPI:
-    """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events.
+    """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events, without ``history`` no past.
 
     ``gate``: whom it lets in; None: everybody. ``queries``: processes for SQL; None makes them. ``fleet``: whose metrics it shows.
     """
@@ -143,13 +149,17 @@ def jobs_api(
     _answer_errors(app)
     _add_server(app, server_info, profile)
     add_rows(app, ledger, planner.folder)
-    _add_jobs(app, ledger, planner, server_info, add_uploads(app, ledger, planner.folder, planner.min_free_bytes))
+    uploads = add_uploads(app, ledger, planner.folder, planner.min_free_bytes)
+    _add_jobs(app, ledger, planner, server_info, uploads)
+    add_plan(app, ledger, planner, server_info, uploads)
     add_sql(app, ledger, planner.folder, queries or QueryPool(), planner.min_free_bytes)
     add_assets(app)
     if broadcaster is not None:
         add_events(app, broadcaster)
     if fleet is not None:
         add_metrics(app, fleet)
+    if history is not None:
+        add_history(app, history)
     _add_tables(app, ledger)
     _add_seen(app, planner)
     guard(app, JOBS_ROUTES, gate)
@@ -241,6 +251,11 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
     async def adjust(job_id: str, change: JobChange, who: Who) -> JobView:
         check_deadline(change.deadline_at_s, time.time())
         return await ledger.adjust((await own_job(ledger, job_id, who)).id, change)
+
+    @app.delete("/jobs/{job_id}", responses={409: refusal(409, OpenAiRefusal)})
+    async def remove(job_id: str, who: Who) -> JobView:
+        """Remove an ended job with its results, and return it as it was."""
+        return await removed(ledger, planner.folder, await own_job(ledger, job_id, who))
 
     @app.post("/jobs/{job_id}/{verb}")
     async def change(job_id: str, verb: str, who: Who) -> JobView:

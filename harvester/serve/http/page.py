@@ -1,4 +1,4 @@
-"""The page at `/`: a document, a style sheet and a script from `static/`. It loads nothing from elsewhere."""
+"""The page at `/`: a document, style sheets and scripts from `static/`, uPlot among them. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fastapi import FastAPI, Request, Response
 from harvester.errors import NotFoundError
 
 STATIC = Path(__file__).parent / "static"
-KINDS = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+FILES = {path.name: path for path in sorted(STATIC.rglob("*")) if path.suffix in KINDS}
 # Results hold text of any origin: were it ever taken for markup, nothing in it would run, load or send.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
@@ -30,8 +31,8 @@ class Asset:
     """A file of the page, held in memory."""
 
     def __init__(self, name: str) -> None:
-        self._body = (STATIC / name).read_bytes()
-        self._kind = f"{KINDS[name]}; charset=utf-8"
+        self._body = FILES[name].read_bytes()
+        self._kind = f"{KINDS[FILES[name].suffix]}; charset=utf-8"
         self._headers = {**HEADERS, "etag": f'"{hashlib.sha256(self._body).hexdigest()[:16]}"'}
 
     def answer(self, request: Request) -> Response:
@@ -51,7 +52,7 @@ def add_page(app: FastAPI) -> None:
 
 def add_assets(app: FastAPI) -> None:
     """Add ``GET /page/...`` to the jobs application: what the page loads."""
-    assets = {name: Asset(name) for name in KINDS if name != "index.html"}
+    assets = {name: Asset(name) for name in FILES if name != "index.html"}
 
     @app.get("/page/{name}", include_in_schema=False)
     async def asset(name: str, request: Request) -> Response:

@@ -15,12 +15,10 @@ from fastapi.responses import StreamingResponse
 from connectors.parquet.parts import Part, PartsSink, read_batches
 from harvester.errors import NotFoundError, StateError
 from harvester.serve.access.who import Who
+from harvester.serve.http.download import BATCH_ROWS, KINDS, WRITERS, Pipe, Shape
 from harvester.serve.http.owned import LedgerJobs, own_job
 from jobs.folder import StateFolder
 from jobs.sql.spool import small
-
-ARROW = "application/vnd.apache.arrow.stream"
-BATCH_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +30,6 @@ class Place:
     edition: str | None = None
 
 
-class _Pipe:
-    """What Arrow's writer wrote since the last look."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        return len(self._pieces[-1])
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def taken(self) -> bytes:
-        pieces, self._pieces = self._pieces, []
-        return b"".join(pieces)
-
-
 def arrow_of(sink: PartsSink, place: Place) -> Iterator[bytes]:
     """The parts from ``place`` on, in the order of their names, as one Arrow IPC stream.
 
@@ -61,7 +39,7 @@ def arrow_of(sink: PartsSink, place: Place) -> Iterator[bytes]:
     parts = [part for part in sink.parts() if place.part is None or part.name >= place.part]
     if place.part is not None and (not parts or parts[0].name != place.part):
         raise NotFoundError(f"the results have no part {place.part[:80]!r}; read them from the beginning")
-    pipe = _Pipe()
+    pipe = Pipe()
     writer: Any = None
     for part in parts:
         skipped = place.offset if part.name == place.part else 0
@@ -89,8 +67,12 @@ def add_rows(app: FastAPI, ledger: LedgerJobs, folder: StateFolder) -> None:
     """Add ``GET /jobs/JOB/results``."""
 
     @app.get("/jobs/{job_id}/results", include_in_schema=False)
-    async def results(job_id: str, who: Who, part: str | None = None, offset: int = 0, edition: str | None = None) -> StreamingResponse:
+    async def results(
+        job_id: str, who: Who, part: str | None = None, offset: int = 0, edition: str | None = None, format: Shape = "arrow"
+    ) -> StreamingResponse:
         view = await own_job(ledger, job_id, who)
-        pieces = arrow_of(PartsSink(folder.results(view.id)), Place(part, offset, edition))
-        first = await asyncio.to_thread(next, pieces)  # what is wrong with the first part is an error's answer, not a cut stream
-        return StreamingResponse(chain([first], pieces), media_type=ARROW)
+        sink = PartsSink(folder.results(view.id))
+        pieces = arrow_of(sink, Place(part, offset, edition)) if format == "arrow" else WRITERS[format](sink)
+        first = await asyncio.to_thread(next, pieces, b"")  # what is wrong with the first part is an error's answer, not a cut stream
+        named = {"content-disposition": f'attachment; filename="{view.id}.{format}"'}
+        return StreamingResponse(chain([first], pieces), media_type=KINDS[format], headers=named)

@@ -1,4 +1,4 @@
-"""`harvester submit --dry-run`: rows, tokens, time and price of a job, without making it."""
+"""A dry run: rows, tokens, time and price of a job, without making it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from connectors.base import Source
 from connectors.open import open_source
+from connectors.paths.rules import SourceRules
 from connectors.text import rows
 from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Message
@@ -41,14 +42,16 @@ class Known:
     count: Callable[[tuple[Message, ...]], int | None] = lambda messages: None
 
 
-def estimate(request: JobRequest, known: Known) -> dict[str, Any]:
+def estimate(request: JobRequest, known: Known, rules: SourceRules | None = None, max_copied_bytes: int | None = None) -> dict[str, Any]:
     """Counts of the job, with tokens estimated from a sample of rows; None for what is not known.
 
+    ``rules``: what may be read; None: all that this process may.
     ``estimated_s`` takes answers to be as long as those of the same task before, else as long as they may be.
     Raises what planning the job raises: `SourceError`, `ColumnError`, `TaskError`.
     """
     with tempfile.TemporaryDirectory(prefix="harvester-plan-") as scratch:
         spec = request.source
+<<<<<<< HEAD:harvester/cli/job/estimate.py
         with open_source(spec.uri, **spec.choices(), snapshot_dir=Path(scratch)) as source:
             plan = plan_job(
                 request,
@@ -60,6 +63,11 @@ def estimate(request: JobRequest, known: Known) -> dict[str, Any]:
                 thinking=known.thinking,
                 context_tokens=known.context_tokens,
             )
+=======
+        bounds: dict[str, Any] = {"rules": rules, "max_copied_bytes": max_copied_bytes}
+        with open_source(spec.uri, **spec.choices(), snapshot_dir=Path(scratch), **bounds) as source:
+            plan = plan_job(request, source, model=request.model or known.model, harvest=HarvestConfig(), now_s=time.time(), token="0000")
+>>>>>>> d43d472 (Show the promise over five minutes, an hour and a day; give jobs a page):jobs/plan/estimate.py
             prompts = _sample(source, plan.spec)
     rows_total = plan.spec.rows_total
     per_row, counted = _tokens(prompts, known)

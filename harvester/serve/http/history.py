@@ -1,0 +1,160 @@
+"""How chat and jobs stood, over minutes, an hour and a day: looked at every few seconds, kept in two rings of the state folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from harvester.serve.http.ring import Ring
+
+LOOK_S = 5
+Span = Literal["5m", "1h", "1d"]
+_SPANS: dict[str, tuple[str, int]] = {"5m": ("looks", 60), "1h": ("minutes", 60), "1d": ("minutes", 1440)}  # ring, steps
+_NAN = math.nan
+
+
+@dataclass(slots=True)
+class Point:
+    """One step of time. The first seven are sums over it; the others are of the minute before its last look with chat, else NaN.
+
+    ``had_s`` and ``alone_s``: time that chats took together, and would have taken without jobs by the engine's own account.
+    """
+
+    seconds: float = 0.0
+    chat_tokens: float = 0.0
+    job_tokens: float = 0.0
+    ttft_had_s: float = 0.0
+    ttft_alone_s: float = 0.0
+    tpot_had_s: float = 0.0
+    tpot_alone_s: float = 0.0
+    ttft_p50_ms: float = _NAN
+    ttft_p99_ms: float = _NAN
+    ttft_slo_ms: float = _NAN
+    tpot_p50_ms: float = _NAN
+    tpot_p99_ms: float = _NAN
+    tpot_slo_ms: float = _NAN
+
+    def add(self, look: Point) -> None:
+        for place, field in enumerate(fields(Point)):
+            before, new = getattr(self, field.name), getattr(look, field.name)
+            setattr(self, field.name, before + new if place < SUMS else before if math.isnan(new) else new)
+
+    @classmethod
+    def of(cls, values: Sequence[float] | None) -> Self | None:
+        return None if values is None else cls(*values)
+
+    def rate(self, tokens: float) -> float | None:
+        return round(tokens / self.seconds, 1) if self.seconds > 0 else None
+
+    def slowdown(self, kind: str) -> float | None:
+        """How many times as long as without jobs chat took. None without chat."""
+        had_s, alone_s = getattr(self, f"{kind}_had_s"), getattr(self, f"{kind}_alone_s")
+        return had_s / alone_s if alone_s > 0 else None
+
+    def is_kept(self, kind: str, max_slowdown: float) -> bool | None:
+        """Whether the P99 is within the SLO, or without one, chat within ``max_slowdown``. None without chat."""
+        slo_ms, p99_ms, slowdown = getattr(self, f"{kind}_slo_ms"), getattr(self, f"{kind}_p99_ms"), self.slowdown(kind)
+        if not math.isnan(slo_ms):
+            return None if math.isnan(p99_ms) else bool(p99_ms <= slo_ms)
+        return None if slowdown is None else slowdown <= max_slowdown
+
+
+SUMS = 7
+WIDTH = len(fields(Point))
+
+
+class History:
+    """Used from one event loop. ``folder`` is its alone; its files never grow above 210 kB."""
+
+    def __init__(self, folder: Path, max_slowdown: float) -> None:
+        self._rings = {"looks": Ring(folder / "looks", LOOK_S, 72, WIDTH), "minutes": Ring(folder / "minutes", 60, 1500, WIDTH)}
+        self._max_slowdown = max_slowdown
+        self._before: dict[str, dict[str, Any]] = {}
+
+    def close(self) -> None:
+        for ring in self._rings.values():
+            ring.close()
+
+    def take(self, told: Iterable[dict[str, Any]], now_s: float) -> None:
+        """Add a look at all replicas, as `Replica.now` tells of them. The first look at a replica is where its counts begin."""
+        now = {str(replica["id"]): replica for replica in told if "at_s" in replica}
+        look = _look(self._before, now)
+        self._before = now
+        for ring in self._rings.values():
+            number = int(now_s // ring.step_s)
+            point = Point.of(ring.read(number)) or Point()
+            point.add(look)
+            ring.write(number, astuple(point))
+
+    def told(self, span: Span, now_s: float) -> dict[str, Any]:
+        """The series of ``span`` as columns, oldest first, None where nothing is known; and how often the promise was kept."""
+        name, steps = _SPANS[span]
+        ring = self._rings[name]
+        until = int(now_s // ring.step_s)
+        points = [Point.of(values) for values in ring.last(until, steps)]
+        return {
+            "step_s": ring.step_s,
+            "at_s": [(until - steps + 1 + place) * ring.step_s for place in range(steps)],
+            **{kind: self._latency(kind, points) for kind in ("ttft", "tpot")},
+            "chat_tokens_per_s": [point and point.rate(point.chat_tokens) for point in points],
+            "job_tokens_per_s": [point and point.rate(point.job_tokens) for point in points],
+            "max_slowdown": self._max_slowdown,
+            "kept": {"1h": self._kept(60, now_s), "24h": self._kept(1440, now_s)},
+        }
+
+    def _latency(self, kind: str, points: Sequence[Point | None]) -> dict[str, list[float | None]]:
+        """In ms. ``alone``: the P99 without jobs, by the engine's account of the same chats; ``slo``: its multiple where none is set."""
+        columns: dict[str, list[float | None]] = {"p50": [], "p99": [], "alone": [], "slo": []}
+        for point in points:
+            p50, p99, slo = (_known(point, f"{kind}_{name}_ms") for name in ("p50", "p99", "slo"))
+            slowdown = point and point.slowdown(kind)
+            alone = p99 / slowdown if p99 is not None and slowdown else None
+            promised = slo if slo is not None or alone is None else alone * self._max_slowdown
+            for name, value in (("p50", p50), ("p99", p99), ("alone", alone), ("slo", promised)):
+                columns[name].append(None if value is None else round(value, 2))
+        return columns
+
+    def _kept(self, minutes: int, now_s: float) -> dict[str, int]:
+        """Of the minutes with chat, how many kept both promises."""
+        ring = self._rings["minutes"]
+        points = [point for point in map(Point.of, ring.last(int(now_s // 60), minutes)) if point is not None]
+        verdicts = [[point.is_kept(kind, self._max_slowdown) for kind in ("ttft", "tpot")] for point in points]
+        with_chat = [verdict for verdict in verdicts if verdict != [None, None]]
+        return {"minutes": len(with_chat), "kept": sum(False not in verdict for verdict in with_chat)}
+
+
+def _known(point: Point | None, name: str) -> float | None:
+    value = math.nan if point is None else float(getattr(point, name))
+    return None if math.isnan(value) else value
+
+
+def _look(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> Point:
+    """What happened since: counts summed over replicas, quantiles of the worst of them."""
+    look = Point()
+    for name, replica in now.items():
+        then = before.get(name)
+        if then is not None and then["at_s"] < replica["at_s"] and then["busy_s"] <= replica["busy_s"]:
+            look.seconds = max(look.seconds, replica["at_s"] - then["at_s"])
+            made = replica["online"]["tokens"] - then["online"]["tokens"]
+            look.chat_tokens += made
+            look.job_tokens += replica["offline"]["tokens"] - then["offline"]["tokens"]
+            for kind in ("ttft", "tpot"):
+                had_s, alone_s = (new - old for new, old in zip(replica[f"{kind}_s"], then[f"{kind}_s"], strict=True))
+                setattr(look, f"{kind}_had_s", getattr(look, f"{kind}_had_s") + had_s)
+                setattr(look, f"{kind}_alone_s", getattr(look, f"{kind}_alone_s") + alone_s)
+                if made:  # else what is told is of chats that have ended
+                    _worst(look, kind, replica[kind] or {})
+        for kind in ("ttft", "tpot"):
+            _worst(look, kind, {"slo": replica[f"{kind}_slo_s"]})
+    return look
+
+
+def _worst(look: Point, kind: str, told_s: dict[str, float | None]) -> None:
+    for name, value_s in told_s.items():
+        if name != "count" and value_s is not None:
+            key = f"{kind}_{name}_ms"
+            before = getattr(look, key)
+            setattr(look, key, value_s * 1000 if math.isnan(before) else max(before, value_s * 1000))

@@ -1,0 +1,97 @@
+// What the parts of the page share. Everything shown is set as text, never as markup: rows hold text of any origin.
+
+export const $ = (id) => document.getElementById(id);
+export const ENDED = ["completed", "cancelled", "failed", "expired"];
+
+export function make(tag, fields = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(fields)) {
+    if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function announce(text) {
+  $("news").textContent = text;
+}
+
+// Numbers as a person reads them
+
+export const whole = (value) => Math.round(value).toLocaleString("en");
+export const percent = (share) => (share === null ? null : `${Math.round(share * 100)}`);
+export const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+export function milliseconds(ms) {
+  if (ms === null) return null;
+  return ms >= 10000 ? [(ms / 1000).toFixed(1), "s"] : [ms >= 100 ? whole(ms) : ms.toPrecision(ms >= 10 ? 3 : 2), "ms"];
+}
+
+export function duration(seconds) {
+  const s = Math.round(seconds);
+  if (s < 120) return `${s} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 120) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${String(minutes % 60).padStart(2, "0")} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+// The key, where the server asks for one: kept by this tab until it is closed
+
+const KEY = "harvester-api-key";
+
+function askForKey() {
+  if ($("unlock").open) return;
+  say($("unlock-fault"), sessionStorage.getItem(KEY) === null ? "" : "The server does not know this key.");
+  $("unlock").showModal();
+}
+
+$("unlock-form").onsubmit = (event) => {
+  const key = $("key").value.trim();
+  if (!/^[!-~]+$/.test(key)) {
+    event.preventDefault();
+    return say($("unlock-fault"), key ? "A key has no spaces and no accents." : "Key is missing.");
+  }
+  sessionStorage.setItem(KEY, key);
+  $("key").value = "";
+};
+let unlocked = () => {};
+export function onUnlocked(then) {
+  unlocked = then;
+}
+$("unlock").onclose = () => unlocked();
+
+// Asking the server
+
+export async function reach(path, request) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...request.headers, ...(key === null ? {} : { authorization: `Bearer ${key}` }) };
+  const answer = await fetch(path, { ...request, headers, cache: "no-store" });
+  if (answer.status === 401) askForKey();
+  return answer;
+}
+
+export async function ask(method, path, body) {
+  const request = { method, headers: { accept: "application/json" } };
+  if (body !== undefined) {
+    request.body = JSON.stringify(body);
+    request.headers["content-type"] = "application/json";
+  }
+  let answer;
+  try {
+    answer = await reach(path, request);
+  } catch {
+    throw new Error("The server does not answer; try again later.");
+  }
+  const told = await answer.json().catch(() => null);
+  if (!answer.ok) throw new Error(told?.error?.message ?? `The server answered ${answer.status}; try again.`);
+  return told;
+}
+
+export const sql = (query, limit) => ask("POST", "/api/sql", { query, limit });
+export const quoted = (text) => `'${text.replaceAll("'", "''")}'`;

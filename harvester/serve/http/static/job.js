@@ -1,0 +1,149 @@
+// The page of one job, at #/jobs/ID: facts, results to take along, and its rows, those that failed first
+
+import { $, ENDED, ask, duration, make, plural, quoted, reach, say, sql, whole } from "./base.js";
+import { clock, doneRows, jobs, may, timeLeft, took, verbButtons } from "./jobs.js";
+import { offer } from "./query.js";
+import { dataTable } from "./tables.js";
+
+const PAGE_ROWS = 25;
+const TECHNICAL = ["finish_reason", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "attempts", "requests", "parts", "latency_ms", "truncated", "completed_at"];
+
+const opened = { id: null, from: 0, view: null, hasEnded: false };
+
+function facts(view) {
+  const tokens = `${whole(view.prompt_tokens)} of prompts, ${whole(view.output_tokens)} of answers`;
+  const done = `${whole(doneRows(view))} of ${plural(view.rows_total, "row")}, ${plural(view.rows_error, "error")}`;
+  return {
+    State: [view.state, view.message, view.standing].filter(Boolean).join(". "),
+    Rows: done,
+    Tokens: tokens + (view.offline_tokens_per_s === null ? "" : `, ${whole(view.offline_tokens_per_s)} a second`),
+    Started: view.started_at_s === null ? "not yet" : clock(view.started_at_s),
+    Took: view.started_at_s === null ? "" : duration(took(view)),
+    Ended: view.ended_at_s === null ? "" : clock(view.ended_at_s),
+    "Time left": timeLeft(view),
+    Deadline: view.deadline_at_s ? clock(view.deadline_at_s) : "",
+    Task: view.task,
+    Model: view.model,
+    Source: view.source,
+    Owner: view.owner ?? "",
+    Notes: (view.notes ?? []).join(". "),
+  };
+}
+
+function describe() {
+  const view = (opened.view = { ...opened.view, ...jobs.get(opened.id)?.view });
+  if (view.id === undefined) return;
+  const known = Object.entries(facts(view)).filter(([, value]) => value);
+  const list = $("job-facts");
+  const names = known.map(([name]) => name).join();
+  if (list.dataset.names !== names) {
+    list.dataset.names = names;
+    list.replaceChildren(...known.map(([name]) => make("div", {}, make("dt", { textContent: name }), make("dd"))));
+  }
+  known.forEach(([, value], at) => say(list.children[at].lastChild, value));
+  $("job-progress").value = doneRows(view) / Math.max(1, view.rows_total);
+  for (const button of $("job-acts").children) button.hidden = !may(button.dataset.verb, view);
+  const hasEnded = ENDED.includes(view.state);
+  if (hasEnded && !opened.hasEnded) readRows();
+  opened.hasEnded = hasEnded;
+}
+
+// Called where the address names a job; null: it names none.
+export async function openJob(id) {
+  $("job").hidden = id === null;
+  Object.assign(opened, { id, from: 0, view: null, hasEnded: false });
+  if (id === null) return;
+  say($("job-title"), id);
+  $("job-facts").replaceChildren();
+  delete $("job-facts").dataset.names;
+  $("job-acts").replaceChildren(...verbButtons(id, ["pause", "resume", "retry", "cancel", "remove"]));
+  say($("job-command"), `harvester results ${id} -o ${id}.parquet`);
+  $("rows-table").hidden = true;
+  $("job-title").focus();
+  try {
+    const view = await ask("GET", `/api/jobs/${encodeURIComponent(id)}`);
+    if (opened.id !== id) return;
+    opened.view = view;
+    opened.hasEnded = ENDED.includes(view.state);
+    describe();
+    readRows();
+  } catch (error) {
+    for (const button of $("job-acts").children) button.hidden = true;
+    say($("rows-note"), "");
+    say($("rows-fault"), error.message);
+  }
+}
+
+export function refresh() {
+  if (opened.id !== null && opened.view !== null) describe();
+}
+
+for (const button of document.querySelectorAll("[data-format]")) {
+  button.onclick = async () => {
+    const { id } = opened;
+    const { format } = button.dataset;
+    button.disabled = true;
+    say($("rows-fault"), "");
+    try {
+      const answer = await reach(`/api/jobs/${encodeURIComponent(id)}/results?format=${format}`, { headers: {} });
+      if (!answer.ok) throw new Error(`The server answered ${answer.status}; try again.`);
+      const link = make("a", { href: URL.createObjectURL(await answer.blob()), download: `${id}.${format}` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+    } catch (error) {
+      say($("rows-fault"), error.message);
+    } finally {
+      button.disabled = false;
+    }
+  };
+}
+
+// Columns with nothing in them go; what failed and what came out stand first.
+function arranged({ columns, rows }) {
+  const place = ({ name }) => {
+    const at = ["row_id", "status", "error_code", "error_message", "output"].indexOf(name);
+    return at >= 0 ? at : TECHNICAL.includes(name) ? 100 + TECHNICAL.indexOf(name) : 50;
+  };
+  const kept = columns.map((column, at) => ({ ...column, at, place: place(column) })).filter(({ at }) => rows.some((row) => row[at] !== null));
+  kept.sort((one, other) => one.place - other.place || one.at - other.at);
+  return { columns: kept, rows: rows.map((row) => kept.map(({ at }) => row[at])) };
+}
+
+async function readRows() {
+  const { id, from } = opened;
+  if (id === null) return;
+  const query = `select substr(columns(*)::varchar, 1, 600) from (select * from results(${quoted(id)}) order by status = 'error' desc, row_id limit ${PAGE_ROWS + 1} offset ${from})`;
+  say($("rows-fault"), "");
+  say($("rows-note"), "Reading");
+  try {
+    const answer = await sql(query, PAGE_ROWS + 1);
+    if (opened.id !== id || opened.from !== from) return;
+    const hasMore = answer.rows.length > PAGE_ROWS;
+    const told = arranged({ columns: answer.columns, rows: answer.rows.slice(0, PAGE_ROWS) });
+    const table = dataTable(told, `Rows of ${id}, errors first, from row ${from + 1}`);
+    const at = told.columns.findIndex(({ name }) => name === "status");
+    told.rows.forEach((row, place) => table.tBodies[0].rows[place].classList.toggle("is-error", row[at] === "error"));
+    $("rows-table").replaceChildren(table);
+    $("rows-table").hidden = !told.rows.length;
+    $("rows-back").disabled = from === 0;
+    $("rows-next").disabled = !hasMore;
+    say($("rows-note"), told.rows.length ? `${whole(from + 1)} to ${whole(from + told.rows.length)}` : "No row is published yet");
+  } catch (error) {
+    say($("rows-note"), "");
+    say($("rows-fault"), error.message);
+  }
+}
+
+function turn(by) {
+  opened.from = Math.max(0, opened.from + by);
+  readRows();
+}
+
+$("rows-back").onclick = () => turn(-PAGE_ROWS);
+$("rows-next").onclick = () => turn(PAGE_ROWS);
+$("rows-again").onclick = () => readRows();
+$("rows-ask").onclick = () => {
+  const query = `select *\nfrom results(${quoted(opened.id)})\nlimit 100`;
+  location.hash = "#sql";
+  setTimeout(() => offer(query)); // once the section is shown
+};

@@ -1,0 +1,61 @@
+"""What a job leaves on the disk, removed with it: results, spool, copied rows, and an uploaded or piped source that no other job reads."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from connectors.durable import storage_error
+from jobs.errors import StateError
+from jobs.folder import StateFolder
+from jobs.spec import JobView
+from jobs.states import ENDED
+
+_ASIDE = ".staging-removed-"
+BATCH = "batch_"  # ids of jobs that are rows of an OpenAI batch
+
+
+def check_removable(view: JobView) -> None:
+    """Raise `StateError` for a job that has not ended, and for a batch's."""
+    if view.id.startswith(BATCH):
+        raise StateError(f"job {view.id} is of a batch; remove its files with DELETE /v1/files/ID")
+    if view.state not in ENDED:
+        raise StateError(f"job {view.id} is {view.state}; cancel it first: harvester cancel {view.id}")
+
+
+def old_jobs(views: Iterable[JobView], before_s: float) -> list[JobView]:
+    """Those that ended before, without batches."""
+    return [
+        view for view in views if view.state in ENDED and not view.id.startswith(BATCH) and view.ended_at_s and view.ended_at_s < before_s
+    ]
+
+
+def set_aside(jobs: Path, job_id: str) -> None:
+    """Take the job's folder out of ``jobs``, the folder of all, in one step; the name is one that a server that starts sweeps away.
+
+    The ledger calls it, before it forgets the job: one that dies in between is removed at the next try. Raises `StorageError`.
+    """
+    own = jobs / job_id
+    try:
+        if own.exists():
+            own.rename(jobs / f"{_ASIDE}{job_id}-{secrets.token_hex(4)}")
+    except OSError as error:
+        raise storage_error("remove", own, error) from error
+
+
+def remove_files(folder: StateFolder, view: JobView, other_sources: Iterable[str]) -> None:
+    """Delete what was set aside, and the job's uploaded or piped source unless it is among ``other_sources``."""
+    for gone in folder.jobs.glob(f"{_ASIDE}{view.id}-*"):
+        shutil.rmtree(gone, ignore_errors=True)
+    kept = _kept_input(folder, view.source)
+    if kept is not None and view.source not in set(other_sources):
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+def _kept_input(folder: StateFolder, source: str) -> Path | None:
+    """The folder of a file that was uploaded or came through standard input; None for a source that is the user's own."""
+    path = Path(source)
+    is_kept = any(root in path.parents for root in (folder.inputs, folder.root / "uploads"))
+    return path.parent if is_kept and ".." not in path.parts else None
