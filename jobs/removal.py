@@ -46,16 +46,18 @@ def set_aside(jobs: Path, job_id: str) -> None:
 
 
 def remove_files(folder: StateFolder, view: JobView, other_sources: Iterable[str]) -> None:
-    """Delete what was set aside, and the job's uploaded or piped source unless it is among ``other_sources``."""
+    """Delete what was set aside, and the job's uploaded or piped source unless one of ``other_sources`` lies there."""
     for gone in folder.jobs.glob(f"{_ASIDE}{view.id}-*"):
         shutil.rmtree(gone, ignore_errors=True)
     kept = _kept_input(folder, view.source)
-    if kept is not None and view.source not in set(other_sources):
+    if kept is not None and not any(Path(other).is_relative_to(kept) for other in other_sources):
         shutil.rmtree(kept, ignore_errors=True)
 
 
 def _kept_input(folder: StateFolder, source: str) -> Path | None:
-    """The folder of a file that was uploaded or came through standard input; None for a source that is the user's own."""
+    """The folder of what was uploaded or came through standard input; None for a source that is the user's own."""
     path = Path(source)
-    is_kept = any(root in path.parents for root in (folder.inputs, folder.root / "uploads"))
-    return path.parent if is_kept and ".." not in path.parts else None
+    for root, depth in ((folder.inputs, 1), (folder.uploads, 2)):  # below it: a folder an input; owner and upload
+        if path.is_relative_to(root) and ".." not in path.parts and len(below := path.relative_to(root).parts) >= depth:
+            return root.joinpath(*below[:depth])
+    return None

@@ -96,7 +96,7 @@ def test_the_alone_figure_is_the_engines_account_of_the_same_chats(history: Hist
     ids=["within the SLO", "above the SLO", "little slower", "too slow"],
 )
 def test_a_minute_with_chat_keeps_the_promise_or_not(history: History, fields: dict[str, Any], kept: int) -> None:
-    history.take([at(0)], NOON_S)
+    history.take([at(0, ttft_slo_s=fields.get("ttft_slo_s", 0.5))], NOON_S)
     assert history.told("1h", NOON_S)["kept"]["1h"] == {"minutes": 0, "kept": 0}, "without chat there is nothing to keep"
     history.take([at(5, chat=1, **fields)], NOON_S + 5)
     told = history.told("1h", NOON_S + 5)["kept"]

@@ -43,8 +43,16 @@ CHECKS = [
 FUZZ = settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 SETTINGS = SchemathesisConfig.from_dict({"cache": {"enabled": False}})  # else it may write .schemathesis/ where the tests run
 # Operations that refuse some requests by their form, and those that take any text.
-JOBS = ("POST /jobs", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile")
-JOBS_FREE = ("GET /server", "GET /tasks", "GET /jobs", "GET /jobs/{job_id}", "POST /jobs/{job_id}/{verb}", "GET /ledger/{name}")
+JOBS = ("POST /jobs", "POST /plan", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile")
+JOBS_FREE = (
+    "GET /server",
+    "GET /tasks",
+    "GET /jobs",
+    "GET /jobs/{job_id}",
+    "DELETE /jobs/{job_id}",
+    "POST /jobs/{job_id}/{verb}",
+    "GET /ledger/{name}",
+)
 OPENAI = ("POST /v1/files", "GET /v1/files", "POST /v1/batches", "GET /v1/batches")
 OPENAI_FREE = (
     "GET /v1/files/{file_id}",

@@ -108,7 +108,7 @@ def test_a_job_is_submitted_watched_read_asked_about_and_retried(open_tab: Tab, 
     page.get_by_role("link", name="All jobs").click()
 
     page.get_by_label("Query over jobs").fill(f"select status, count(*) as n from results('{job}') group by status order by status")
-    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Run", exact=True).click()
     answer = page.get_by_role("table", name="Answer of the query")
     expect(answer.locator("tbody")).to_have_text("error2ok2")
 
@@ -215,7 +215,7 @@ def test_what_cannot_be_done_is_said_in_one_line(open_tab: Tab) -> None:
     page.get_by_role("button", name="Submit").click()
     expect(page.locator("#submit-fault")).to_contain_text("/nowhere.parquet")
     page.get_by_label("Query over jobs").fill("select * from '/etc/passwd'")
-    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#sql-fault")).not_to_be_empty()
     assert "\n" not in page.locator("#sql-fault").inner_text()
 

@@ -97,7 +97,7 @@ def test_the_page_asks_for_a_key_once_and_then_shows_and_does_everything(page: P
     page.get_by_role("button", name="Pause job").click()
     expect(page.get_by_role("row", name="docs-7f3a").locator(".state")).to_have_text("paused")
     page.get_by_label("Query over jobs").fill("select id from jobs")
-    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Run", exact=True).click()
     expect(page.get_by_role("table", name="Answer of the query").locator("tbody")).to_have_text("docs-7f3a")
     page.reload()
     expect(page.locator("#link")).to_have_text("Live")

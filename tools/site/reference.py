@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,6 +16,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.cli import get_docs_for_click
 
+import harvester
+from harvester.api.client import Harvester
+from harvester.api.job import Job, Results
 from harvester.cli.main import app
 from harvester.config import ServeConfig
 from harvester.errors import HarvesterError
@@ -120,6 +124,27 @@ def metrics() -> str:
     )
 
 
+def _public(kind: type) -> Iterable[tuple[str, Any]]:
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+            yield name, member
+
+
+def python() -> str:
+    text = f"# Python\n\n`import harvester` needs httpx and Arrow alone.\n\n{_described('harvester.connect', harvester.connect)}"
+    for kind in (Harvester, Job, Results):
+        text += f"\n## `{kind.__name__}`\n\n{inspect.getdoc(kind)}\n\n"
+        text += "".join(_described(f"{kind.__name__}.{name}", member) for name, member in _public(kind))
+    return text
+
+
+def _described(name: str, member: Any) -> str:
+    """Signature and contract of one function, method or property."""
+    is_value = isinstance(member, property)
+    signature = "" if is_value else str(inspect.signature(member)).replace("(self, ", "(").replace("(self)", "()").replace("'", "")
+    return f"### `{name}`\n\n    {name}{signature}\n\n{inspect.getdoc(member) or ''}\n\n"
+
+
 def _tree(kind: type[HarvesterError]) -> Iterable[type[HarvesterError]]:
     yield kind
     for child in kind.__subclasses__():
@@ -135,5 +160,5 @@ def errors() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "cli": cli, "config": config, "http": http, "results": results, "sql": sql, "metrics": metrics, "errors": errors
+    "cli": cli, "config": config, "http": http, "python": python, "results": results, "sql": sql, "metrics": metrics, "errors": errors
 }  # fmt: skip

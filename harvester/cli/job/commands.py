@@ -24,6 +24,7 @@ from harvester.cli.job.stdin import Given, given_source
 from harvester.cli.job.text import job_lines
 from harvester.cli.request import build_request, read_schema, read_template_kwargs, read_thinking, task_options
 from harvester.cli.server.local import serving
+from harvester.cli.slow import said_if_slow
 from harvester.errors import HarvesterError
 from jobs.spec import JobRequest, JobView, OnLong
 from jobs.states import ENDED
@@ -94,7 +95,8 @@ def submit(
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:
         request = build_request(given.uri, task=task, options=task_options(asks, option or ()), **reads, **limits, **sampled)
         if dry_run:
-            print_estimate(here, request)
+            with said_if_slow(f"Reading {given.uri}"):
+                print_estimate(here, request)
         else:
             _submit(here, request, watch, target, given)
 
@@ -106,7 +108,8 @@ def _submit(here: Invocation, request: JobRequest, watch: bool, target: TargetNa
         if not is_embedded:
             file = checked_file(str(target)) if target is not None and is_elsewhere(client) else None
             request = brought(client, request, _say)
-        view, created = client.submit(request)
+        with said_if_slow(f"Reading {request.source.uri}"):
+            view, created = client.submit(request)
         given.in_use = True
         follows = watch or is_embedded or target is not None
         if here.json and not follows:

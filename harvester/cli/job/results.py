@@ -17,6 +17,7 @@ from harvester.cli.job.progress import show, updates
 from harvester.cli.job.reading import Answer, Reading, is_elsewhere, reading
 from harvester.cli.job.status import SomeJobArgument, all_views, pick
 from harvester.cli.job.viewed import ANSWERS, VIEW_ROWS, summary, viewed
+from harvester.cli.slow import said_if_slow
 from harvester.cli.table import screen_columns, text_table
 from harvester.errors import HarvesterError, UsageError
 from jobs.states import ENDED
@@ -182,7 +183,7 @@ def _export(here: Invocation, source: Reading, answer: Answer, output: Path | No
         sys.stdout.flush()
         return
     source.check_target(output)
-    with replacing(output) as out:
+    with said_if_slow(f"Writing {output}"), replacing(output) as out:
         rows = write(out, shape, answer.schema, answer.batches)
     if here.json:
         here.print_json({"file": str(output), "format": shape.value, "rows": rows})

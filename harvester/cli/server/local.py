@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation
+from harvester.cli.slow import said_if_slow
 from harvester.errors import EngineError, HarvesterError, StorageError, UnreachableError
 from harvester.ports import free_port
 from jobs.folder import StateFolder
@@ -68,7 +69,8 @@ class EmbeddedServer:
                 f"cannot start a server with its log in {self.log}: {error.strerror}; choose a folder with --state"
             ) from error
         try:
-            self._wait(self._process)
+            with said_if_slow("Waiting for the embedded server"):
+                self._wait(self._process)
         except BaseException:
             self.stop()
             raise
