@@ -58,6 +58,14 @@ def test_no_jobs_at_all_is_no_error(cli):
     assert "No jobs yet" in result.stdout
 
 
+def test_rm_asks_the_server_to_remove_a_job_and_says_what_went(cli, server):
+    server.views = [job_view(state="completed", rows_total=4, rows_ok=3, rows_error=1)]
+    assert cli("rm", "docs-7f3a").stdout == "removed job docs-7f3a and its 4 rows of results\n"
+    told = json.loads(cli("rm", "docs-7f3a", "--json").stdout)
+    assert told == {"id": "docs-7f3a", "removed": True, "rows_total": 4, "state": "completed"}
+    assert [asked[:2] for asked in server.asked if asked[0] == "DELETE"] == [("DELETE", "/api/jobs/docs-7f3a")] * 2
+
+
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume", "retry"])
 def test_a_change_is_posted_and_the_new_state_printed(cli, server, verb):
     server.views = [job_view(state="queued")]

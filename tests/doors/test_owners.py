@@ -135,7 +135,7 @@ async def test_the_same_request_of_two_keys_is_two_jobs(house: House) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", ""), ("PATCH", ""), ("POST", "/cancel"), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/retry")],
+    [("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/cancel"), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/retry")],
 )
 async def test_anothers_job_is_as_one_that_is_not_there(house: House, method: str, path: str) -> None:
     anns = await job_of(house, "ann")

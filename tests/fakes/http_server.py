@@ -75,6 +75,9 @@ def handler_of(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self._answer("GET", None)
 
+        def do_DELETE(self) -> None:
+            self._answer("DELETE", None)
+
         def do_PATCH(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length") or 0))
             self._answer("PATCH", json.loads(raw))
