@@ -18,7 +18,8 @@ from typer.cli import get_docs_for_click
 
 import harvester
 from harvester.api.client import Harvester
-from harvester.api.job import Job, Results
+from harvester.api.job import Job
+from harvester.api.rows import Rows
 from harvester.cli.main import app
 from harvester.config import ServeConfig
 from harvester.errors import HarvesterError
@@ -131,8 +132,9 @@ def _public(kind: type) -> Iterable[tuple[str, Any]]:
 
 
 def python() -> str:
-    text = f"# Python\n\n`import harvester` needs httpx and Arrow alone.\n\n{_described('harvester.connect', harvester.connect)}"
-    for kind in (Harvester, Job, Results):
+    text = "# Python\n\n`import harvester` needs httpx and Arrow alone. `connect_async` gives the same methods as coroutines.\n\n"
+    text += _described("harvester.connect", harvester.connect)
+    for kind in (Harvester, Job, Rows):
         text += f"\n## `{kind.__name__}`\n\n{inspect.getdoc(kind)}\n\n"
         text += "".join(_described(f"{kind.__name__}.{name}", member) for name, member in _public(kind))
     return text
@@ -141,7 +143,9 @@ def python() -> str:
 def _described(name: str, member: Any) -> str:
     """Signature and contract of one function, method or property."""
     is_value = isinstance(member, property)
-    signature = "" if is_value else str(inspect.signature(member)).replace("(self, ", "(").replace("(self)", "()").replace("'", "")
+    signature = "" if is_value else str(inspect.signature(member)).replace("(self, ", "(").replace("(self)", "()")
+    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature).replace("(/, ", "(")
+    signature = re.sub(r"\bJ\b", "Job", re.sub(r"Flow\[(.*)\]$", r"\1", signature))  # what a blocking call of it returns
     return f"### `{name}`\n\n    {name}{signature}\n\n{inspect.getdoc(member) or ''}\n\n"
 
 

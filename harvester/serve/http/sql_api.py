@@ -27,8 +27,8 @@ from harvester.errors import NotFoundError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
 from harvester.serve.http.contract import refusal
+from harvester.serve.http.download import KINDS
 from harvester.serve.http.owned import LedgerTables, own_table
-from harvester.serve.http.rows_api import ARROW
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.folder import StateFolder
 from jobs.ledger.statements import TABLES
@@ -127,7 +127,7 @@ def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: Query
 
     @app.get("/sql/answers/{answer_id}", include_in_schema=False)
     async def answer(answer_id: str, who: Who, offset: Annotated[int, Query(ge=0)] = 0) -> StreamingResponse:
-        return StreamingResponse(_bytes_of(answers.opened(answer_id, who), offset), media_type=ARROW)
+        return StreamingResponse(_bytes_of(answers.opened(answer_id, who), offset), media_type=KINDS["arrow"])
 
 
 def _bytes_of(path: Path, offset: int) -> Iterator[bytes]:
