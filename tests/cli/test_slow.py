@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +31,7 @@ class Screen:
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Screen:
     screen = Screen(request.param)
-    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr("harvester.cli.slow.sys", SimpleNamespace(stderr=screen))  # pytest puts back its own between set-up and test
     return screen
 
 
