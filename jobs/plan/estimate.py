@@ -51,8 +51,8 @@ def estimate(request: JobRequest, known: Known, rules: SourceRules | None = None
     """
     with tempfile.TemporaryDirectory(prefix="harvester-plan-") as scratch:
         spec = request.source
-<<<<<<< HEAD:harvester/cli/job/estimate.py
-        with open_source(spec.uri, **spec.choices(), snapshot_dir=Path(scratch)) as source:
+        bounds: dict[str, Any] = {"rules": rules, "max_copied_bytes": max_copied_bytes}
+        with open_source(spec.uri, **spec.choices(), snapshot_dir=Path(scratch), **bounds) as source:
             plan = plan_job(
                 request,
                 source,
@@ -63,11 +63,6 @@ def estimate(request: JobRequest, known: Known, rules: SourceRules | None = None
                 thinking=known.thinking,
                 context_tokens=known.context_tokens,
             )
-=======
-        bounds: dict[str, Any] = {"rules": rules, "max_copied_bytes": max_copied_bytes}
-        with open_source(spec.uri, **spec.choices(), snapshot_dir=Path(scratch), **bounds) as source:
-            plan = plan_job(request, source, model=request.model or known.model, harvest=HarvestConfig(), now_s=time.time(), token="0000")
->>>>>>> d43d472 (Show the promise over five minutes, an hour and a day; give jobs a page):jobs/plan/estimate.py
             prompts = _sample(source, plan.spec)
     rows_total = plan.spec.rows_total
     per_row, counted = _tokens(prompts, known)
