@@ -117,8 +117,11 @@ class SecretConfig(Section):
 
 
 class PriceConfig(Section):
-    """Token prices, for estimates."""
+    """Prices, for estimates of jobs and for the report of what they took (`harvested`)."""
 
     prompt_per_million: float = Field(ge=0.0, description="Price of a million prompt tokens.")
     output_per_million: float = Field(ge=0.0, description="Price of a million output tokens.")
+    per_gpu_hour: float | None = Field(
+        default=None, ge=0.0, description="Price of a GPU for an hour, for the report of what was harvested. None: by the token prices."
+    )
     currency: str = Field(default="USD", min_length=1, max_length=8)

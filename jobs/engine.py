@@ -97,6 +97,10 @@ class Engine(Protocol):
     def concurrency(self) -> int:
         """How many prompts to keep in the engine so that its scheduler has a wide choice."""
 
+    @property
+    def harvested_s(self) -> float:
+        """GPU-seconds that it spent on offline work alone since it was started. Steps that chat shared are not counted."""
+
     async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
         """Tokens of the rendered chat prompt. Never blocks the event loop."""
 

@@ -207,6 +207,9 @@ class PartStats(Usage, RowCounts):
     generation: int = 0
     error_example: str | None = Field(default=None, description="How one of its rows failed: code and message.")
     lengths: tuple[tuple[int, int, int], ...] = Field(default=(), description="See `jobs.forecast.lengths.counted`; of new rows only.")
+    device_s: float = Field(default=0.0, ge=0.0, description="GPU-seconds of the lease that made it; not in the part's metadata.")
+    cost: float | None = Field(default=None, description="What that would have cost; None without a price.")
+    currency: str | None = None
 
 
 class LeaseProgress(Frozen):

@@ -70,6 +70,7 @@ class ScriptedEngine:
         self.think = think
         self.delay_s = delay_s
         self.tokens_per_char = tokens_per_char
+        self.finished = 0  # completions that ended
         self.calls = 0  # completions asked for
         self.running = 0  # of them in work now
         self.aborted = 0  # of them cancelled by the caller
@@ -88,6 +89,11 @@ class ScriptedEngine:
         """Lose the engine: completions in work and later ones raise `EngineGone`."""
         self._dead = True
         self._open.set()
+
+    @property
+    def harvested_s(self) -> float:
+        """Each completion takes its ``delay_s`` of the device."""
+        return self.finished * self.delay_s
 
     async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
         return self._tokens("".join(message["content"] for message in messages))
@@ -120,6 +126,7 @@ class ScriptedEngine:
             yield
             await asyncio.sleep(self.delay_s)
             await self._open.wait()
+            self.finished += 1
         except asyncio.CancelledError:
             self.aborted += 1
             raise

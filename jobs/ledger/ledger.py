@@ -117,8 +117,8 @@ class Ledger(Stealing):
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
         """The next free slice of the job that was given least for its weight, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
-        records = (record for job_id in self._pending if (record := self._jobs[job_id]).serves(model))
-        waiting = (record for record in records if not self._would_be_last(holder, record, now_s))
+        records = (self._jobs[job_id] for job_id in self._pending if not self._gave(holder, job_id, now_s))
+        waiting = (record for record in records if record.serves(model))
         first = min(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"]), default=None)
         if first is None:
             self._want(holder, model, now_s)
@@ -160,7 +160,6 @@ class Ledger(Stealing):
                 drop.append(item.lease_id)
                 continue
             lease.renew(item, now_s + self._lease_s)
-            self._paced(lease, now_s)
             record = self._jobs[lease.job_id]
             record.error_example = item.error or record.error_example
             self._forecast.sample(record, self._leases.of(lease.job_id), now_s)
@@ -213,6 +212,7 @@ class Ledger(Stealing):
         self._run("add_counts", [*added, record.spec.id])
         by_name = dict(zip(COUNTS, added, strict=True))
         self._counts.committed(record.spec.model, by_name)
+        self._harvested.add(record.spec, by_name, stats, now_s)
         rows, tokens = by_name["rows_ok"] + by_name["rows_error"], {name: by_name[name] for name in ("prompt_tokens", "output_tokens")}
         self._usage.add(Spent(owner=record.spec.owner, kind="batch", requests=rows, **tokens), now_s)
         return added
@@ -278,6 +278,7 @@ class Ledger(Stealing):
         """The clock was set by ``by_s`` seconds since the last call: leases last as long as they would have, rates begin anew."""
         self._leases.shift(by_s)
         self._look_at_s.clear()
+        self._gave_until_s.clear()
         for record in self._jobs.values():
             record.rate.clear()
             record.decided_at_s = None

@@ -90,6 +90,20 @@ CREATE TABLE IF NOT EXISTS usage (
     output_tokens BIGINT NOT NULL
 );
 
+-- What jobs took of the devices, by day (UTC), job and key, and what that would have cost at the price of the day.
+CREATE TABLE IF NOT EXISTS harvested (
+    day VARCHAR NOT NULL,
+    job_id VARCHAR NOT NULL,
+    owner VARCHAR,
+    model VARCHAR NOT NULL,
+    rows BIGINT NOT NULL,
+    prompt_tokens BIGINT NOT NULL,
+    output_tokens BIGINT NOT NULL,
+    gpu_hours DOUBLE NOT NULL,
+    cost DOUBLE,
+    currency VARCHAR
+);
+
 -- name: own_schema
 -- One row: who decides (each owner raises the epoch), and how many changes were made.
 CREATE TABLE IF NOT EXISTS ledger (
@@ -104,6 +118,7 @@ CREATE INDEX IF NOT EXISTS slice_pending ON leases (job_id, slice_id) WHERE stat
 CREATE INDEX IF NOT EXISTS slice_leased ON leases (job_id, slice_id) WHERE state = 'leased';
 CREATE UNIQUE INDEX IF NOT EXISTS harvest_by_hour ON harvest (model, hour_s);
 CREATE INDEX IF NOT EXISTS lengths_by_task ON lengths (task_key);
+CREATE UNIQUE INDEX IF NOT EXISTS harvested_by_day ON harvested (day, job_id, coalesce(currency, ''));
 CREATE UNIQUE INDEX IF NOT EXISTS usage_by_hour ON usage (kind, hour_s, coalesce(owner, ''));
 
 -- name: first_epoch
@@ -121,6 +136,13 @@ UPDATE ledger SET commits = ?;
 -- name: count_commit
 -- First in every change. It fails (the epoch may not be NULL) where another owner has raised the epoch since, or the store was put back.
 UPDATE ledger SET commits = commits + 1, epoch = CASE WHEN epoch = ? AND commits = ? THEN epoch END;
+
+-- name: add_harvested
+INSERT INTO harvested (day, job_id, owner, model, rows, prompt_tokens, output_tokens, gpu_hours, cost, currency)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (day, job_id, coalesce(currency, '')) DO UPDATE SET rows = harvested.rows + excluded.rows,
+    prompt_tokens = harvested.prompt_tokens + excluded.prompt_tokens, output_tokens = harvested.output_tokens + excluded.output_tokens,
+    gpu_hours = harvested.gpu_hours + excluded.gpu_hours, cost = harvested.cost + excluded.cost;
 
 -- name: add_usage
 INSERT INTO usage (owner, kind, hour_s, requests, prompt_tokens, output_tokens) VALUES (?, ?, ?, ?, ?, ?)

@@ -53,10 +53,6 @@ class ActiveLease:
     def errors_running(self) -> int:
         return max(0, self.rows_error - self.errors_kept)
 
-    def left_s(self, now_s: float) -> float:
-        """Until its rows are done, at its own pace; without a row done yet, as if the first were just done."""
-        return (self.row_count - self.rows_done) * (now_s - self.leased_at_s) / max(1, self.rows_done)
-
     def renew(self, item: LeaseProgress, expires_at_s: float) -> None:
         self.expires_at_s = expires_at_s
         self.rows_done, self.rows_error, self.tokens_done = item.rows_done, item.rows_error, item.tokens_done
@@ -127,7 +123,6 @@ class JobRecord:
     rate: Rate = field(default_factory=Rate)
     turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
     open_slices: int = 0  # that are not done
-    is_split: bool = False  # at its tail: a slice was cut because nothing else was left
     granted: int = 0  # number of its last lease, counted over all jobs
     error_example: str | None = None  # how a row of it failed last
     rows_running: int = 0  # rows done in slices that are leased, when it was last looked at

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import pyarrow as pa
 
-TABLES = ("jobs", "leases", "harvest", "lengths", "usage")
+TABLES = ("jobs", "leases", "harvest", "lengths", "usage", "harvested")
 SCHEMA_VERSION = 1
 SQLITE = {"VARCHAR": "TEXT", "BIGINT": "INTEGER", "DOUBLE": "REAL"}
 POSTGRES = {"DOUBLE": "DOUBLE PRECISION"}

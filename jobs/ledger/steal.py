@@ -13,13 +13,13 @@ from jobs.config import DeadlineConfig
 from jobs.forecast.tail import TailLease, slowest
 from jobs.ledger.counts import LedgerCount, LedgerCounts
 from jobs.ledger.place import Place
-from jobs.ledger.record import ActiveLease, JobRecord
+from jobs.ledger.record import ActiveLease
 from jobs.ledger.register import Register
 from jobs.ledger.splits import Split, note_split
 from jobs.states import ACTIVE
 
 LOOK_S = 0.5
-LAST = 2.0  # times longer than the others: a guess from few rows may be wrong by that
+GAVE_S = 30.0  # for so long, who gave rows of a job back leases none of it: it would be the slowest with them again
 
 
 class Stealing(Register):
@@ -31,7 +31,7 @@ class Stealing(Register):
         self._pending: dict[str, None] = {}  # jobs with a slice to lease
         self._wanted: dict[str, set[str]] = {}  # by holder, the leases that it is asked to split
         self._idle: dict[str, set[str]] = {}  # by model, the replicas that found nothing since the last look
-        self._row_s: dict[str, float] = {}  # by holder, what one of its rows takes
+        self._gave_until_s: dict[tuple[str, str], float] = {}  # by holder and job
         self._look_at_s: dict[str, float] = {}  # by model, when to look again: with 1,000 replicas a look takes a while
 
     def wanted(self, holder: str) -> list[str]:
@@ -52,24 +52,15 @@ class Stealing(Register):
         record = self._jobs[lease.job_id]
         record.open_slices += 1
         self._pending[lease.job_id] = None
-        record.is_split = True
+        self._gave_until_s[lease.holder, lease.job_id] = self._look_at_s.get(record.spec.model, 0.0) + GAVE_S
         self._counts.add(record.spec.model, LedgerCount.SPLIT)
         return True
 
-    def _paced(self, lease: ActiveLease, now_s: float) -> None:
-        """Learn from a heartbeat how long a row takes where it is: as many are under way as were begun and are not done."""
-        begun = lease.row_count - lease.rows_unbegun
-        if lease.may_split and lease.rows_done and begun > lease.rows_done:
-            self._row_s[lease.holder] = (begun - lease.rows_done) * (now_s - lease.leased_at_s) / lease.rows_done
-
-    def _would_be_last(self, holder: str, record: JobRecord, now_s: float) -> bool:
-        """Whether one row takes ``holder`` longer than the others need for all that is left of a job at its tail."""
-        row_s = self._row_s.get(holder)
-        if row_s is None or not record.is_split:
-            return False
-        leases = [lease for lease in self._leases.of(record.spec.id) if lease.holder != holder]
-        left = [lease.left_s(now_s) for lease in leases]
-        return bool(left) and row_s > LAST * (max(left) + min(self._row_s.get(lease.holder, row_s) for lease in leases))
+    def _gave(self, holder: str, job_id: str, now_s: float) -> bool:
+        until_s = self._gave_until_s.get((holder, job_id))
+        if until_s is not None and now_s >= until_s:
+            del self._gave_until_s[holder, job_id]
+        return until_s is not None and now_s < until_s
 
     def _cut(self, lease: ActiveLease, keep_rows: int) -> None:
         place = [lease.job_id, lease.slice_id]

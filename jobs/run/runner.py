@@ -12,11 +12,12 @@ from typing import Protocol, TypeVar
 from connectors.base import Sink
 from connectors.errors import HarvesterError, StorageError, UsageError
 from connectors.text import TextProblem
-from jobs.config import HarvestConfig
+from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Engine, EngineGone
 from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.run.active import ActiveSlice
+from jobs.run.devicetime import DeviceTime
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
@@ -72,6 +73,7 @@ class Runner:
         config: HarvestConfig,
         open_sink: Callable[[StateFolder, str], Sink],
         now_s: Callable[[], float],
+        price: PriceConfig | None = None,
     ) -> None:
         self.holder = holder
         self.ledger = ledger
@@ -80,6 +82,7 @@ class Runner:
         self.config = config
         self.now_s = now_s
         self._active: dict[str, ActiveSlice] = {}
+        self._device_time = DeviceTime(engine, price)
         self._slots = asyncio.Semaphore(engine.concurrency)
         self._part_slots = asyncio.Semaphore(engine.concurrency)  # of long texts; a row waits for them while it holds a slot of the others
         self._room = asyncio.Event()
@@ -87,6 +90,7 @@ class Runner:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
         self._sources = SourceCache(folder, open_sink)
         self._leaving = False
+        self._gave = False  # rows, to a replica that does them sooner
         self._feeding = False
 
     async def leave(self) -> None:
@@ -134,6 +138,7 @@ class Runner:
                 active = self._active.get(lease_id)
                 if active is None or active.publishing:
                     continue
+                self._gave = True
                 if active.feed.is_last:
                     active.drop()
                 else:
@@ -148,13 +153,18 @@ class Runner:
         self._feeding = True
         try:
             while not self._leaving:
-                if sum(active.rows_waiting for active in self._active.values()) > self.engine.concurrency // 2:
+                if self._is_full():
                     self._room.clear()
                     await self._room.wait()
                 else:
                     await self._lease(group)
         finally:
             self._feeding = False
+
+    def _is_full(self) -> bool:
+        """Whether it leases no more for now: rows enough wait, or it has just given some away and has done none since."""
+        waiting = sum(active.rows_waiting for active in self._active.values())
+        return waiting > self.engine.concurrency // 2 or (self._gave and bool(self._active))
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
         try:
@@ -208,20 +218,25 @@ class Runner:
                 stats = await self._in_thread(files.publish)
             except asyncio.CancelledError:
                 if active.dropped:
-                    await asyncio.shield(_tell(self._keep(lease, files)))
+                    await asyncio.shield(_tell(self._keep(active, files)))
                 raise
             finally:
                 files.spool.close()
-        await self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats)
+        await self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, self._charged(active, stats))
         self.folder.spool(lease.job.id, lease.slice.slice_id, lease.generation).unlink(missing_ok=True)
         return True
 
-    async def _keep(self, lease: Lease, files: SliceFiles) -> None:
+    def _charged(self, active: ActiveSlice, stats: PartStats) -> PartStats:
+        others = sum(one.tokens_done for one in self._active.values() if one is not active)
+        return self._device_time.charged(stats, active.tokens_done, others)
+
+    async def _keep(self, active: ActiveSlice, files: SliceFiles) -> None:
         """Publish the rows that are done of a job that may not run any more."""
+        lease = active.lease
         if files.spool.rows and await self.ledger.holds(lease.lease_id):
             stats = await self._in_thread(files.publish_some)
             if stats is not None:
-                await self.ledger.keep(lease.lease_id, stats)
+                await self.ledger.keep(lease.lease_id, self._charged(active, stats))
 
     async def _rows(self, active: ActiveSlice, files: SliceFiles) -> bool:
         """False where rows were left undone, because this runner leaves."""
@@ -269,3 +284,6 @@ class Runner:
             row = await work.answer(row_id, values, cell, begun + 1, f"{active.lease.lease_id}-{begun}")
         files.spool.finish(row)
         active.finished(row)
+        if self._gave:
+            self._gave = False
+            self._room.set()

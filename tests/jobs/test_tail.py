@@ -10,7 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_runner import World, at_work
 
@@ -320,6 +320,7 @@ STEPS = st.tuples(st.sampled_from(["lease", "split", "publish", "stall"]), st.in
 
 
 @given(steps=st.lists(STEPS, max_size=20))
+@example(steps=[("lease", 0, 1), ("stall", 0, 1), ("lease", 0, 1), ("split", 1, 3)])  # the first holder wakes at the end
 @settings(deadline=None, max_examples=25)
 def test_whatever_is_split_lost_and_leased_again_each_row_is_in_one_part(steps: list[tuple[str, int, int]]) -> None:
     name = f":memory:tail-{next(_names)}"

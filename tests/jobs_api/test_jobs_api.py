@@ -358,3 +358,18 @@ def test_the_application_is_imported_without_ray_or_vllm() -> None:
 
 def test_an_error_that_is_none_of_ours_still_has_a_kind() -> None:
     assert isinstance(from_json({"detail": "Not Found"}, 404), UsageError)
+
+
+async def test_the_report_of_gpu_hours_is_summed_by_job_key_and_day_and_is_in_sql(office: Office) -> None:
+    job = await office.submitted()
+    lease = office.ledger.lease("r", MODEL, office.clock())
+    assert lease is not None
+    paid = PartStats(rows_ok=4, prompt_tokens=10, output_tokens=5, device_s=1800.0, cost=2.0, currency="EUR")
+    office.ledger.commit(lease.lease_id, job.id, lease.slice.slice_id, paid, office.clock())
+    row = {"currency": "EUR", "rows": 4, "prompt_tokens": 10, "output_tokens": 5, "gpu_hours": 0.5, "cost": 2.0}
+    for by, name in (("job", job.id), ("key", None), ("day", "1970-01-12")):
+        answer = await office.http.get("/harvested", params={"by": by})
+        assert answer.json() == {"by": by, "harvested": [{"name": name, **row}]}
+    assert (await office.http.get("/harvested", params={"by": "week"})).status_code == 400
+    answer = await office.post("/sql", {"query": "select job_id, gpu_hours, cost, currency from harvested"})
+    assert answer.json()["rows"] == [[job.id, 0.5, 2.0, "EUR"]]

@@ -74,7 +74,7 @@ class EngineHost:
 
     def offline(self, model: str, concurrency: int) -> OfflineEngine:
         """The engine for the rows of jobs that ask for ``model``; called once. `close` ends it too."""
-        self._offline = OfflineEngine(self.llm, self._api, self._reasoning, self._chat_template, model, concurrency)
+        self._offline = OfflineEngine(self.llm, self._api, self._reasoning, self._chat_template, model, concurrency, self.shared)
         return self._offline
 
     def models(self) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.engine.vllm.reasoning import Reasoning
 from harvester.engine.vllm.serving import OfflineApi
@@ -21,13 +22,21 @@ class OfflineEngine:
     """
 
     def __init__(
-        self, llm: HarvestLLM, api: OfflineApi, reasoning: Reasoning, chat_template: str | None, model: str, concurrency: int
+        self,
+        llm: HarvestLLM,
+        api: OfflineApi,
+        reasoning: Reasoning,
+        chat_template: str | None,
+        model: str,
+        concurrency: int,
+        shared: SharedState | None,
     ) -> None:
         self.model = model
         self.concurrency = concurrency
         self._llm = llm
         self._api = api
         self._reasoning = reasoning
+        self._shared = shared
         self._chat_template = chat_template
         self._tokenizer = llm.get_tokenizer()
         self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
@@ -36,6 +45,10 @@ class OfflineEngine:
     @property
     def context_tokens(self) -> int:
         return self._llm.sizes.context_tokens
+
+    @property
+    def harvested_s(self) -> float:
+        return 0.0 if self._shared is None else self._shared.count(Count.HARVESTED_S) * self._llm.devices
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

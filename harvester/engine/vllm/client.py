@@ -78,6 +78,11 @@ class HarvestLLM(AsyncLLM):
         assert block_tokens is not None, "asked before vLLM has chosen its block size"
         return Sizes(model.max_model_len, step.max_num_batched_tokens, step.max_num_seqs, block_tokens, model.get_vocab_size())
 
+    @property
+    def devices(self) -> int:
+        """That one step runs on: tensor x pipeline parallel."""
+        return int(self.vllm_config.parallel_config.world_size)
+
     def has_work(self) -> bool:
         return self.output_processor.has_unfinished_requests()
 

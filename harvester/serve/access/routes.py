@@ -197,6 +197,7 @@ JOBS_ROUTES = RouteTable(
         "GET /ledger/{name}": BATCH,
         "POST /sources/seen": BATCH,
         "GET /metrics": METRICS,
+        "GET /harvested": BATCH,
         "POST /sql": BATCH,
         "POST /sql/answers": BATCH,
         "GET /sql/answers/{answer_id}": BATCH,

@@ -83,6 +83,7 @@ class Replica:
             config=config.harvest,
             open_sink=open_parts,
             now_s=time.time,
+            price=config.price,
         )
         self._gate = gate_of(config, folder.keys, config.replicas)
         self._table = CHAT_ROUTES.with_routes(config.access.routes)

@@ -24,6 +24,7 @@ from harvester.serve.access.who import Who
 from harvester.serve.http.broadcast import Broadcaster
 from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.events import add_events
+from harvester.serve.http.harvested_api import add_harvested
 from harvester.serve.http.history import History
 from harvester.serve.http.history_api import add_history
 from harvester.serve.http.metrics_api import Fleet, add_metrics
@@ -160,6 +161,7 @@ def jobs_api(
         add_metrics(app, fleet)
     if history is not None:
         add_history(app, history)
+    add_harvested(app, ledger)
     _add_tables(app, ledger)
     _add_seen(app, planner)
     guard(app, JOBS_ROUTES, gate)

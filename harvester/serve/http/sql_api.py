@@ -41,7 +41,9 @@ _ANSWER = re.compile(r"[0-9a-f]{32}")
 
 class Question(BaseModel):
     query: str = Field(
-        min_length=1, max_length=MAX_QUERY_CHARS, description="One SELECT over jobs, leases, harvest, lengths, usage and results('JOB')."
+        min_length=1,
+        max_length=MAX_QUERY_CHARS,
+        description="One SELECT over jobs, leases, harvest, harvested, lengths, usage, results('JOB').",
     )
     limit: int = Field(default=1000, ge=1, le=10_000, description="Maximum rows of the answer.")
 

@@ -1,0 +1,35 @@
+"""Device time of a replica's engine, given to the slices that it was spent on: for the report of what was harvested."""
+
+from __future__ import annotations
+
+from jobs.config import PriceConfig
+from jobs.engine import Engine
+from jobs.spec import PartStats
+
+HOUR_S = 3600.0
+
+
+class DeviceTime:
+    """Used from one event loop. What the slices are given adds up to what the engine spent on offline work since this was made."""
+
+    def __init__(self, engine: Engine, price: PriceConfig | None) -> None:
+        self._engine, self._price = engine, price
+        self._given_s = engine.harvested_s
+
+    def charged(self, stats: PartStats, own_tokens: int, other_tokens: int) -> PartStats:
+        """With the share of a slice that ends: by its tokens, beside those done of the slices that go on."""
+        open_s = max(0.0, self._engine.harvested_s - self._given_s)
+        tokens = own_tokens + other_tokens
+        device_s = open_s * own_tokens / tokens if tokens else 0.0
+        self._given_s += device_s
+        if self._price is None:
+            return stats.model_copy(update={"device_s": device_s})
+        cost = {"cost": _cost(self._price, device_s, stats), "currency": self._price.currency}
+        return stats.model_copy(update={"device_s": device_s, **cost})
+
+
+def _cost(price: PriceConfig, device_s: float, stats: PartStats) -> float:
+    """Of the device time where it has a price; else of the tokens."""
+    if price.per_gpu_hour is not None:
+        return device_s / HOUR_S * price.per_gpu_hour
+    return (stats.prompt_tokens * price.prompt_per_million + stats.output_tokens * price.output_per_million) / 1e6

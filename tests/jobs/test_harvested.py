@@ -1,0 +1,93 @@
+"""GPU-hours by job, key and day: what the engine spent is given to the slices that it was spent on, all of it and once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_runner import World, at_work, until, world
+
+from jobs.config import PriceConfig
+from jobs.ledger.ledger import Ledger
+from jobs.run.devicetime import DeviceTime
+from jobs.run.runner import Runner
+from jobs.spec import PartStats
+from jobs.testing import ScriptedEngine, scripted_plan
+
+__all__ = ["world"]
+PRICE = PriceConfig(prompt_per_million=1.0, output_per_million=3.0, per_gpu_hour=4.0, currency="EUR")
+DAY_S = 24 * 3600.0
+
+
+class Spending(ScriptedEngine):
+    """An engine whose device time a test sets."""
+
+    spent_s = 0.0
+
+    @property
+    def harvested_s(self) -> float:
+        return self.spent_s
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 1000), st.integers(0, 1000)), min_size=1, max_size=20))
+def test_slices_are_given_what_was_spent_and_no_more(steps: list[tuple[float, int, int]]) -> None:
+    engine = Spending()
+    clock, given_s = DeviceTime(engine, None), 0.0
+    for spent_s, own, others in steps:
+        engine.spent_s += spent_s
+        given_s += clock.charged(PartStats(), own, others).device_s
+        assert given_s <= engine.spent_s + 1e-6
+    given_s += clock.charged(PartStats(), 1, 0).device_s  # the last slice takes what is left
+    assert given_s == pytest.approx(engine.spent_s)
+
+
+def test_slices_in_work_at_once_share_by_their_tokens() -> None:
+    engine = Spending()
+    clock = DeviceTime(engine, None)
+    engine.spent_s = 10.0
+    assert clock.charged(PartStats(), 300, 100).device_s == 7.5
+    assert clock.charged(PartStats(), 100, 0).device_s == 2.5
+
+
+def test_device_time_costs_by_the_hour_and_else_by_the_token() -> None:
+    engine = Spending()
+    clock = DeviceTime(engine, PRICE)
+    engine.spent_s = 1800.0
+    charged = clock.charged(PartStats(prompt_tokens=10), 10, 0)
+    assert (charged.cost, charged.currency) == (2.0, "EUR")
+    by_token = DeviceTime(engine, PRICE.model_copy(update={"per_gpu_hour": None}))
+    assert by_token.charged(PartStats(prompt_tokens=1_000_000, output_tokens=1_000_000), 10, 0).cost == 4.0
+    assert DeviceTime(engine, None).charged(PartStats(), 10, 0).cost is None
+
+
+async def test_a_job_is_charged_all_that_its_engine_spent(world: World) -> None:
+    engine = ScriptedEngine(concurrency=4, delay_s=0.01)
+    world.submit(20)
+    runner = Runner("a", world.client, engine, world.folder, world.harvest, world.sink, world.clock, PRICE)
+    async with at_work(runner):
+        await until(world.ended)
+    rows = world.ledger.table("harvested").to_pylist()
+    assert [row["rows"] for row in rows] == [20]
+    assert rows[0]["gpu_hours"] * 3600 == pytest.approx(20 * 0.01)
+    assert rows[0]["cost"] == pytest.approx(20 * 0.01 / 3600 * 4.0)
+
+
+def test_each_day_job_and_currency_has_a_row_and_the_rows_add_up(world: World) -> None:
+    ledger = world.ledger
+    ledger.submit(scripted_plan("docs", 8, 2), new=True)
+    paid: dict[str, object] = {"device_s": 3600.0, "cost": 4.0, "currency": "EUR"}
+    steps: list[tuple[float, dict[str, object]]] = [(0.0, paid), (1.0, paid), (DAY_S, paid), (DAY_S + 1, {"device_s": 3600.0})]
+    for now_s, more in steps:
+        _commit(ledger, now_s, more)
+    rows = sorted(
+        (row["day"], row["currency"] or "", row["rows"], row["gpu_hours"], row["cost"]) for row in ledger.table("harvested").to_pylist()
+    )
+    assert rows == [("1970-01-01", "EUR", 4, 2.0, 8.0), ("1970-01-02", "", 2, 1.0, None), ("1970-01-02", "EUR", 2, 1.0, 4.0)]
+
+
+def _commit(ledger: Ledger, now_s: float, more: dict[str, object]) -> None:
+    lease = ledger.lease("r", "scripted", now_s)
+    assert lease is not None
+    ledger.commit(
+        lease.lease_id, "docs", lease.slice.slice_id, PartStats.model_validate({"rows_ok": 2, "prompt_tokens": 10, **more}), now_s
+    )
