@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from jobs.config import DeadlineConfig
 from jobs.forecast.deadline import DeadlineView, decide, explain
 from jobs.forecast.finish import Finish, Left, Span, finish
 from jobs.hint import SchedulingHint
+from jobs.ledger.harvested import HarvestedLog
 from jobs.ledger.history import HarvestLog, LengthBook, bands
 from jobs.ledger.record import ActiveLease, JobRecord
 from jobs.ledger.store import Store
@@ -29,6 +30,7 @@ class JobForecast:
     def __init__(self, store: Store, config: DeadlineConfig, now_s: float) -> None:
         self._config = config
         self._harvest = HarvestLog(store, now_s)
+        self._harvested = HarvestedLog(store)
         self._lengths = LengthBook(store)
         self._history: dict[str, list[Span]] = {}  # by model, of the hours before
         self._history_at_s: float | None = None
@@ -54,6 +56,11 @@ class JobForecast:
         self._lengths.learn(record.spec, stats.lengths)
         self._is_new = True
 
+    def account(self, record: JobRecord, added: Mapping[str, int], stats: PartStats, now_s: float) -> None:
+        """See `HarvestedLog.add`."""
+        self._harvested.add(record.spec, added, stats, now_s)
+        self._is_new = True
+
     def write_due(self, now_s: float) -> None:
         """Write what was learnt, if that was not done for a while. Call within a transaction."""
         if self._is_new and not 0.0 <= now_s - self._written_at_s < WRITE_S:
@@ -62,6 +69,7 @@ class JobForecast:
     def write(self, now_s: float | None = None) -> None:
         """Call within a transaction."""
         self._harvest.write()
+        self._harvested.write()
         self._lengths.write()
         self._is_new = False
         self._written_at_s = self._written_at_s if now_s is None else now_s

@@ -212,7 +212,7 @@ class Ledger(Stealing):
         self._run("add_counts", [*added, record.spec.id])
         by_name = dict(zip(COUNTS, added, strict=True))
         self._counts.committed(record.spec.model, by_name)
-        self._harvested.add(record.spec, by_name, stats, now_s)
+        self._forecast.account(record, by_name, stats, now_s)
         rows, tokens = by_name["rows_ok"] + by_name["rows_error"], {name: by_name[name] for name in ("prompt_tokens", "output_tokens")}
         self._usage.add(Spent(owner=record.spec.owner, kind="batch", requests=rows, **tokens), now_s)
         return added

@@ -9,7 +9,6 @@ from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
 from jobs.hint import SchedulingHint
 from jobs.ledger.forecast import JobForecast
-from jobs.ledger.harvested import HarvestedLog
 from jobs.ledger.history import UsageLog
 from jobs.ledger.jobfile import write_missing_jobs
 from jobs.ledger.place import Place, open_store
@@ -32,7 +31,6 @@ class Register:
         self._run = self._store.run
         self._forecast = JobForecast(self._store, deadlines, now_s)
         self._usage = UsageLog(self._store, now_s)
-        self._harvested = HarvestedLog(self._store)
         self._jobs: dict[str, JobRecord] = {}
         self._dated: set[str] = set()  # jobs with a deadline that have not ended
         for row in self._store.rows("job_rows"):
