@@ -1,0 +1,68 @@
+"""The ledger's actor over a database, in a process of its own: killed, cut off from the database, and taken over from. Prints what came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from harvester.errors import OwnerError, ReopenError
+from harvester.serve.deployments.actor import NAMESPACE, LedgerActor, start_ledger
+from jobs.ledger.ledger import Ledger
+from jobs.ledger.place import PostgresPlace
+from jobs.spec import Lease, PartStats
+from jobs.testing import scripted_plan
+
+NAME = "ledger-test"
+
+
+def tell(**found: Any) -> None:
+    print(json.dumps(found), flush=True)
+    sys.stdin.readline()
+
+
+async def lease(client: LedgerActor) -> Lease:
+    found = await client.lease("a", "scripted")
+    assert found is not None
+    return found
+
+
+async def commit(client: LedgerActor, held: Lease) -> bool:
+    return await client.commit(held.lease_id, held.job.id, held.slice.slice_id, PartStats(rows_ok=3))
+
+
+async def main(url: str, state: Path) -> None:
+    ray.init(address="local", num_cpus=1, namespace=NAMESPACE, log_to_driver=False, include_dashboard=False)
+    place = PostgresPlace(url, "folder-1")
+    start_ledger(NAME, state, place, 600.0)
+    client = LedgerActor(NAME)
+    await client.submit(scripted_plan("docs-1", 12, 3), new=True)
+    first = await lease(client)
+    ray.kill(ray.get_actor(NAME, namespace=NAMESPACE), no_restart=False)
+    tell(after_kill=await commit(client, first))
+    second = await lease(client)
+    tell(restart=True)
+    try:
+        await commit(client, second)
+        tell(broken=None)
+    except ReopenError as error:
+        tell(broken=error.message)
+    tell(after_restart=await commit(client, second), rows_ok=(await client.show("docs-1")).rows_ok)
+    Ledger(place, state / "jobs", lease_s=600.0, now_s=0.0, new_server=False)
+    told = []
+    for _ in range(2):
+        try:
+            await lease(client)
+        except OwnerError as error:
+            told.append(error.message)
+    tell(taken_over=told)
+    ray.shutdown()
+
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
