@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -120,6 +120,7 @@ class JobRecord:
     row: dict[str, Any]
     spec: JobSpec
     hint: SchedulingHint
+    state: JobState  # as its row says
     rate: Rate = field(default_factory=Rate)
     turn: float = 0.0  # tokens leased over weight, from where it joined; the least is due
     open_slices: int = 0  # that are not done
@@ -132,16 +133,17 @@ class JobRecord:
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
         spec = JobSpec.model_validate_json(row["spec"])
-        return cls(row, spec, spec.hint())
+        return cls(row, spec, spec.hint(), JobState(row["state"]))
+
+    def take(self, values: Mapping[str, Any]) -> None:
+        """The store has these values in its row now."""
+        self.row.update(values)
+        self.state = JobState(self.row["state"])
 
     def add(self, counts: Iterable[int]) -> None:
         """Add to the counts of its row, in the order of `COUNTS`."""
         for name, count in zip(COUNTS, counts, strict=True):
             self.row[name] += count
-
-    @property
-    def state(self) -> JobState:
-        return JobState(self.row["state"])
 
     def serves(self, model: str) -> bool:
         """Whether replicas of ``model`` may work on it now."""

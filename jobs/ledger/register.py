@@ -136,7 +136,7 @@ class Register:
 
     def _took(self, record: JobRecord, values: dict[str, Any]) -> None:
         """The store has taken these values for the job's row."""
-        record.row.update(values)
+        record.take(values)
         if record.spec.deadline_at_s is None or record.state in ENDED:
             self._dated.discard(record.spec.id)
         else:

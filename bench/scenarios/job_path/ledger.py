@@ -40,7 +40,7 @@ class Sizes:
     calls: int  # leases that find nothing
 
 
-FULL = Sizes(timed=2_000, large=80_000, jobs=1_000, calls=2_000)
+FULL = Sizes(timed=1_000, large=80_000, jobs=1_000, calls=2_000)
 QUICK = Sizes(timed=200, large=2_000, jobs=50, calls=200)
 
 
