@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+
 from connectors.durable import storage_error, sync_folder
 from jobs.errors import StateError
 from jobs.folder import StateFolder
 from jobs.ledger.olden import MOVED, copy_tables, migrate
 from jobs.ledger.place import PostgresPlace, check_ledger, open_store, settle_place
-from jobs.ledger.sqlite import read_sqlite
 from jobs.ledger.statements import TABLES
 
 
@@ -29,7 +30,9 @@ def ready_ledger(folder: StateFolder, url: str | None) -> list[str]:
 
 def _into(place: PostgresPlace, path: Path) -> str:
     """Move the file's tables into a database, which must have no jobs yet."""
-    tables = {table: read_sqlite(path, table) for table in TABLES}
+    file = open_store(path)  # so that an actor that still has it writes no more
+    tables: dict[str, pa.Table | None] = {table: file.arrow(table) for table in TABLES}
+    file.close()
     store = open_store(place)
     try:
         if store.rows("job_rows"):
