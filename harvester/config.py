@@ -186,11 +186,17 @@ class ServeConfig(Section):
     deadlines: DeadlineConfig = DeadlineConfig()
     ledger: str | None = Field(
         default=None,
-        pattern="^postgres(ql)?://",
         description="PostgreSQL database of jobs and leases, for a cluster: postgresql://USER@HOST/DATABASE. Its password is best left to "
         "~/.pgpass or PGPASSWORD. None: an SQLite file in the state folder.",
     )
     price: PriceConfig | None = Field(default=None, description="Token prices. None: estimates show no price.")
+
+    @field_validator("ledger")
+    @classmethod
+    def _is_database(cls, given: str | None) -> str | None:
+        if given is not None and not given.startswith(("postgresql://", "postgres://")):
+            raise ValueError("not a PostgreSQL database; give postgresql://USER@HOST/DATABASE, or nothing for the state folder")
+        return given
 
     @property
     def api_keys(self) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ def test_the_options_lie_over_the_config_file(cli, runs, tmp_path, state):
 CONFIG_FAULTS = {
     "ours": ("schedule: {online_order: lifo}", "schedule.online_order: unknown online_order 'lifo'; use one of: mlfq, "),
     "of a section": ("harvest: {lease_s: 2, heartbeat_s: 1}", "harvest: lease_s=2.0 must be at least three times heartbeat_s=1.0"),
+    "with a password": ("ledger: mysql://bob:secret@db/x", "ledger: not a PostgreSQL database; give postgresql://USER@HOST/DATABASE, or"),
     "of a type": ("port: soon", "(given 'soon')"),
 }
 
