@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jobs.ledger.sqlite import SqliteStore
+from jobs.spec import COUNTS
 
 
 @contextmanager
@@ -23,5 +24,5 @@ def add_job(store: SqliteStore, job: str, created_at_s: float, *, state: str = "
     with store.transaction():
         store.run("insert_job", [job, job, "summarize", "docs.parquet", "tiny", rows_total, created_at_s, None, "[]", "{}"])
         store.run("set_state", [state, None, None, None, job])
-        store.run("set_counts", [rows_ok, 0, 0, 0, 0, 0, 0, 0, job])
+        store.run("set_counts", [*(rows_ok if name == "rows_ok" else 0 for name in COUNTS), job])
         store.many("insert_slices", [[job, 0, 0, 0, 0, rows_total]])
