@@ -14,15 +14,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from jobs.config import DeadlineConfig
-from jobs.errors import NotFoundError, StateError
+from jobs.errors import StateError
 from jobs.ledger.counts import LedgerCount
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.place import Place
 from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
-from jobs.ledger.statements import TABLES
 from jobs.ledger.steal import Stealing
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec, Spent
 from jobs.states import ACTIVE, ENDED, JobState, SliceState
@@ -117,8 +114,7 @@ class Ledger(Stealing):
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
         """The next free slice of the job that was given least for its weight, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
-        records = (self._jobs[job_id] for job_id in self._pending if not self._gave(holder, job_id, now_s))
-        waiting = (record for record in records if record.serves(model))
+        waiting = (record for job_id in self._pending if (record := self._jobs[job_id]).serves(model))
         first = min(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"]), default=None)
         if first is None:
             self._want(holder, model, now_s)
@@ -217,12 +213,6 @@ class Ledger(Stealing):
         self._usage.add(Spent(owner=record.spec.owner, kind="batch", requests=rows, **tokens), now_s)
         return added
 
-    def spend(self, spent: Sequence[Spent], now_s: float) -> None:
-        """Add what chat used, as its replicas tell it."""
-        with self._store.transaction():
-            for one in spent:
-                self._usage.add(one, now_s)
-
     def holds(self, lease_id: str) -> bool:
         """Whether the lease is in force: nobody else works on its slice."""
         return lease_id in self._leases
@@ -278,7 +268,6 @@ class Ledger(Stealing):
         """The clock was set by ``by_s`` seconds since the last call: leases last as long as they would have, rates begin anew."""
         self._leases.shift(by_s)
         self._look_at_s.clear()
-        self._gave_until_s.clear()
         for record in self._jobs.values():
             record.rate.clear()
             record.decided_at_s = None
@@ -288,20 +277,6 @@ class Ledger(Stealing):
         models = {record.spec.model for record in self._jobs.values()}
         held = Counter(self._jobs[lease.job_id].spec.model for lease in self._leases.values())
         return {model: {**self._counts.of(model), "leases": held[model]} for model in models}
-
-    # -- tables -------------------------------------------------------------------------------------------------------------------
-
-    def table(self, name: str) -> pa.Table:
-        """A table of the ledger as Arrow, with the ends of the leases as they are now."""
-        if name not in TABLES:
-            raise NotFoundError(f"unknown ledger table {name!r}; there are {', '.join(TABLES)}")
-        self._write_learnt()
-        table = self._store.arrow(name)
-        if name == "leases":
-            ends = {lease_id: lease.expires_at_s for lease_id, lease in self._leases.items()}
-            column = pa.array([ends.get(lease_id) for lease_id in table.column("lease_id").to_pylist()], pa.float64())
-            table = table.set_column(table.column_names.index("expires_at_s"), "expires_at_s", column)
-        return table
 
     def check(self) -> None:
         """Invariants, for tests: counts add up, leases in force and leased slices are the same set, states fit."""

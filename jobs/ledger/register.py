@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
@@ -13,9 +16,10 @@ from jobs.ledger.history import UsageLog
 from jobs.ledger.jobfile import write_missing_jobs
 from jobs.ledger.place import Place, open_store
 from jobs.ledger.record import ActiveLeases, JobRecord
+from jobs.ledger.statements import TABLES
 from jobs.ledger.store import is_in_memory
 from jobs.removal import check_removable, set_aside
-from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView
+from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView, Spent
 from jobs.states import ACTIVE, ENDED, JobState, check_transition
 
 MIN_ROWS = 100  # that a job is judged by; fewer say little about the others
@@ -68,6 +72,24 @@ class Register:
     def hints(self, now_s: float) -> dict[str, SchedulingHint]:
         """How each active job stands beside the others: its weight, and what its deadline adds."""
         return self._forecast.hints(self._jobs.values(), now_s)
+
+    def spend(self, spent: Sequence[Spent], now_s: float) -> None:
+        """Add what chat used, as its replicas tell it."""
+        with self._store.transaction():
+            for one in spent:
+                self._usage.add(one, now_s)
+
+    def table(self, name: str) -> pa.Table:
+        """A table of the ledger as Arrow, with the ends of the leases as they are now."""
+        if name not in TABLES:
+            raise NotFoundError(f"unknown ledger table {name!r}; there are {', '.join(TABLES)}")
+        self._write_learnt()
+        table = self._store.arrow(name)
+        if name == "leases":
+            ends = {lease_id: lease.expires_at_s for lease_id, lease in self._leases.items()}
+            column = pa.array([ends.get(lease_id) for lease_id in table.column("lease_id").to_pylist()], pa.float64())
+            table = table.set_column(table.column_names.index("expires_at_s"), "expires_at_s", column)
+        return table
 
     def fail(self, job_id: str, message: str, now_s: float) -> None:
         """End a job that cannot go on. Its committed parts stay."""

@@ -19,7 +19,6 @@ from jobs.ledger.splits import Split, note_split
 from jobs.states import ACTIVE
 
 LOOK_S = 0.5
-GAVE_S = 30.0  # for so long, who gave rows of a job back leases none of it: it would be the slowest with them again
 
 
 class Stealing(Register):
@@ -31,7 +30,6 @@ class Stealing(Register):
         self._pending: dict[str, None] = {}  # jobs with a slice to lease
         self._wanted: dict[str, set[str]] = {}  # by holder, the leases that it is asked to split
         self._idle: dict[str, set[str]] = {}  # by model, the replicas that found nothing since the last look
-        self._gave_until_s: dict[tuple[str, str], float] = {}  # by holder and job
         self._look_at_s: dict[str, float] = {}  # by model, when to look again: with 1,000 replicas a look takes a while
 
     def wanted(self, holder: str) -> list[str]:
@@ -52,15 +50,8 @@ class Stealing(Register):
         record = self._jobs[lease.job_id]
         record.open_slices += 1
         self._pending[lease.job_id] = None
-        self._gave_until_s[lease.holder, lease.job_id] = self._look_at_s.get(record.spec.model, 0.0) + GAVE_S
         self._counts.add(record.spec.model, LedgerCount.SPLIT)
         return True
-
-    def _gave(self, holder: str, job_id: str, now_s: float) -> bool:
-        until_s = self._gave_until_s.get((holder, job_id))
-        if until_s is not None and now_s >= until_s:
-            del self._gave_until_s[holder, job_id]
-        return until_s is not None and now_s < until_s
 
     def _cut(self, lease: ActiveLease, keep_rows: int) -> None:
         place = [lease.job_id, lease.slice_id]
