@@ -22,14 +22,14 @@ def cost(load: StepLoad) -> float:
     return 0.01 + 0.2e-3 * load.prefill_tokens + 0.5e-3 * load.decode_seqs
 
 
-def played(with_door: bool, gap_s: float) -> tuple[Simulation, Door]:
+def played(with_door: bool, gap_s: float, slo_s: float = SLO_S) -> tuple[Simulation, Door]:
     """A job for 2 s, then 40 chats beside it, one every ``gap_s``."""
     engine = Engine(cost, 2000, max_seqs=16, max_tokens=512)
-    brain = Brain(parts_of(PartsConfig(), LatencyModel()), PolicyConfig(2, 0.1, 256, 60.0, 0.2, SLO_S))
+    brain = Brain(parts_of(PartsConfig(), LatencyModel()), PolicyConfig(2, 0.1, 256, 60.0, 0.2, slo_s))
     door = Door(engine, brain, ChatAdmission(64))
     simulation = Simulation(engine, brain, door if with_door else None)
     simulation.run([Request(f"row{n}", 0.0, 200, 64, "job") for n in range(300)], until_s=2.0)
-    chats = [Request(f"chat{n}", 2.0 + gap_s * n, 300, 32, ttft_s=SLO_S, tpot_s=0.2) for n in range(40)]
+    chats = [Request(f"chat{n}", 2.0 + gap_s * n, 300, 32, ttft_s=slo_s, tpot_s=0.2) for n in range(40)]
     simulation.run(chats, until_s=2.0 + 40 * gap_s)
     simulation.check()
     return simulation, door
@@ -49,5 +49,5 @@ def test_offline_work_stands_still_while_chat_would_wait_long() -> None:
 
 
 def test_a_part_of_more_chat_than_fits_is_refused() -> None:
-    _, door = played(True, 0.04)
+    _, door = played(True, 0.04, slo_s=1.2)  # kept by refusing: 17 times a prompt's own time
     assert 0 < len(door.refused) < 40
