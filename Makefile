@@ -12,7 +12,7 @@ PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py
 SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
 # One engine a core; a file's tests stay together, since they share its engines.
 ENGINES := $(PY) -m pytest -q -n 2 --dist loadfile
-LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api doors)
+LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api api doors)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -84,7 +84,7 @@ def test_a_state_folder_that_is_a_file_is_broken(cli, state):
     assert verdicts(result)["state folder"] == "broken"
 
 
-@pytest.mark.parametrize("text", ['{"version": 2}', "nonsense", "[]"])
+@pytest.mark.parametrize("text", ['{"version": 99}', "nonsense", "[]"])
 def test_a_state_folder_of_another_version_is_broken(cli, state, text):
     state.mkdir()
     (state / "VERSION").write_text(text)

@@ -52,6 +52,7 @@ JOBS_FREE = (
     "DELETE /jobs/{job_id}",
     "POST /jobs/{job_id}/{verb}",
     "GET /ledger/{name}",
+    "GET /harvested",
 )
 OPENAI = ("POST /v1/files", "GET /v1/files", "POST /v1/batches", "GET /v1/batches")
 OPENAI_FREE = (
