@@ -45,10 +45,12 @@ def sizes(engine: dict[str, Any], **model: Any) -> tuple[int, int]:
 
     from harvester.engine.launch.arguments import engine_arguments
     from harvester.engine.vllm.launch import namespace
+    from harvester.engine.vllm.parsers import with_parsers
 
     about = {"model": "m", "max_model_len": 32768, "is_multimodal_model": False, "is_mm_prefix_lm": False} | model
-    values = engine_arguments(ServeConfig(engine=engine), "/model", "m", cpu=False, embedded=False)
-    _, found = namespace(values)
+    no_parsers = {"reasoning_parser": "none", "tool_parser": "none"}  # there is no model to see its family by
+    values = engine_arguments(ServeConfig(engine=engine | no_parsers), "/model", "m", cpu=False, embedded=False)
+    _, found = namespace(with_parsers(values, lambda plain: pytest.fail("no parser needs the model")))
     found.enable_chunked_prefill = found.enable_chunked_prefill is not False
     parallel: Any = SimpleNamespace(use_batched_dp_moe=False)
     asked: Any = SimpleNamespace(**about)

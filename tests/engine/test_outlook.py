@@ -123,8 +123,8 @@ class Story:
         scheduler = self.drive.scheduler
         ahead = scheduler._ahead._next
         self.planned["ahead" if ahead is not None else "when due"] += 1
-        if scheduler._ahead._all is not None:
-            rows, _ = scheduler._ahead._all
+        rows, batch = scheduler._ahead.rows(scheduler.running, self.planned_s)
+        if batch is not None:
             fresh = [scheduler._row(request, 0.0) for request in scheduler.running]
             self.planned["rows ahead"] += ahead is None
             assert [untimed(row) for row in rows] == [untimed(row) for row in fresh]
