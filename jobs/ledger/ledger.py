@@ -46,8 +46,9 @@ class Ledger(Stealing):
         self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
         if new_server:
             self._run("free_all")
-        for job_id, slice_id, lease_id, holder, generation, *kept in self._run("leased_slices"):
-            self._leases[lease_id] = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept))
+        for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in self._run("leased_slices"):
+            lease = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
+            self._leases[lease_id] = lease.first_of(attempt)
         self._pending = dict.fromkeys(job_id for job_id in self._jobs if self._has_pending(job_id))
         for record in self._jobs.values():
             self._settle(record, now_s)
@@ -136,8 +137,7 @@ class Ledger(Stealing):
                 begun = self._write_state(record, JobState.RUNNING, now_s, record.row["message"])
         self._took(record, begun)
         lease = ActiveLease(job_id, slice_id, holder, expires_at_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
-        lease.may_split = attempt == 1 and generation == 0
-        self._leases[lease_id] = lease
+        self._leases[lease_id] = lease.first_of(attempt)
         if not self._has_pending(job_id):
             self._pending.pop(job_id, None)
         self._pass = max(self._pass, record.turn)

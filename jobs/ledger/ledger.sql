@@ -220,7 +220,7 @@ UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_
 WHERE job_id = ? AND slice_id = ? AND state = 'leased';
 
 -- name: leased_slices
-SELECT job_id, slice_id, lease_id, holder, generation,
+SELECT job_id, slice_id, lease_id, holder, generation, row_count, attempt,
     rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens, cached_tokens, output_tokens, preemptions
 FROM leases WHERE state = 'leased' ORDER BY job_id, slice_id;
 

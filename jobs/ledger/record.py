@@ -53,6 +53,11 @@ class ActiveLease:
     def errors_running(self) -> int:
         return max(0, self.rows_error - self.errors_kept)
 
+    def first_of(self, attempt: int) -> Self:
+        """May be split where nobody else had the slice in this generation or an earlier one."""
+        self.may_split = attempt == 1 and self.generation == 0
+        return self
+
     def renew(self, item: LeaseProgress, expires_at_s: float) -> None:
         self.expires_at_s = expires_at_s
         self.rows_done, self.rows_error, self.tokens_done = item.rows_done, item.rows_error, item.tokens_done

@@ -131,10 +131,11 @@ class Runner:
 
     async def _give(self) -> None:
         """Give rows back that an idle replica could do sooner, where the ledger wants some."""
-        if not any(active.feed.rows_unbegun for active in self._active.values()):
+        asking = [lease_id for lease_id, active in self._active.items() if active.feed.is_asking]
+        if not asking and not any(active.feed.rows_unbegun for active in self._active.values()):
             return
         try:
-            for lease_id in await self.ledger.wanted(self.holder):
+            for lease_id in asking or await self.ledger.wanted(self.holder):
                 active = self._active.get(lease_id)
                 if active is None or active.publishing:
                     continue
@@ -144,6 +145,8 @@ class Runner:
                 else:
                     given = await active.feed.give(partial(self.ledger.split, lease_id))
                     active.rows_waiting -= given
+                    if asking and not given and not await self.ledger.holds(lease_id):
+                        active.drop()  # it was split and lost meanwhile: its part may not hold the rows of both
                 self._room.set()
         except StorageError as error:
             log.warning("split_storage %s", error.message)

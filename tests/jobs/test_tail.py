@@ -139,15 +139,28 @@ async def _taken(feed: Feed) -> int | None:
     return await feed.take()
 
 
-async def test_a_ledger_that_fails_leaves_the_slice_whole() -> None:
+@pytest.mark.parametrize("has_them", [False, True], ids=["the ledger never heard", "its answer was lost"])
+async def test_rows_that_the_ledger_may_have_do_not_begin_until_it_has_told(has_them: bool) -> None:
     feed = Feed(range(4), may_give=True)
+    told: list[int] = []
 
     async def tell(keep_rows: int) -> bool:
-        raise StorageError("the disk is full")
+        told.append(keep_rows)
+        if len(told) < 3:
+            raise StorageError("the ledger is started again")
+        return has_them
 
     with pytest.raises(StorageError):
         await feed.give(tell)
-    assert [await feed.take() for _ in range(5)] == [0, 1, 2, 3, None]
+    assert [await feed.take(), await feed.take()] == [0, 1]
+    third = asyncio.create_task(_taken(feed))
+    with pytest.raises(StorageError):
+        await feed.give(tell)
+    assert not third.done()
+    assert feed.has_more()
+    assert await feed.give(tell) == (2 if has_them else 0)
+    assert told == [2, 2, 2]
+    assert await third == (None if has_them else 2)
 
 
 @given(rows=st.integers(1, 40), steps=st.lists(st.booleans(), max_size=60))
@@ -221,6 +234,21 @@ def test_a_replica_is_not_asked_for_its_own_rows_nor_twice_in_a_moment(ledger: L
     assert ledger.wanted("slow") == []
     assert ledger.lease("idle", "scripted", 10.0 + LOOK_S) is None
     assert ledger.wanted("slow") == [slow.lease_id]
+
+
+def test_a_split_is_told_again_by_a_ledger_that_died_before_it_could_answer(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    first = Ledger(path, tmp_path / "jobs", lease_s=15.0, now_s=0.0, new_server=True)
+    first.submit(scripted_plan("docs", 20, 10), new=True)
+    lease = leased(first, "a", 0.0)
+    assert first.split(lease.lease_id, 6)
+    first.close()
+    again = Ledger(path, tmp_path / "jobs", lease_s=15.0, now_s=1.0, new_server=False)
+    assert again.split(lease.lease_id, 6), "the others are a slice of their own, whoever asks"
+    assert again.split(lease.lease_id, 5), "and it may be split further"
+    assert [row["row_count"] for row in again.table("leases").sort_by("slice_id").to_pylist()] == [5, 10, 4, 1]
+    again.check()
+    again.close()
 
 
 def test_a_split_that_is_repeated_changes_nothing(ledger: Ledger) -> None:
