@@ -82,7 +82,7 @@ class StateFolder:
 
     @property
     def user_key(self) -> Path:
-        """What tells the server's own user from other clients on the machine (`jobs.handle`)."""
+        """What tells the server's own user from other clients on the machine (`jobs.access.handle`)."""
         return self.root / "user.key"
 
     @property

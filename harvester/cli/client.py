@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harvester.config import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, UnreachableError, UsageError, from_json
+from jobs.access.handle import HEADER, read_key, signed
 from jobs.config import PriceConfig
 from jobs.folder import StateFolder
-from jobs.handle import HEADER, read_key, signed
 from jobs.spec import JobChange, JobRequest, JobView
 from jobs.tasks.thinking import ModelThinking
 
@@ -151,7 +151,7 @@ class Client:
         return dict(self._json("POST", "/api/profile", json={"seconds": seconds}, timeout=wait_s))
 
     def ledger(self, table: str) -> pa.Table:
-        """All rows of a table of `jobs.ledger.statements.TABLES`."""
+        """All rows of a table of `jobs.ledger.store.statements.TABLES`."""
         with self._reached():
             answer = self._send("GET", f"/api/ledger/{table}")
         _check(answer)
@@ -173,7 +173,7 @@ class Client:
         return _body(answer)
 
     def _signature(self, path: str, content: bytes) -> dict[str, str]:
-        """What shows a server on this machine that its own user asks, where that is so: see `jobs.handle`."""
+        """What shows a server on this machine that its own user asks, where that is so: see `jobs.access.handle`."""
         if self._state is None:
             self.server()
         key = read_key(StateFolder(Path(self._state or "")))

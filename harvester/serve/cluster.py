@@ -37,7 +37,7 @@ from harvester.serve.reach import Reach, host_here
 from harvester.serve.runtime import ray_folder, runtime_folder
 from harvester.timers import patient_children
 from jobs.folder import StateFolder
-from jobs.ledger.place import ledger_place
+from jobs.ledger.store.place import ledger_place
 
 log = logging.getLogger("harvester.cluster")
 

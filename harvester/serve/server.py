@@ -28,7 +28,7 @@ from harvester.serve.runtime import clear, runtime_folder
 from harvester.serve.session import Deployment
 from harvester.serve.supervisor import OnEvent, Supervisor
 from jobs.folder import StateFolder, keep_private
-from jobs.ledger.move import ready_ledger
+from jobs.ledger.store.move import ready_ledger
 
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:

@@ -13,7 +13,7 @@ from jobs.hint import SchedulingHint
 from jobs.ledger.harvested import HarvestedLog
 from jobs.ledger.history import HarvestLog, LengthBook, bands
 from jobs.ledger.record import ActiveLease, JobRecord
-from jobs.ledger.store import Store
+from jobs.ledger.store.contract import Store
 from jobs.spec import JobView, LengthBand, PartStats
 from jobs.states import ACTIVE, ENDED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from jobs.ledger.store import Store
+from jobs.ledger.store.contract import Store
 from jobs.spec import JobSpec, PartStats
 
 HOUR_S = 3600.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Counted, Lengths
-from jobs.ledger.store import Store
+from jobs.ledger.store.contract import Store
 from jobs.spec import JobSpec, LengthBand, Spent
 from jobs.tasks.spec import Task
 

@@ -10,7 +10,7 @@ from connectors.durable import publish, storage_error
 from connectors.errors import DamageError
 from jobs.folder import JOB_FILE
 from jobs.ledger.splits import cut, noted_splits
-from jobs.ledger.store import Store
+from jobs.ledger.store.contract import Store
 from jobs.spec import JobPlan, JobSpec, SliceSpec
 
 _SLICE = tuple(SliceSpec.model_fields)

@@ -1,4 +1,4 @@
-"""The ledger: which jobs there are, which slices are free, leased or done. One owner, one store (`jobs.ledger.store`).
+"""The ledger: which jobs there are, which slices are free, leased or done. One owner, one store (`jobs.ledger.store.contract`).
 
 It handles slices, never input rows: a job of 20 million rows is 80,000 short records here. Every change is one transaction; a process
 that dies between two calls leaves the last whole one. Leases are renewed in memory, so a heartbeat costs no write; a ledger that is
@@ -18,9 +18,9 @@ from jobs.config import DeadlineConfig
 from jobs.errors import StateError
 from jobs.ledger.counts import LedgerCount
 from jobs.ledger.jobfile import insert_job, write_job
-from jobs.ledger.place import Place
 from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
 from jobs.ledger.steal import Stealing
+from jobs.ledger.store.place import Place
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec, Spent
 from jobs.states import ACTIVE, ENDED, JobState, SliceState
 

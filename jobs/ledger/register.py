@@ -14,10 +14,10 @@ from jobs.hint import SchedulingHint
 from jobs.ledger.forecast import JobForecast
 from jobs.ledger.history import UsageLog
 from jobs.ledger.jobfile import write_missing_jobs
-from jobs.ledger.place import Place, open_store
 from jobs.ledger.record import ActiveLeases, JobRecord
-from jobs.ledger.statements import TABLES
-from jobs.ledger.store import is_in_memory
+from jobs.ledger.store.contract import is_in_memory
+from jobs.ledger.store.place import Place, open_store
+from jobs.ledger.store.statements import TABLES
 from jobs.removal import check_removable, set_aside
 from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView, Spent
 from jobs.states import ACTIVE, ENDED, JobState, check_transition

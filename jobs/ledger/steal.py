@@ -12,10 +12,10 @@ from pathlib import Path
 from jobs.config import DeadlineConfig
 from jobs.forecast.tail import TailLease, slowest
 from jobs.ledger.counts import LedgerCount, LedgerCounts
-from jobs.ledger.place import Place
 from jobs.ledger.record import ActiveLease
 from jobs.ledger.register import Register
 from jobs.ledger.splits import Split, note_split
+from jobs.ledger.store.place import Place
 from jobs.states import ACTIVE
 
 LOOK_S = 0.5

@@ -11,11 +11,11 @@ from connectors.durable import storage_error, sync_folder
 from connectors.errors import DamageError, StorageError
 from jobs.folder import JOB_FILE, StateFolder
 from jobs.ledger.jobfile import insert_job, read_job, write_missing_jobs
-from jobs.ledger.olden import migrate
-from jobs.ledger.place import ledger_place, open_store
-from jobs.ledger.statements import TABLES
-from jobs.ledger.store import COMMITS, Store
-from jobs.ledger.sums import SUMS
+from jobs.ledger.store.contract import COMMITS, Store
+from jobs.ledger.store.olden import migrate
+from jobs.ledger.store.place import ledger_place, open_store
+from jobs.ledger.store.statements import TABLES
+from jobs.ledger.store.sums import SUMS
 from jobs.repair.slices import SliceChanges, repaired_slices
 from jobs.run.spool import spooled_rows
 from jobs.spec import JobPlan

@@ -17,11 +17,11 @@ from connectors.errors import DamageError, SourceError
 from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
 from connectors.text import TextProblem, rows, texts
+from jobs.access.secrets import opened
 from jobs.folder import StateFolder, part_name
 from jobs.plan.columns import columns_needed
 from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
 from jobs.run.spool import Spool
-from jobs.secrets import opened
 from jobs.spec import JobSpec, Lease, PartStats
 
 log = logging.getLogger("harvester.runner")

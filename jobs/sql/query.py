@@ -16,8 +16,8 @@ from connectors.databases.shape import tokens
 from connectors.errors import HarvesterError, StorageError
 from jobs.errors import QueryError
 from jobs.folder import StateFolder
-from jobs.ledger.place import read_ledger
-from jobs.ledger.statements import TABLES, statements
+from jobs.ledger.store.place import read_ledger
+from jobs.ledger.store.statements import TABLES, statements
 from jobs.result import result_schema
 from jobs.spec import JobSpec
 from jobs.sql.guard import check_query

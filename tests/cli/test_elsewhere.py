@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.harness.servers.jobs_server import JobsServer, serving
+from jobs.access.handle import make_key
 from jobs.config import SourcesConfig
 from jobs.folder import StateFolder
-from jobs.handle import make_key
 
 TEXTS = ["one fish", "two fish", "red fish"]
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.ledger.statements import TABLES
+from jobs.ledger.store.statements import TABLES
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from connectors.errors import DamageError
 from connectors.parquet.parts import PartsSink
 from jobs.folder import StateFolder, part_name
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import read_ledger
+from jobs.ledger.store.place import read_ledger
 from jobs.repair.repair import repair
 from jobs.spec import PartStats
 from jobs.states import JobState

@@ -19,9 +19,9 @@ from harvester.engine.launch.arguments import NO_HOST, engine_arguments
 from harvester.serve.access.gate import Gate, gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.access.wall import guard
+from jobs.access.media import check_media
 from jobs.batches.line import BadLine, LineRules
 from jobs.errors import ParameterError
-from jobs.media import check_media
 
 WEB = "https://images.example/cat.png"
 

@@ -18,10 +18,11 @@ from fastapi import FastAPI
 from harvester.core import Role
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
-from harvester.serve.http.broadcast import Broadcaster
-from harvester.serve.http.events import FrameSource
 from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.live.broadcast import Broadcaster
+from harvester.serve.http.live.events import FrameSource
 from harvester.serve.openai.api import openai_api
+from jobs.access.limits import Limits
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
@@ -29,7 +30,6 @@ from jobs.batches.store import BatchStore
 from jobs.config import BatchConfig, HarvestConfig, SourcesConfig
 from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
-from jobs.limits import Limits
 from jobs.plan.planner import JobPlanner
 from jobs.testing import DirectLedger, ManualClock
 

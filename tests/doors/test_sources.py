@@ -23,9 +23,9 @@ from connectors.paths.rules import SourceRules
 from harvester.config import parse_config
 from harvester.errors import ConfigError
 from harvester.serve.http.jobs_api import jobs_api
+from jobs.access.handle import HEADER, make_key, read_key, signed
 from jobs.config import HarvestConfig, SourcesConfig
 from jobs.folder import StateFolder
-from jobs.handle import HEADER, make_key, read_key, signed
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.slice import SourceCache, open_parts

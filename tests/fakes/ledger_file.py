@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.ledger.sqlite import SqliteStore
+from jobs.ledger.store.sqlite import SqliteStore
 from jobs.spec import COUNTS
 
 

@@ -11,9 +11,9 @@ import pytest
 from harvester.errors import DamageError, StorageError
 from jobs.batches.record import BatchRecord, BatchWish
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import read_ledger
-from jobs.ledger.sqlite import SqliteStore
-from jobs.ledger.store import GO_ON
+from jobs.ledger.store.contract import GO_ON
+from jobs.ledger.store.place import read_ledger
+from jobs.ledger.store.sqlite import SqliteStore
 from jobs.longtext.fit import cut_at_sentence, ends_sentence, sentence_ends
 from jobs.result import Row
 from jobs.run.active import ActiveSlice

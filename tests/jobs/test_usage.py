@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.ledger.statements import statements
+from jobs.ledger.store.statements import statements
 from jobs.result import RESULT_NAMES
 from jobs.spec import COUNTS, JobView, PartStats
 from jobs.usage import NONE_USED, Usage

@@ -12,9 +12,9 @@ import pytest
 from fastapi import FastAPI
 from test_page import replica
 
-from harvester.serve.http.history import History
-from harvester.serve.http.history_api import add_history, keep_looking
-from harvester.serve.http.ring import Ring
+from harvester.serve.http.live.history import History
+from harvester.serve.http.live.history_api import add_history, keep_looking
+from harvester.serve.http.live.ring import Ring
 
 NOON_S = 1_800_000_000.0  # a whole minute
 
@@ -137,8 +137,8 @@ async def test_the_series_is_told_over_http_and_an_unknown_span_is_refused(histo
 
 
 async def test_replicas_that_do_not_answer_leave_a_gap_and_the_looking_goes_on(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harvester.serve.http.history_api.LOOK_S", 1e-3)
-    monkeypatch.setattr("harvester.serve.http.history_api.time.time", lambda: 0.0)
+    monkeypatch.setattr("harvester.serve.http.live.history_api.LOOK_S", 1e-3)
+    monkeypatch.setattr("harvester.serve.http.live.history_api.time.time", lambda: 0.0)
     asked = 0
     done = asyncio.Event()
 

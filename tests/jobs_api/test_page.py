@@ -20,11 +20,11 @@ from harvester.serve.access.gate import Gate
 from harvester.serve.access.origin import OriginCheck, known_hosts
 from harvester.serve.access.routes import OPEN, RouteTable
 from harvester.serve.access.wall import guard
-from harvester.serve.http.broadcast import Broadcaster, Frame
-from harvester.serve.http.events import FrameSource, add_events
 from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.live.broadcast import Broadcaster, Frame
+from harvester.serve.http.live.events import FrameSource, add_events
+from harvester.serve.http.live.rates import RateWindow
 from harvester.serve.http.page import POLICY, STATIC, add_page
-from harvester.serve.http.rates import RateWindow
 from harvester.serve.openai.api import openai_api
 from jobs.batches.files import FileStore
 from jobs.plan.planner import JobPlanner
@@ -281,7 +281,7 @@ async def test_a_look_tells_of_replicas_and_jobs(office: Office) -> None:
 
 
 async def test_old_jobs_that_have_ended_are_only_counted(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harvester.serve.http.events.MAX_ENDED", 2)
+    monkeypatch.setattr("harvester.serve.http.live.events.MAX_ENDED", 2)
     going, *ended = [(await office.submitted(new=True)).id for _ in range(5)]
     for job in ended:
         await office.post(f"/jobs/{job}/cancel")

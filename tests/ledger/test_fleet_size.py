@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import PostgresPlace
 from jobs.ledger.record import ActiveLease, ActiveLeases, JobRecord
+from jobs.ledger.store.place import PostgresPlace
 from jobs.spec import PartStats
 from jobs.testing import scripted_plan
 

@@ -13,8 +13,8 @@ from jobs.forecast.lengths import MIN_ROWS, Lengths, counted
 from jobs.ledger.history import HarvestLog, bands, recent_spans, task_key
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.record import JobRecord, tokens_per_row
-from jobs.ledger.sqlite import SqliteStore
-from jobs.ledger.statements import TABLES
+from jobs.ledger.store.sqlite import SqliteStore
+from jobs.ledger.store.statements import TABLES
 from jobs.spec import JobChange, JobSpec, LeaseProgress, LengthBand, PartStats, SliceSpec
 from jobs.states import JobState
 from jobs.testing import scripted_plan

@@ -11,8 +11,8 @@ import pytest
 
 from harvester.errors import NotFoundError, StateError, StorageError
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import Place, PostgresPlace
-from jobs.ledger.sqlite import SqliteStore
+from jobs.ledger.store.place import Place, PostgresPlace
+from jobs.ledger.store.sqlite import SqliteStore
 from jobs.spec import JobView, Lease, LeaseProgress, PartStats
 from jobs.states import JobState
 from jobs.testing import ManualClock, scripted_plan

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from harvester.errors import StateError
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import Place, PostgresPlace
+from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.spec import Lease, LeaseProgress, PartStats
 from jobs.states import ACTIVE, ENDED, JobState
 from jobs.testing import scripted_plan

@@ -10,11 +10,11 @@ import pytest
 from connectors.errors import DamageError, StorageError
 from jobs.errors import StateError
 from jobs.folder import StateFolder
-from jobs.ledger.commits import CommitCount
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.move import ready_ledger
-from jobs.ledger.place import PostgresPlace, ledger_place, read_ledger
-from jobs.ledger.statements import TABLES, columns, statements
+from jobs.ledger.store.commits import CommitCount
+from jobs.ledger.store.move import ready_ledger
+from jobs.ledger.store.place import PostgresPlace, ledger_place, read_ledger
+from jobs.ledger.store.statements import TABLES, columns, statements
 from jobs.repair.repair import repair
 from jobs.spec import PartStats
 from jobs.testing import scripted_plan
@@ -140,7 +140,7 @@ def test_a_ledger_of_a_newer_version_is_refused_in_one_line(folder: StateFolder)
 
 
 def store_version(folder: StateFolder, version: int) -> None:
-    from jobs.ledger.sqlite import SqliteStore
+    from jobs.ledger.store.sqlite import SqliteStore
 
     store = SqliteStore(folder.ledger)
     store._db.execute("UPDATE ledger SET schema_version = ?", [version])

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from connectors.errors import DamageError, StorageError
-from jobs.ledger import sqlite
-from jobs.ledger.place import check_ledger, read_ledger
-from jobs.ledger.sqlite import SqliteStore
-from jobs.ledger.sums import PageSums
+from jobs.ledger.store import sqlite
+from jobs.ledger.store.place import check_ledger, read_ledger
+from jobs.ledger.store.sqlite import SqliteStore
+from jobs.ledger.store.sums import PageSums
 from tests.fakes.ledger_file import add_job
 
 

@@ -17,7 +17,7 @@ import pytest
 from connectors.errors import StorageError
 from jobs.errors import OwnerError, ReopenError
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import Place, PostgresPlace, open_store
+from jobs.ledger.store.place import Place, PostgresPlace, open_store
 from jobs.spec import Lease, PartStats
 from jobs.testing import scripted_plan
 from tools.postgres import Postgres
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from harvester.errors import HarvesterError
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import PostgresPlace
+from jobs.ledger.store.place import PostgresPlace
 from jobs.spec import PartStats
 
 place = Path(sys.argv[1]) if len(sys.argv) == 3 else PostgresPlace(sys.argv[1], sys.argv[3])

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from connectors.errors import StorageError
+from jobs.access.handle import make_key
 from jobs.errors import StateError
 from jobs.folder import StateFolder
-from jobs.handle import make_key
-from jobs.ledger.commits import CommitCount
 from jobs.ledger.jobfile import read_job
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import ledger_place
 from jobs.ledger.splits import NAME, Split, note_split, noted_splits
-from jobs.ledger.sums import PageSums
+from jobs.ledger.store.commits import CommitCount
+from jobs.ledger.store.place import ledger_place
+from jobs.ledger.store.sums import PageSums
 from jobs.removal import check_removable, set_aside
 from jobs.spec import JobView
 from jobs.states import JobState

@@ -14,7 +14,7 @@ import ray
 from harvester.errors import OwnerError, ReopenError
 from harvester.serve.deployments.actor import NAMESPACE, LedgerActor, start_ledger
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import PostgresPlace
+from jobs.ledger.store.place import PostgresPlace
 from jobs.spec import Lease, PartStats
 from jobs.testing import scripted_plan
 

@@ -17,9 +17,9 @@ from playwright.sync_api import Browser, Page, expect
 from harvester.ports import free_port
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.keys import KeyRing
-from harvester.serve.http.broadcast import Broadcaster
-from harvester.serve.http.events import FrameSource
 from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.live.broadcast import Broadcaster
+from harvester.serve.http.live.events import FrameSource
 from harvester.serve.http.page import add_page
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder

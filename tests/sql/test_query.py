@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvester.errors import QueryError, StorageError
-from jobs.ledger.place import read_ledger
+from jobs.ledger.store.place import read_ledger
 from jobs.spec import JobSpec, SourceSpec
 from jobs.sql.query import batches, connect, run
 from jobs.tasks.spec import AnswerKind, Task
@@ -158,7 +158,7 @@ def test_a_ledger_in_the_middle_of_a_silent_servers_change_is_read_as_it_was_bef
 
 
 def test_a_ledger_that_another_program_holds_stops_the_views_but_not_the_results(state, monkeypatch):
-    monkeypatch.setattr("jobs.ledger.sqlite.BUSY_S", 0.01)
+    monkeypatch.setattr("jobs.ledger.store.sqlite.BUSY_S", 0.01)
     command = [sys.executable, "-c", HOLD, str(state / "ledger.sqlite"), "all"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:

@@ -24,7 +24,7 @@ from harvester.cli.main import app
 from harvester.config import ServeConfig
 from harvester.errors import HarvesterError
 from harvester.serve.access.routes import CHAT_ROUTES, JOBS_ROUTES, OPENAI_ROUTES, RouteTable
-from jobs.ledger.statements import statements
+from jobs.ledger.store.statements import statements
 from jobs.result import result_schema
 from jobs.sql.query import _INTERNAL
 from jobs.tasks.load import resolve_task

@@ -25,10 +25,10 @@ from connectors.parquet.parts import PartsSink
 from harvester.core import __version__
 from harvester.ports import free_port
 from harvester.serve.http.jobs_api import jobs_api
+from jobs.access.handle import make_key
 from jobs.config import HarvestConfig, SourcesConfig
 from jobs.engine import Prompt
 from jobs.folder import StateFolder
-from jobs.handle import make_key
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.runner import Runner

@@ -20,7 +20,7 @@ import psutil
 from bench.harness.options import Options
 from jobs.forecast.lengths import counted
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import Place, PostgresPlace
+from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.spec import PartStats
 from jobs.testing import scripted_plan
 from tools.postgres import NoPostgres, Postgres, postgres

@@ -22,8 +22,8 @@ from bench.harness.options import Options
 from bench.harness.record import ROOT, commit
 from bench.harness.servers.server import READY_S, ServerProcess
 from bench.scenarios.soak.probe import Probe
+from jobs.access.handle import HEADER, read_key, signed
 from jobs.folder import StateFolder
-from jobs.handle import HEADER, read_key, signed
 
 HISTORY = ROOT / "bench" / "results" / "soak.json"  # its kills are added to
 ROWS = 4000  # of a job; another is submitted when one has ended

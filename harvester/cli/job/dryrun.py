@@ -17,7 +17,7 @@ from jobs.engine import Message
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Lengths
 from jobs.ledger.history import recent_spans, task_key
-from jobs.ledger.place import read_ledger
+from jobs.ledger.store.place import read_ledger
 from jobs.plan.estimate import CHARS_PER_TOKEN, Known, estimate
 from jobs.spec import JobRequest, JobSpec
 

@@ -19,7 +19,7 @@ from harvester.cli.job.progress import show as show_progress
 from harvester.cli.job.text import NO_SERVER, job_lines, job_table
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.folder import StateFolder
-from jobs.ledger.place import read_ledger
+from jobs.ledger.store.place import read_ledger
 from jobs.spec import JobChange, JobView
 from jobs.states import ACTIVE, ENDED, JobState
 

@@ -22,7 +22,7 @@ from jobs.folder import StateFolder, keep_private
 from jobs.hint import SchedulingHint
 from jobs.ledger.clock import ClockWatch
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.place import Place
+from jobs.ledger.store.place import Place
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats, Spent
 
 log = logging.getLogger("harvester.ledger")

@@ -24,8 +24,8 @@ from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.replica import replica_app
 from harvester.serve.device import device_of
 from jobs.folder import StateFolder, keep_private
-from jobs.ledger.move import ready_ledger
-from jobs.ledger.place import ledger_place
+from jobs.ledger.store.move import ready_ledger
+from jobs.ledger.store.place import ledger_place
 
 log = logging.getLogger("harvester.builder")
 

@@ -20,16 +20,16 @@ from harvester.serve.deployments.placement import application_options
 from harvester.serve.deployments.replicas import Replicas
 from harvester.serve.deployments.seam import keep_to_loopback
 from harvester.serve.deployments.version import bound
-from harvester.serve.http.broadcast import Broadcaster
-from harvester.serve.http.events import FrameSource
-from harvester.serve.http.history import History
-from harvester.serve.http.history_api import keep_looking
 from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.live.broadcast import Broadcaster
+from harvester.serve.http.live.events import FrameSource
+from harvester.serve.http.live.history import History
+from harvester.serve.http.live.history_api import keep_looking
 from harvester.serve.http.metrics_api import Fleet
 from harvester.serve.http.removal import keep_removing
 from harvester.serve.processes import MARK, lower_priority, mark_of
+from jobs.access.handle import make_key
 from jobs.folder import StateFolder
-from jobs.handle import make_key
 from jobs.plan.planner import JobPlanner
 from jobs.sql.pool import QueryPool
 from jobs.sql.process import QueryProcesses

@@ -21,12 +21,12 @@ from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import JOBS_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.access.who import Who
-from harvester.serve.http.broadcast import Broadcaster
 from harvester.serve.http.contract import describe, refusal
-from harvester.serve.http.events import add_events
 from harvester.serve.http.harvested_api import add_harvested
-from harvester.serve.http.history import History
-from harvester.serve.http.history_api import add_history
+from harvester.serve.http.live.broadcast import Broadcaster
+from harvester.serve.http.live.events import add_events
+from harvester.serve.http.live.history import History
+from harvester.serve.http.live.history_api import add_history
 from harvester.serve.http.metrics_api import Fleet, add_metrics
 from harvester.serve.http.owned import own_job, own_table
 from harvester.serve.http.page import add_assets
@@ -37,8 +37,8 @@ from harvester.serve.http.sql_api import add_sql
 from harvester.serve.http.uploads_api import SCHEME, Uploads, add_uploads
 from harvester.serve.openai.errors import answer_of, error_answer
 from harvester.serve.openai.objects import OpenAiRefusal
+from jobs.access.handle import HEADER, is_signed, read_key
 from jobs.folder import StateFolder
-from jobs.handle import HEADER, is_signed, read_key
 from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView, SeenFile

@@ -31,7 +31,7 @@ from harvester.serve.http.download import KINDS
 from harvester.serve.http.owned import LedgerTables, own_table
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.folder import StateFolder
-from jobs.ledger.statements import TABLES
+from jobs.ledger.store.statements import TABLES
 from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
 

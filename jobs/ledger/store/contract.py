@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from connectors.errors import DamageError, StorageError
 from jobs.errors import OwnerError
-from jobs.ledger.statements import SCHEMA_VERSION
+from jobs.ledger.store.statements import SCHEMA_VERSION
 
 COMMITS = ".commits"  # in place of the ledger's suffix
 GO_ON = "stop the server and run: harvester repair"
@@ -37,7 +37,7 @@ class Store(Protocol):
     def rows(self, name: str, values: Sequence[object] = ()) -> list[dict[str, Any]]: ...
 
     def arrow(self, table: str) -> pa.Table:
-        """A whole table, with the columns of `jobs.ledger.statements.columns`."""
+        """A whole table, with the columns of `jobs.ledger.store.statements.columns`."""
         ...
 
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from harvester.serve.http.ring import Ring
+from harvester.serve.http.live.ring import Ring
 
 LOOK_S = 5
 Span = Literal["5m", "1h", "1d"]

@@ -20,7 +20,7 @@ _COLUMN = re.compile(r"^    (\w+) (VARCHAR|BIGINT|INTEGER|DOUBLE)\b", re.MULTILI
 @cache
 def statements() -> Mapping[str, str]:
     """Every ``-- name: NAME`` block of ``ledger.sql``, without its comments. ``schema`` can be run by DuckDB too."""
-    text = files("jobs.ledger").joinpath("ledger.sql").read_text(encoding="utf-8")
+    text = files("jobs.ledger.store").joinpath("ledger.sql").read_text(encoding="utf-8")
     parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)[1:]
     bodies = (re.sub(r"^--.*\n?", "", body, flags=re.MULTILINE).strip() for body in parts[1::2])
     return dict(zip(parts[::2], bodies, strict=True))

@@ -9,9 +9,9 @@ import pyarrow as pa
 from connectors.durable import storage_error, sync_folder
 from jobs.errors import StateError
 from jobs.folder import StateFolder
-from jobs.ledger.olden import MOVED, copy_tables, migrate
-from jobs.ledger.place import PostgresPlace, check_ledger, open_store, settle_place
-from jobs.ledger.statements import TABLES
+from jobs.ledger.store.olden import MOVED, copy_tables, migrate
+from jobs.ledger.store.place import PostgresPlace, check_ledger, open_store, settle_place
+from jobs.ledger.store.statements import TABLES
 
 
 def ready_ledger(folder: StateFolder, url: str | None) -> list[str]:

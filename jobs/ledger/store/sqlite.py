@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from connectors.edge import first_line
 from connectors.errors import DamageError, StorageError
-from jobs.ledger.commits import CommitCount
-from jobs.ledger.statements import SCHEMA_VERSION, SQLITE, columns, definitions, statements, table_of
-from jobs.ledger.store import COMMITS, GO_ON, check_count, check_version, is_change, is_in_memory, refused, unwritable
-from jobs.ledger.sums import PageSums
+from jobs.ledger.store.commits import CommitCount
+from jobs.ledger.store.contract import COMMITS, GO_ON, check_count, check_version, is_change, is_in_memory, refused, unwritable
+from jobs.ledger.store.statements import SCHEMA_VERSION, SQLITE, columns, definitions, statements, table_of
+from jobs.ledger.store.sums import PageSums
 
 log = logging.getLogger("harvester.ledger")
 
@@ -30,7 +30,7 @@ _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
 class SqliteStore:
-    """`jobs.ledger.store.Store` at ``path``, or in memory where that begins with ``:memory:`` (shared by name within the process).
+    """`jobs.ledger.store.contract.Store` at ``path``, or in memory where that begins with ``:memory:`` (shared by name within the process).
 
     A file that is damaged or lacks changes is a `DamageError`; with ``count_missing`` False, for `harvester repair`, the second is taken
     as it is.

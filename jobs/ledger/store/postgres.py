@@ -15,8 +15,8 @@ from psycopg import sql
 from connectors.edge import first_line
 from connectors.errors import StorageError
 from jobs.errors import ReopenError
-from jobs.ledger.statements import POSTGRES, SCHEMA_VERSION, columns, definitions, statements, table_of
-from jobs.ledger.store import check_version, is_change, refused, unwritable
+from jobs.ledger.store.contract import check_version, is_change, refused, unwritable
+from jobs.ledger.store.statements import POSTGRES, SCHEMA_VERSION, columns, definitions, statements, table_of
 
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it tells of a broken connection beside the error that it raises
 
@@ -38,7 +38,7 @@ _HOLDERS = "FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND granted
 
 
 class PostgresStore:
-    """`jobs.ledger.store.Store` in the database at ``url``, as messages name it ``name``.
+    """`jobs.ledger.store.contract.Store` in the database at ``url``, as messages name it ``name``.
 
     A living server with another ``owner`` is not replaced: `StorageError`. One with the same is, whether it lives, hangs or is gone.
     Where the connection breaks, changes fail with `ReopenError`: the caller opens another store and reads all from it, because nobody

@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from harvester.serve.http.events import LOOK_WAIT_S, Replicas
-from harvester.serve.http.history import LOOK_S, History, Span
+from harvester.serve.http.live.events import LOOK_WAIT_S, Replicas
+from harvester.serve.http.live.history import LOOK_S, History, Span
 
 log = logging.getLogger("harvester.history")
 

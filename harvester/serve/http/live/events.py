@@ -14,8 +14,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from harvester.errors import HarvesterError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
-from harvester.serve.http.broadcast import Broadcaster, Frame
-from harvester.serve.http.rates import RateWindow
+from harvester.serve.http.live.broadcast import Broadcaster, Frame
+from harvester.serve.http.live.rates import RateWindow
 from jobs.spec import JobView
 from jobs.states import ENDED
 

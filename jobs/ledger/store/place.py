@@ -15,9 +15,9 @@ from connectors.durable import publish
 from connectors.errors import DamageError, StorageError
 from jobs.errors import StateError
 from jobs.folder import StateFolder
-from jobs.ledger.olden import read_olden
-from jobs.ledger.sqlite import SqliteStore, check_sqlite, read_sqlite
-from jobs.ledger.store import Store
+from jobs.ledger.store.contract import Store
+from jobs.ledger.store.olden import read_olden
+from jobs.ledger.store.sqlite import SqliteStore, check_sqlite, read_sqlite
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def read_ledger(state_dir: Path, table: str) -> pa.Table | None:
 
 def _postgres() -> ModuleType:
     try:
-        from jobs.ledger import postgres
+        from jobs.ledger.store import postgres
     except ImportError as error:
         raise StorageError("a ledger in PostgreSQL needs its driver; install it with: pip install 'harvester-llm[postgres]'") from error
     return postgres
