@@ -12,9 +12,9 @@ import pytest
 from connectors.errors import CopyTooLargeError
 from harvester.errors import LowDiskError
 from harvester.serve.openai.errors import answer_of
-from jobs.access.limits import Limits
 from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
+from jobs.limits import Limits
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, SourceSpec
 from jobs.testing import ManualClock

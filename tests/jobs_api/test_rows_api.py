@@ -19,7 +19,7 @@ from test_jobs_api import Office, office  # noqa: F401
 from harvester.errors import TooLargeError
 from harvester.serve.access.identity import Identity
 from harvester.serve.http.uploads_api import KEPT_S, Uploads
-from jobs.access.limits import Limits
+from jobs.limits import Limits
 
 ID = "ab" * 32
 

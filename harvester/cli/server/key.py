@@ -16,8 +16,8 @@ from harvester.cli.table import render
 from harvester.core import Role
 from harvester.errors import UsageError
 from harvester.serve.access.keys import KeyFile, KeyRecord
-from jobs.access.limits import Limits
 from jobs.folder import StateFolder
+from jobs.limits import Limits
 
 app = typer.Typer()
 

@@ -19,7 +19,7 @@ from connectors.durable import publish, storage_error
 from harvester.core import Role
 from harvester.errors import NotFoundError, StateError, StorageError, UsageError
 from harvester.serve.access.identity import Identity
-from jobs.access.limits import Limits
+from jobs.limits import Limits
 from jobs.spec import Frozen
 
 log = logging.getLogger("harvester.access")

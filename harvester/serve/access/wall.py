@@ -21,8 +21,8 @@ from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
 from harvester.serve.access.who import remember
 from harvester.serve.openai.errors import answer_of
-from jobs.access.limits import check_class, check_own, check_size
 from jobs.access.media import check_media
+from jobs.limits import check_class, check_own, check_size
 
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's, which only harvester sets
 RETRY_AFTER_S = 1

@@ -21,8 +21,8 @@ from harvester.errors import NotFoundError, ParameterError, TooLargeError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
 from harvester.serve.http.owned import LedgerJobs
-from jobs.access.limits import Limits
 from jobs.folder import StateFolder
+from jobs.limits import Limits
 
 SCHEME = "upload:"
 DIGEST = "x-content-sha256"
