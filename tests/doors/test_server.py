@@ -77,6 +77,7 @@ def test_without_a_key_only_health_and_the_pages_files_answer(server: RealServer
 def test_every_route_that_the_documents_name_is_listed(server: RealServer) -> None:
     """Of the running applications, as they describe themselves; vLLM's with its controls of development."""
     unlisted = []
+    listed = {route.replace(":path}", "}") for route in ALL}  # a document names a parameter, and not how it is matched
     for prefix, document in (
         ("", "/openapi.json"),
         ("/api", "/api/openapi.json"),
@@ -86,7 +87,7 @@ def test_every_route_that_the_documents_name_is_listed(server: RealServer) -> No
         described = ask(server, "GET", document, BOSS).json()["paths"]
         assert described
         routes = [f"{method.upper()} {prefix}{path}" for path, methods in described.items() for method in methods]
-        unlisted += [route for route in routes if route not in ALL]
+        unlisted += [route for route in routes if route not in listed]
     assert unlisted == []
 
 
