@@ -16,6 +16,7 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.server.local import serving
 from harvester.errors import EngineError, HarvesterError, from_json
 
+NO_REPLICA_TRIES = 30  # a second apart
 app = typer.Typer()
 
 Message = dict[str, str]
@@ -85,7 +86,7 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
-    answer = stream_answer(client, body, show=not here.json)
+    answer = _patient_answer(client, body, show=not here.json)
     if here.json:
         fields = {"ttft_ms": answer.ttft_ms, "total_ms": answer.total_ms, "finish_reason": answer.finish_reason, "usage": answer.usage}
         here.print_json({"text": answer.text, "model": model, **fields})
@@ -94,6 +95,18 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
         shown = "no token came" if answer.ttft_ms is None else f"first token after {answer.ttft_ms:.0f} ms"
         print(f"[{shown}, all after {answer.total_ms:.0f} ms]", file=sys.stderr)
     return answer
+
+
+def _patient_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
+    """`stream_answer`, tried again for a while where no replica answers yet: nothing was printed then."""
+    for _ in range(NO_REPLICA_TRIES):
+        try:
+            return stream_answer(client, body, show)
+        except EngineError as error:
+            if not error.message.startswith("no replica answers"):
+                raise
+            time.sleep(1.0)
+    return stream_answer(client, body, show)
 
 
 def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:

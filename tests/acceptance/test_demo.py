@@ -34,3 +34,5 @@ def test_the_demo_compares_chat_draws_a_picture_and_its_next_commands_work() -> 
     finally:
         server.terminate()
         server.wait(60)
+        if server.stdout is not None:
+            server.stdout.close()
