@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,9 +15,9 @@ import typer
 from harvester.cli.client import Client
 from harvester.cli.invocation import Invocation, command
 from harvester.cli.server.local import serving
-from harvester.errors import EngineError, HarvesterError, from_json
+from harvester.errors import EngineError, HarvesterError, NoReplicaError, from_json
 
-NO_REPLICA_TRIES = 30  # a second apart
+NO_REPLICA_TRIES, NO_REPLICA_WAIT_S = 30, 1.0
 app = typer.Typer()
 
 Message = dict[str, str]
@@ -98,14 +99,13 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
 
 
 def _patient_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
-    """`stream_answer`, tried again for a while where no replica answers yet: nothing was printed then."""
-    for _ in range(NO_REPLICA_TRIES):
-        try:
+    """`stream_answer`, asked again for a while where no replica answers yet. Raises `NoReplicaError` then."""
+    for tries in range(NO_REPLICA_TRIES):
+        with suppress(NoReplicaError):  # refused before its first byte, so nothing was printed
             return stream_answer(client, body, show)
-        except EngineError as error:
-            if not error.message.startswith("no replica answers"):
-                raise
-            time.sleep(1.0)
+        if tries == 0:
+            print("No replica answers yet; asking again", file=sys.stderr, flush=True)
+        time.sleep(NO_REPLICA_WAIT_S)
     return stream_answer(client, body, show)
 
 

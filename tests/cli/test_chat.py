@@ -44,6 +44,27 @@ def test_a_refusal_of_the_engine_is_one_line(cli, server):
     assert result.stderr == "error: the prompt is too long\n"
 
 
+AWAY = {"error": {"message": "no replica answers; try again in a moment", "type": "server_error", "code": "no_replica"}}
+
+
+def test_a_chat_before_the_first_replica_answers_is_asked_again(cli, server, monkeypatch):
+    server.answers["/v1/chat/completions"] = (503, AWAY)
+    monkeypatch.setattr("harvester.cli.chat.time.sleep", lambda seconds: server.answers.clear())
+    result = cli("chat", "hi")
+    assert (result.exit_code, result.stdout) == (0, "Hello\n")
+    assert result.stderr.startswith("No replica answers yet; asking again\n[first token after")
+
+
+def test_a_chat_that_no_replica_ever_answers_ends_with_one_line(cli, server, monkeypatch):
+    server.answers["/v1/chat/completions"] = (503, AWAY)
+    waits = []
+    monkeypatch.setattr("harvester.cli.chat.time.sleep", waits.append)
+    result = cli("chat", "hi")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == f"error: {AWAY['error']['message']}"
+    assert sum(waits) == 30
+
+
 def test_a_stream_that_breaks_off_fails(cli, server):
     server.chat = server.chat[:2]
     result = cli("chat", "hi", "--json")
