@@ -35,7 +35,7 @@ PICTURE = ROOT / "build" / "demo.png"
 ROWS, CHARACTERS = 48, 3000  # speeches, and how much of each: the model reads some 2,000 tokens a second on two cores
 ALONE_S = 15.0
 SAY_EVERY_S = 4.0
-_TOKENS = re.compile(r'^harvester_tokens_total\{.*work="offline".*\} (\S+)$', re.MULTILINE)
+_TOKENS = re.compile(r'^harvester_tokens_total\{.*class="offline".*\} (\S+)$', re.MULTILINE)
 
 
 def say(line: str) -> None:
@@ -118,7 +118,9 @@ class Teller:
 async def offline_tokens(client: httpx.AsyncClient) -> float:
     """Tokens of jobs since the server's start."""
     found = _TOKENS.search((await client.get("/metrics")).raise_for_status().text)
-    return float(found[1]) if found else 0.0
+    if found is None:
+        raise SystemExit("demo: failed: /metrics has no harvester_tokens_total of class offline")
+    return float(found[1])
 
 
 async def coserve(server: Server, table: Path) -> tuple[Seen, dict[str, Any]]:
@@ -146,6 +148,8 @@ async def coserve(server: Server, table: Path) -> tuple[Seen, dict[str, Any]]:
                 teller.job = f"job: {done}/{ROWS} rows, {view['offline_tokens_per_s'] or 0:,.0f} tokens/s"
             ended_s = time.monotonic()
         tokens.insert(0, (job_began_s, 0.0))
+    if tokens[-1][1] == 0:
+        raise SystemExit("demo: failed: the job ended, and /metrics counts none of its tokens")
     return Seen(chats.ttft, chats.tpot, tokens, began_s, job_began_s, ended_s, ServeConfig().slo.max_slowdown), view
 
 
