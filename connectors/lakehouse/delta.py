@@ -14,7 +14,7 @@ from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
 from connectors.edge import reading
 from connectors.lakehouse.extra import extra
-from connectors.lakehouse.inside import check_folder, check_named, plain_types
+from connectors.lakehouse.inside import check_folder, check_named, plain_batches, plain_types
 from connectors.parquet.source import name_of
 from connectors.paths.location import Location
 
@@ -47,19 +47,8 @@ class DeltaReading:
         with reading(self.origin.path, "a Delta table"):
             # Its own engine: PyArrow's data sets know neither deletion vectors nor renamed columns.
             reader = pa.RecordBatchReader.from_stream(table.scan())
-        yield plain_types(reader.schema), self._batches(reader)
-
-    def _batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
         schema = plain_types(reader.schema)
-        while True:
-            with reading(self.origin.path, "a Delta table"):
-                batch = next(reader, None)
-                if batch is None:
-                    return
-                batch = pa.record_batch(
-                    [column.cast(kind) for column, kind in zip(batch.columns, schema.types, strict=True)], schema=schema
-                )
-            yield batch
+        yield schema, plain_batches(reader, schema, self.origin.path, "a Delta table")
 
     def _is_gone(self) -> bool:
         with reading(self.origin.path, "a Delta table"):

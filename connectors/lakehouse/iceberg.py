@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pyarrow as pa
 from pyarrow import fs
 
 from connectors.copied.snapshot import Origin
@@ -17,7 +16,7 @@ from connectors.copied.source import Rows
 from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.lakehouse.extra import extra
-from connectors.lakehouse.inside import check_folder, check_named, plain_types
+from connectors.lakehouse.inside import check_folder, check_named, plain_batches, plain_types
 from connectors.parquet.source import name_of
 from connectors.paths.location import Location
 
@@ -47,18 +46,7 @@ class IcebergReading:
         with reading(self.origin.path, "an Iceberg table"):
             reader = table.scan().to_arrow_batch_reader()
         schema = plain_types(reader.schema)
-        yield schema, self._batches(reader, schema)
-
-    def _batches(self, reader: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        while True:
-            with reading(self.origin.path, "an Iceberg table"):
-                batch = next(reader, None)
-                if batch is None:
-                    return
-                batch = pa.record_batch(
-                    [column.cast(kind) for column, kind in zip(batch.columns, schema.types, strict=True)], schema=schema
-                )
-            yield batch
+        yield schema, plain_batches(reader, schema, self.origin.path, "an Iceberg table")
 
     def _open(self) -> Any:
         check_folder(self._location)

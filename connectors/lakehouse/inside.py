@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -46,6 +47,18 @@ def check_named(file: str, location: Location) -> None:
 def plain_types(schema: pa.Schema) -> pa.Schema:
     """The schema with the types that Parquet files give: no views, no large offsets, no metadata."""
     return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+
+
+def plain_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema, path: str, kind: str) -> Iterator[pa.RecordBatch]:
+    """What a library reads, in the types of ``schema``. Its errors name ``path`` and the ``kind`` of table."""
+    while True:
+        with reading(path, kind):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            columns = [column.cast(plain) for column, plain in zip(batch.columns, schema.types, strict=True)]
+            batch = pa.record_batch(columns, schema=schema)
+        yield batch
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -6,9 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import pyarrow as pa
 from pyarrow import fs
 
 from connectors.copied.snapshot import Origin
@@ -16,7 +14,7 @@ from connectors.copied.source import Rows
 from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.lakehouse.extra import extra
-from connectors.lakehouse.inside import check_folder, plain_types
+from connectors.lakehouse.inside import check_folder, plain_batches, plain_types
 from connectors.parquet.source import name_of
 from connectors.paths.location import Location
 
@@ -52,15 +50,4 @@ class LanceReading:
         with reading(self.origin.path, "a Lance data set"):
             batches = found.to_batches(batch_size=BATCH_ROWS, scan_in_order=True)
             schema = plain_types(found.schema)
-        yield schema, self._batches(iter(batches), schema)
-
-    def _batches(self, batches: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        while True:
-            with reading(self.origin.path, "a Lance data set"):
-                batch = next(batches, None)
-                if batch is None:
-                    return
-                batch = pa.record_batch(
-                    [column.cast(kind) for column, kind in zip(batch.columns, schema.types, strict=True)], schema=schema
-                )
-            yield batch
+        yield schema, plain_batches(iter(batches), schema, self.origin.path, "a Lance data set")
