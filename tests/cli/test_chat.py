@@ -57,7 +57,7 @@ def test_a_chat_before_the_first_replica_answers_is_asked_again(cli, server, mon
 
 def test_a_chat_that_no_replica_ever_answers_ends_with_one_line(cli, server, monkeypatch):
     server.answers["/v1/chat/completions"] = (503, AWAY)
-    waits = []
+    waits: list[float] = []
     monkeypatch.setattr("harvester.cli.chat.time.sleep", waits.append)
     result = cli("chat", "hi")
     assert (result.exit_code, result.stdout) == (1, "")
