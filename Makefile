@@ -10,8 +10,9 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do $$name $(
 PY := .venv/bin/python
 PURE := $(addprefix tests/,policy sim jobs docs test_repository.py test_setup.py)
 SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
-# One engine a core; a file's tests stay together, since they share its engines.
-ENGINES := $(PY) -m pytest -q -n 2 --dist loadfile
+# Two files at a time, in the order given: the longest first. Starting servers and engines is most of it, and leaves a core idle.
+FILES := $(PY) -m tools.steady -n 2 --dist loadfile --no-loadscope-reorder
+ALONE := $(PY) -m tools.steady
 LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api api doors)
 
 help: ## list these targets
@@ -33,18 +34,14 @@ test: setup ## run every test, the fast ones first
 	$(SPREAD) tests/lakehouse
 	$(PY) -m coverage report --include='harvester/policy/*' --fail-under=98
 	$(PY) -m coverage report --include='jobs/*' --fail-under=98
-	$(SPREAD) -m 'not long' tests/wheel tests/bench tests/embedded_model
-	$(ENGINES) -m 'not long' tests/engine
-	$(PY) -m pytest -q -m engine tests/doors
+	$(SPREAD) -m 'not long' tests/wheel tests/bench tests/embedded_model tests/test_steady.py
 	@$(PY) tools/browser.py
-	$(PY) -m pytest -q tests/serve
-	$(PY) -m pytest -q -m serve tests/doors
-	$(PY) -m pytest -q -m 'not long' tests/acceptance
+	$(FILES) -m 'not long' tests/acceptance tests/serve tests/engine
+	$(FILES) -m 'engine or serve' tests/doors
 
 test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, a fleet of machines, the whole GPU bench on a CPU
-	$(ENGINES) -m long tests/engine
-	$(PY) -m pytest -q -m long tests/doors tests/bench tests/acceptance
-	$(PY) -m pytest -q -m long tests/fleet
+	$(FILES) -m long tests/acceptance tests/engine tests/doors tests/bench
+	$(ALONE) -m long tests/fleet
 
 check: setup ## lint, format, types, the walls between layers, the links of the site
 	.venv/bin/ruff check
