@@ -24,8 +24,13 @@ RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "measured.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: written by tools/measured.py -->\n", "<!-- end of figures -->\n"
-COMPARE: dict[str, Callable[[Any, Any], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
-SIGNS = {"<=": "≤ ", ">=": "≥ ", "==": ""}
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "within": lambda value, bounds: bool(bounds[0] <= value <= bounds[1]),
+}
+SIGNS = {"<=": "≤ ", ">=": "≥ ", "==": "", "within": ""}
 HEAD = "| figure | value | goal | verdict |\n|---|---|---|---|\n"
 ZEROS = re.compile(r"\.0+(?=\D|$)|(\.\d*?[1-9])0+(?=\D|$)")  # that end a number after its point
 VERDICTS = {True: "met", False: "**missed**", None: ""}
@@ -57,8 +62,10 @@ def _digits(number: float) -> str:
 
 
 def goal_of(result: Any, goal: str) -> tuple[str, Any]:
-    """Comparison and bound of a goal such as ``<= 1.1``; a bound that is no number is a place in the same result."""
+    """Comparison and bound of a goal such as ``<= 1.1`` or ``within 0.9 1.1``; a bound that is no number is a place in the same result."""
     comparison, bound = goal.split(maxsplit=1)
+    if comparison == "within":
+        return comparison, [yaml.safe_load(word) for word in bound.split()]
     try:
         return comparison, yaml.safe_load(bound) if re.fullmatch(r"[\d.]+|true|false", bound) else value_at(result, bound)
     except (KeyError, IndexError) as error:
@@ -82,7 +89,9 @@ def cells(result: Any, figure: dict[str, Any]) -> tuple[str, str, str]:
     if goal is None:
         return text, "", ""
     comparison, bound = goal_of(result, goal)
-    return text, SIGNS[comparison] + ZEROS.sub(r"\1", shown(bound, unit)), VERDICTS[judged(result, value, goal)]
+    bounds = bound if isinstance(bound, list) else [bound]
+    said = " to ".join(ZEROS.sub(r"\1", shown(one, unit)) for one in bounds)
+    return text, SIGNS[comparison] + said, VERDICTS[judged(result, value, goal)]
 
 
 def _has(result: Any, place: str) -> bool:

@@ -59,10 +59,23 @@ def test_the_readme_shows_a_goal_that_was_missed() -> None:
 
 @pytest.mark.parametrize(
     ("goal", "verdict"),
-    [("<= 0.9685", "met"), ("<= limit", "met"), (">= limit", "**missed**"), (">= 0.97", "**missed**"), ("== ratio", "met"), (None, "")],
+    [
+        ("<= 0.9685", "met"),
+        ("<= limit", "met"),
+        (">= limit", "**missed**"),
+        (">= 0.97", "**missed**"),
+        ("== ratio", "met"),
+        (None, ""),
+        ("within 0.9 0.97", "met"),
+        ("within 0.97 1.1", "**missed**"),
+    ],
 )
 def test_a_verdict_is_computed_from_the_value_as_measured(goal: str | None, verdict: str) -> None:
     assert measured.cells(RESULT, {"at": "ratio", "goal": goal})[2] == verdict
+
+
+def test_a_goal_between_two_bounds_shows_both() -> None:
+    assert measured.cells(RESULT, {"at": "ratio", "goal": "within 0.90 1.1"})[1] == "0.9 to 1.1"
 
 
 def test_a_value_comes_with_the_range_of_its_rounds_and_its_goal_without_idle_zeros() -> None:
