@@ -232,8 +232,12 @@ class Brain:
         """Places of the online requests in the step whose turn it is not, where there are more than slots."""
         if len(self._online) <= view.max_seqs and len(ranks) == len(self._online):
             return frozenset()
-        online = {view.running[i].name: i for i in step.run if not view.running[i].offline}
-        first = map(view.waiting.get, filter(view.waiting.names.__contains__, ranks))
-        waiting = {one.name: one.blocks for one in first if one is not None}
-        out = left_out(list(online), waiting, ranks, view.max_seqs, view.free_blocks)
+        running, waiting = view.running, view.waiting
+        online = {one.name: i for i in step.run if not (one := running[i]).offline}
+
+        def needs(name: str) -> int | None:
+            one = waiting.get(name)
+            return None if one is None else one.blocks
+
+        out = left_out(online.keys(), needs, ranks, view.max_seqs, view.free_blocks)
         return frozenset(online[name] for name in out)

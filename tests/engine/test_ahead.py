@@ -23,6 +23,13 @@ def row(request: Held, shift_s: float) -> Running:
     return Running(request.request_id, request.context % 3 != 0, 1, 2, 4, 1, request.context, decoding=True)
 
 
+def with_prompts(request: Held, shift_s: float) -> Running:
+    """Those whose name says so are online prompts, due when they are looked at."""
+    if request.request_id.startswith("prompt"):
+        return Running(request.request_id, False, request.context, 2, 0, 1, 32, decoding=False, due_s=shift_s)
+    return row(request, shift_s)
+
+
 @pytest.mark.parametrize("gone", [0, 1, 3, MAX_GONE + 2], ids=["none ended", "one ended", "three ended", "most ended"])
 def test_who_ends_leaves_the_batch_that_was_seen_and_the_others_are_not_looked_at_again(gone: int) -> None:
     looks = list[str]()
@@ -59,3 +66,24 @@ def test_one_who_leaves_after_others_were_taken_out_is_not_in_the_batch_either()
     ahead.left("r3")
     rows, _ = ahead.rows([running[0], running[2]], 0.0)
     assert [one.name for one in rows] == ["r0", "r2"]
+
+
+@pytest.mark.parametrize("gone", [[], ["r0"], ["r3", "r1"], [f"r{number}" for number in range(MAX_GONE + 4)]], ids=len)
+def test_one_online_prompt_is_looked_at_again_when_it_is_due_and_no_other(gone: list[str]) -> None:
+    ahead, running = PlanAhead(with_prompts), [Held(f"r{number}", 10 + number) for number in range(MAX_GONE + 8)]
+    running.insert(2, Held("prompt", 9))
+    assert not ahead.look(running), "nothing is planned ahead of a prompt"
+    for name in gone:
+        ahead.left(name)
+    stay = [one for one in running if one.request_id not in gone]
+    rows, batch = ahead.rows(stay, 1e12)
+    assert [one.name for one in rows] == [one.request_id for one in stay]
+    assert batch == batch_of(rows)
+    assert batch.due_s > 1e11, "as it is now"
+
+
+@pytest.mark.parametrize("prompts", [["prompt", "prompt too"], ["prompt of 1"]], ids=["two", "the last token of one"])
+def test_other_prompts_have_the_batch_made_anew(prompts: list[str]) -> None:
+    ahead, running = PlanAhead(with_prompts), [Held("r1", 4), *(Held(name, 1 if "1" in name else 9) for name in prompts)]
+    assert not ahead.look(running)
+    assert ahead.rows(running, 0.0)[1] is None

@@ -27,6 +27,26 @@ def test_a_batch_that_loses_requests_is_the_batch_of_those_that_stay(kinds: list
     assert batch.without(gone, rows) == batch_of([row for place, row in enumerate(rows) if place not in gone])
 
 
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 100), TPOTS_S), max_size=12),
+    st.integers(0, 12),
+    st.booleans(),
+    st.sampled_from([5.0, math.inf]),
+    st.data(),
+)
+def test_a_batch_that_an_online_prompt_joins_is_the_batch_of_all(
+    kinds: list[tuple[bool, int, float]], at: int, has_token: bool, due_s: float, data: st.DataObject
+) -> None:
+    rows = [decoding(number, *kind) for number, kind in enumerate(kinds)]
+    prompt = Running("prompt", False, 7, 1, 0, 2, 16, decoding=has_token, due_s=due_s, tpot_s=data.draw(TPOTS_S))
+    place = min(at, len(rows))
+    rows.insert(place, prompt)
+    gone = sorted(data.draw(st.sets(st.sampled_from([other for other in range(len(rows)) if other != place])))) if kinds else []
+    rest, moved = [row for other, row in enumerate(rows) if other not in gone], place - sum(other < place for other in gone)
+    assert batch_of(rows, [place]).with_prompt(place, prompt) == batch_of(rows)
+    assert batch_of(rows, [place]).without(gone, rows).with_prompt(moved, prompt) == batch_of(rest)
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3), st.integers(0, 60), st.booleans()), max_size=12))
 def test_the_sums_of_a_batch_are_those_of_its_requests(kinds: list[tuple[bool, int, int, bool]]) -> None:
     rows = [Running(f"r{n}", offline, tokens, 2, 9, n % 3, context, made) for n, (offline, tokens, context, made) in enumerate(kinds)]

@@ -6,6 +6,7 @@ It is dropped when a request arrives, ends or loses its KV. What was seen of the
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ class PlanAhead:
         self._row = row
         self._seen: dict[str, Running] = {}
         self._all: tuple[list[Running], Batch] | None = None  # where those seen are all that run
+        self._prompt: int | None = None  # among them, the place of the one online prompt; the batch is without it
         self._places: dict[str, int] = {}  # of each among those
         self._gone: list[int] = []  # places of those who have left since
         self._next: Plan | None = None
@@ -35,22 +37,32 @@ class PlanAhead:
         rows = {request.request_id: self._row(request, shift_s) for request in running}
         self._seen = {name: row for name, row in rows.items() if row.offline or (row.step_tokens <= 1 and row.decoding)}
         self._gone.clear()
-        if len(self._seen) < len(rows):
+        prompts = [place for place, name in enumerate(rows) if name not in self._seen] if len(self._seen) < len(rows) else []
+        if len(prompts) > 1:
             self._all = None
             return False
         whole = list(rows.values())
         self._places = dict(zip(rows, range(len(rows)), strict=True))
-        self._all = whole, batch_of(whole)
-        return True
+        self._prompt = prompts[0] if prompts else None
+        self._all = whole, batch_of(whole, prompts)
+        return not prompts
 
     def rows(self, running: Sequence[Any], now_s: float) -> tuple[list[Running], Batch | None]:
         """The running requests as the brain sees them, and what they are in the step where that is known already."""
         if self._gone:
             self._take_out()
-        if self._all is not None and len(self._all[0]) == len(running):
-            return self._all
         shift_s = now_s - time.time()
+        if self._all is not None and len(self._all[0]) == len(running):
+            return self._all if self._prompt is None else self._with_prompt(self._row(running[self._prompt], shift_s))
         return [self._seen.get(request.request_id) or self._row(request, shift_s) for request in running], None
+
+    def _with_prompt(self, row: Running) -> tuple[list[Running], Batch | None]:
+        """All that run, with the online prompt as it is now."""
+        assert self._all is not None
+        assert self._prompt is not None
+        rows, place = list(self._all[0]), self._prompt
+        rows[place] = row
+        return rows, self._all[1].with_prompt(place, row) if row.step_tokens > 1 else None
 
     def expect(self, plan: Plan) -> None:
         """The plan of the next step, unless one of the calls below comes first."""
@@ -91,5 +103,6 @@ class PlanAhead:
         for place in reversed(gone):
             del rest[place]
         keep = len(gone) <= MAX_GONE and not batch.prefills
-        self._all = rest, batch.without(gone, rows) if keep else batch_of(rest)
+        self._prompt = None if self._prompt is None else self._prompt - bisect_left(gone, self._prompt)
+        self._all = rest, batch.without(gone, rows) if keep else batch_of(rest, () if self._prompt is None else (self._prompt,))
         self._places = {}  # who leaves before the next look has the others looked at again

@@ -47,9 +47,9 @@ class WaitingQueue(RequestQueue):
         return self._ranks
 
     def rank(self, ranks: Mapping[str, int]) -> None:
-        """The order of the online requests from now on. One without a rank has no turn: it waits until it has one."""
+        """The order of the online requests from now on, the first in front. One without a rank has no turn: it waits until it has one."""
         self._ranks = ranks
-        self._turns = deque(sorted([name for name in ranks if name in self._online], key=ranks.__getitem__))
+        self._turns = deque(filter(self._online.__contains__, ranks))
 
     def open(self, admitted: Sequence[str]) -> None:
         """Let these offline requests through, in this order, once no online request waits."""

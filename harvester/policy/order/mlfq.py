@@ -106,6 +106,12 @@ class Mlfq:
             if not is_watched:
                 self._watch(request, place)
 
+    def prepare(self) -> dict[tuple[int, int], list[str]]:
+        """Find beforehand what the next `order` needs of those that took part in the latest step: by priority and level, as they joined."""
+        if self._first is None:
+            self._first = self._running()
+        return self._first
+
     def finish(self, request: str) -> None:
         """It ended or was aborted."""
         place = self._places.pop(request)
@@ -131,8 +137,10 @@ class Mlfq:
 
     def among(self, requests: Iterable[str]) -> list[str]:
         """Those of ``requests`` that are held, in the order of the last call of `order`."""
-        places = [(self._places[name], name) for name in requests if name in self._places]
-        return [key[-1] for key in sorted([(one.priority, one.level, name not in self._latest, one.joined, name) for one, name in places])]
+        places, latest = self._places, self._latest
+        known = [(name, one) for name in requests if (one := places.get(name)) is not None]
+        found = sorted([(one.priority, one.level, name not in latest, one.joined, name) for name, one in known])
+        return [key[-1] for key in found]
 
     def enst(self, requests: Iterable[str], now_s: float, batch: int) -> dict[str, float]:
         """Seconds until each is scheduled next, ``batch`` at a time (FastServe 4.2)."""
@@ -142,11 +150,10 @@ class Mlfq:
         return enst({name: place.level for name, place in places.items()}, due_s, counts, self.quantum_s, batch)
 
     def _walk(self) -> Iterator[str]:
-        if self._first is None:
-            self._first = self._running()
+        running = self.prepare()
         for priority, queues in sorted(self._queues.items()):
             for level, queue in enumerate(queues):
-                first = self._first.get((priority, level), ())
+                first = running.get((priority, level), ())
                 yield from first
                 if len(first) < len(queue):
                     yield from (name for name in queue if name not in self._latest) if first else queue

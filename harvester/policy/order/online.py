@@ -205,6 +205,7 @@ class SkipJoin:
         for name in names:
             if name in self._mlfq:
                 self._mlfq.ran(name, seconds, now_s)
+        self._mlfq.prepare()
 
     def finish(self, name: str) -> None:
         self._mlfq.finish(name)

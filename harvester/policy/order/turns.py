@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from itertools import islice
 
 from harvester.policy.order.online import OnlineOrder
@@ -18,34 +18,33 @@ def ranked(order: OnlineOrder, running: Collection[str], waiting: Container[str]
     while left > 0 and (part := list(islice(walk, left))):
         names += part
         left -= sum(map(waits, part))
-    behind = set(running).difference(names)
+    placed = set(names)
+    behind = [name for name in running if name not in placed]  # mostly in order already, as those of the last step are
     if behind:
         names += order.among(behind, now_s)
     return dict(zip(names, range(len(names)), strict=True))
 
 
-def left_out(running: Sequence[str], waiting: Mapping[str, int], ranks: Mapping[str, int], slots: int, free_blocks: int) -> frozenset[str]:
+def left_out(
+    running: Collection[str], needs: Callable[[str], int | None], ranks: Mapping[str, int], slots: int, free_blocks: int
+) -> frozenset[str]:
     """Those of ``running`` that give their slot in this step to one that goes before them; their KV stays.
 
-    ``waiting``: KV blocks that each waiting one needs. One that finds no KV takes no slot, and none behind it is admitted before it.
-    One that is not in ``ranks`` has no turn.
+    ``ranks``: the first in front. ``needs``: KV blocks of one that waits; None: it does not. One that finds no KV takes no slot, and none
+    behind it is admitted before it. One that is not in ``ranks`` has no turn.
     """
-    if len(running) <= slots and (len(running) + len(waiting) <= slots or not waiting) and all(map(ranks.__contains__, running)):
-        return frozenset()
-    turns = list(filter(ranks.__contains__, (*running, *waiting)))
-    turns.sort(key=ranks.__getitem__)
-    chosen, open_door = list[str](), True
-    for name in turns:
+    held, chosen, is_open = frozenset(running), set[str](), True
+    for name in ranks:
         if len(chosen) == slots:
             break
-        blocks = waiting.get(name)
-        if blocks is not None:
-            open_door = open_door and blocks <= free_blocks
-            if not open_door:
+        if name not in held:
+            blocks = needs(name) if is_open else None
+            is_open = is_open and (blocks is None or blocks <= free_blocks)
+            if blocks is None or not is_open:
                 continue
             free_blocks -= blocks
-        chosen.append(name)
-    return frozenset(running).difference(chosen)
+        chosen.add(name)
+    return held - chosen
 
 
 def give_up(view: EngineView, ranks: Mapping[str, int]) -> tuple[int, ...]:

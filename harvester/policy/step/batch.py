@@ -50,7 +50,7 @@ class Batch:
         """
         assert not [*self.prompts, *self.prefills], "prompts that run are looked at in each step"
         left = [rows[place] for place in gone]
-        names, lost = {one.name for one in left}, [one for one in left if one.offline]
+        lost = [one for one in left if one.offline]
         contexts = list(self.contexts)
         for place in reversed(gone):
             if rows[place].offline:
@@ -67,8 +67,38 @@ class Batch:
             step_blocks=self.step_blocks - sum([one.blocks_step for one in left]),
         )
         if len(lost) < len(left):
-            rest._take_chat([one for one in self.decoding if one.name not in names])
+            rest._lose_chat([one for one in left if not one.offline])
         return rest
+
+    def with_prompt(self, place: int, row: Running) -> Batch:
+        """The batch with this online prompt, which `batch_of` was told to leave out, at its ``place``. It holds no other prompt of chat."""
+        assert row.step_tokens > 1, "what computes one token stands among the decodes"
+        return replace(
+            self,
+            kept=list(range(len(self.kept) + 1)),
+            online=[*self.online, place],
+            prompts=[row],
+            step_blocks=self.step_blocks + row.blocks_step,
+            chat_blocks=self.chat_blocks + row.blocks_now,
+            tpot_s=min(self.tpot_s, row.tpot_s) if row.decoding else self.tpot_s,
+            due_s=self.due_s if row.decoding else min(self.due_s, row.due_s),
+            first_tokens=self.first_tokens or not row.decoding,
+            unpromised=self.unpromised or (row.tpot_s if row.decoding else row.due_s) == math.inf,
+        )
+
+    def _lose_chat(self, left: Sequence[Running]) -> None:
+        """As `_take_chat` of those that stay."""
+        names = {one.name for one in left}
+        decoding = [one for one in self.decoding if one.name not in names]
+        if self.first_tokens:
+            self._take_chat(decoding)
+            return
+        self.decoding = decoding
+        self.decoding_tokens -= sum([one.step_tokens for one in left])
+        self.decoding_context -= sum([one.context for one in left])
+        self.chat_blocks -= sum([one.blocks_now for one in left])
+        tpots_s = {one.tpot_s for one in decoding}
+        self.tpot_s, self.unpromised = min(tpots_s, default=math.inf), math.inf in tpots_s
 
     def _take_chat(self, requests: list[Running]) -> None:
         """These are the online ones, in the order of ``online``."""
