@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, TypeVar
@@ -20,6 +20,7 @@ from jobs.run.active import ActiveSlice
 from jobs.run.devicetime import DeviceTime
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
+from jobs.run.telling import despite_cancellation, tell
 from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
 
 log = logging.getLogger("harvester.runner")
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 STORAGE_WAIT_S = 5.0
 LEAVE_POLL_S = 0.05
+GIVE_BACK_S = 5.0  # that a cancelled task waits for the ledger
 
 
 class LedgerClient(Protocol):
@@ -46,14 +48,6 @@ class LedgerClient(Protocol):
     async def keep(self, lease_id: str, stats: PartStats) -> None: ...
     async def fail(self, job_id: str, message: str) -> None: ...
     async def say(self, job_id: str, message: str | None) -> None: ...
-
-
-async def _tell(call: Awaitable[object]) -> None:
-    """Tell the ledger what it can do without: a lease that does not come back expires, and what fails a job fails it again."""
-    try:
-        await call
-    except StorageError as error:
-        log.warning("ledger_storage %s", error.message)
 
 
 class Runner:
@@ -108,6 +102,7 @@ class Runner:
         except* EngineGone as gone:
             raise gone.exceptions[0] from None
         finally:
+            await despite_cancellation(self._give_back_unbegun(), GIVE_BACK_S)
             self._threads.shutdown(wait=True)
             self._sources.close()
 
@@ -191,21 +186,29 @@ class Runner:
             committed = not active.dropped and await self._slice(active)
         except StorageError as error:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
-            await _tell(self.ledger.say(lease.job.id, error.message))
+            await tell(self.ledger.say(lease.job.id, error.message))
             await asyncio.sleep(STORAGE_WAIT_S)
         except UsageError as error:  # the source or the task: it will not get better by itself
-            await _tell(self.ledger.fail(lease.job.id, error.message))
+            await tell(self.ledger.fail(lease.job.id, error.message))
         except (EngineGone, asyncio.CancelledError):
             raise
         except Exception as error:
             log.exception("slice_bug job=%s slice=%d", lease.job.id, lease.slice.slice_id)
             message = error.message if isinstance(error, HarvesterError) else f"internal error: {type(error).__name__}: {error}"
-            await _tell(self.ledger.fail(lease.job.id, message))
+            await tell(self.ledger.fail(lease.job.id, message))
         finally:
             self._active.pop(lease.lease_id, None)
             self._room.set()
             if not committed:
-                await asyncio.shield(_tell(self.ledger.release(lease.lease_id)))
+                await despite_cancellation(self._give_back(lease), GIVE_BACK_S)
+
+    async def _give_back_unbegun(self) -> None:
+        """The leases of tasks that were cancelled before their first step; the others have given theirs back themselves."""
+        for active in self._active.values():
+            await self._give_back(active.lease)
+
+    async def _give_back(self, lease: Lease) -> None:
+        await tell(self.ledger.release(lease.lease_id))
 
     async def _slice(self, active: ActiveSlice) -> bool:
         """Compute and publish one slice. True when the ledger has it."""
@@ -221,7 +224,7 @@ class Runner:
                 stats = await self._in_thread(files.publish)
             except asyncio.CancelledError:
                 if active.dropped:
-                    await asyncio.shield(_tell(self._keep(active, files)))
+                    await despite_cancellation(tell(self._keep(active, files)), GIVE_BACK_S)
                 raise
             finally:
                 files.spool.close()

@@ -1,0 +1,39 @@
+"""What a replica tells the ledger where things go wrong: it must arrive, and nothing must fail by it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+from connectors.errors import StorageError
+
+log = logging.getLogger("harvester.runner")
+
+
+async def tell(call: Awaitable[object]) -> None:
+    """Tell the ledger what it can do without: a lease that does not come back expires, and what fails a job fails it again."""
+    try:
+        await call
+    except StorageError as error:
+        log.warning("ledger_storage %s", error.message)
+
+
+async def despite_cancellation(call: Coroutine[Any, Any, object], patience_s: float) -> None:
+    """Wait until ``call`` has ended. A cancellation is raised after that, or ``patience_s`` after it came."""
+    task, is_cancelled, end_s = asyncio.ensure_future(call), False, None
+    loop = asyncio.get_running_loop()
+    while not task.done() and (end_s is None or loop.time() < end_s):
+        try:
+            await asyncio.wait([task], timeout=None if end_s is None else end_s - loop.time())
+        except asyncio.CancelledError:
+            is_cancelled = True
+            end_s = end_s or loop.time() + patience_s
+    if not is_cancelled:
+        await task
+        return
+    if task.done() and not task.cancelled():
+        task.exception()  # seen
+    task.cancel()  # changes nothing of one that has ended
+    raise asyncio.CancelledError
