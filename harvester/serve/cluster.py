@@ -106,16 +106,16 @@ class Cluster:
         """
         if self._config.address is not None:
             self._look_around()
-        wait_for("the ledger to open")
-        place = ledger_place(self._folder)
-        options = ledger_options(self._config)
-        start_ledger(self._ledger, self._folder.root, place, self._config.harvest.lease_s, self._config.deadlines, options)
+        place, options = ledger_place(self._folder), ledger_options(self._config)
+        wait_opened = start_ledger(self._ledger, self._folder.root, place, self._config.harvest.lease_s, self._config.deadlines, options)
         wait_for("Ray Serve and its HAProxy to start")
         with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
             serve.start(
                 http_options=HTTPOptions(host=self._replica_host(), port=self._config.port),
                 logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
             )
+        wait_for("the ledger to open")
+        wait_opened()
         quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
         apps = [
             serve.RunTarget(

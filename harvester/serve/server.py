@@ -34,9 +34,9 @@ from jobs.ledger.store.move import ready_ledger
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
     """Serve until SIGINT or SIGTERM; what dies meanwhile is started again. A second signal ends the wait for open requests.
 
-    Reports ``starting``, ``waiting``, ``ready``, ``stopping`` and ``stopped`` (and ``warning``) through ``on_event``. ``chat_app`` takes
-    the place of vLLM's replicas (`cluster.ChatApp`), for measuring everything around them. Raises `HarvesterError` where the server
-    cannot start; nothing it started is left behind then.
+    Reports ``starting``, ``waiting``, ``ready``, ``stopping`` and ``stopped`` (and ``warning``) through ``on_event``; ``ready`` with the
+    seconds since the start, or for which the server was shut. ``chat_app`` takes the place of vLLM's replicas (`cluster.ChatApp`), for
+    measuring everything around them. Raises `HarvesterError` where the server cannot start; nothing it started is left behind then.
     """
     began_s = time.monotonic()
     folder = StateFolder(state_dir.absolute())
@@ -67,16 +67,16 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
         on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url, "engine": engine})
 
-        def on_ready() -> None:
+        def on_ready(seconds: float) -> None:
             _write_server_file(folder, url, choice.name, config.address)
             notify("READY=1")
-            told = {"url": url, "model": choice.name, "seconds": round(time.monotonic() - began_s, 1)}
+            told = {"url": url, "model": choice.name, "seconds": round(seconds, 1)}
             on_event("ready", {**told, "open_to": open_to})
 
         front = front_of(config, folder, mark)
         deployment = Deployment(config, folder, choice, url, mark, cpu, os.getpid(), chat_app)
         try:
-            Supervisor(deployment, front, on_event, on_ready).run(stop, hurry)
+            Supervisor(deployment, front, on_event, on_ready, began_s).run(stop, hurry)
         finally:
             folder.server.unlink(missing_ok=True)
             if front is not None:

@@ -18,7 +18,7 @@ from harvester.serve.session import Deployment, run_session
 
 START_TRIES = 6  # of a server that has not been ready yet, where Ray itself did not come up
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
-WELL_S = 300.0  # a server that was ready for so long is as good as new
+WELL_S = 30.0  # a server that was ready for so long is started again at once
 STOP_MARGIN_S = 30.0  # beside `drain_s`
 POLL_S = 0.1
 END_S = 10.0  # of a session that has said why it ends
@@ -27,14 +27,18 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 class Supervisor:
-    """``on_ready`` is called each time that the server answers."""
+    """``on_ready`` is called each time that the server answers, with the seconds for which it did not; the first time since ``began_s``."""
 
-    def __init__(self, deployment: Deployment, front: Front | None, on_event: OnEvent, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, deployment: Deployment, front: Front | None, on_event: OnEvent, on_ready: Callable[[float], None], began_s: float
+    ) -> None:
         self._deployment = deployment
         self._front = front
         self._on_event = on_event
         self._on_ready = on_ready
         self._was_ready = False
+        self._ready_s: float | None = None  # when this session was ready
+        self._shut_s = began_s  # since when the server has not answered
         self._failures = 0
 
     def run(self, stop: threading.Event, hurry: threading.Event) -> None:
@@ -42,15 +46,24 @@ class Supervisor:
         if self._front is not None:
             self._front.forget()
         while not stop.is_set():
-            began_s = time.monotonic()
+            self._ready_s = None
             failure = self._session(stop, hurry)
             if stop.is_set():
                 return
-            self._failures = 1 if time.monotonic() - began_s > WELL_S else self._failures + 1
-            wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** (self._failures - 1))
+            wait_s = self._wait_s(time.monotonic())
             self._report(failure, wait_s)
             self._clear()
             stop.wait(wait_s)
+
+    def _wait_s(self, now_s: float) -> float:
+        """Seconds until the next session begins: none after one that went well, longer with each that did not."""
+        if self._ready_s is not None:
+            self._shut_s = now_s
+            if now_s - self._ready_s >= WELL_S:
+                self._failures = 0
+                return 0.0
+        self._failures += 1
+        return min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** (self._failures - 1))
 
     def _session(self, stop: threading.Event, hurry: threading.Event) -> HarvesterError | str:
         """One life of the cluster. What ended it: an error of ours, or what happened to Ray."""
@@ -89,7 +102,8 @@ class Supervisor:
         match kind:
             case "ready":
                 self._was_ready = True
-                self._on_ready()
+                self._ready_s = time.monotonic()
+                self._on_ready(self._ready_s - self._shut_s)
             case "failed" | "lost":
                 return _named(given, self._deployment)
             case _:
@@ -103,7 +117,8 @@ class Supervisor:
             raise failure
         if not self._was_ready and self._failures >= START_TRIES:
             raise EngineError(f"Ray did not start in {START_TRIES} tries, the last time: {message}; see logs/ray in the state folder")
-        self._on_event("warning", {"message": f"{message}; starting again in {wait_s:g} s"})
+        when = f"in {wait_s:g} s" if wait_s else "now"
+        self._on_event("warning", {"message": f"{message}; starting again {when}"})
 
     def _clear(self) -> None:
         """End what is left of the cluster; the port answers 503 from here on."""

@@ -21,6 +21,7 @@ from harvester.serve.session import Deployment
 from harvester.serve.supervisor import START_TRIES, Supervisor
 from jobs.folder import StateFolder
 
+BEFORE_S = 1000.0  # that the server took before the first session
 Session = Callable[[Connection, int], None]
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
 
@@ -32,6 +33,7 @@ class World:
         self._monkeypatch = monkeypatch
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.ready = 0
+        self.shut_s: list[float] = []
         self.stop, self.hurry = threading.Event(), threading.Event()
         self.deployment = Deployment(ServeConfig(), StateFolder(folder), CHOICE, "http://x", "test-supervisor", True, os.getpid(), None)
         monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.001)
@@ -50,12 +52,14 @@ class World:
             session(told, self.lives)
 
         self._monkeypatch.setattr(supervisor, "run_session", live)
-        Supervisor(self.deployment, None, lambda kind, fields: self.events.append((kind, fields)), self._on_ready).run(
+        began_s = time.monotonic() - BEFORE_S
+        Supervisor(self.deployment, None, lambda kind, fields: self.events.append((kind, fields)), self._on_ready, began_s).run(
             self.stop, self.hurry
         )
 
-    def _on_ready(self) -> None:
+    def _on_ready(self, seconds: float) -> None:
         self.ready += 1
+        self.shut_s.append(seconds)
         if self.ready == 3:
             self.stop.set()
 
@@ -86,6 +90,31 @@ def test_a_server_that_was_ready_is_started_again_however_its_session_ends(world
         "the raylet has died",
     ]
     assert world.events[-1] == ("stopping", {})
+
+
+def test_ready_tells_how_long_the_server_was_shut_and_not_how_old_it_is(world: World) -> None:
+    def session(told: Connection, life: int) -> None:
+        told.send(("ready", None))
+        time.sleep(0.2)
+        told.send(("failed", EngineError("the raylet has died")))
+
+    world.run(session)
+    assert world.shut_s[0] >= BEFORE_S
+    assert all(seconds < BEFORE_S for seconds in world.shut_s[1:])
+
+
+@pytest.mark.parametrize(("well_s", "waits"), [(0.0, ["now", "now"]), (1e9, ["in 0.001 s", "in 0.002 s"])], ids=["well", "not for long"])
+def test_a_server_that_went_well_is_started_again_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, well_s: float, waits: list[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "WELL_S", well_s)
+
+    def session(told: Connection, life: int) -> None:
+        told.send(("ready", None))
+        told.send(("failed", EngineError("the raylet has died")))
+
+    world.run(session)
+    assert [fields["message"].partition("again ")[2] for kind, fields in world.events if kind == "warning"] == waits
 
 
 def test_an_error_of_ours_before_the_server_is_ready_ends_it_at_once(world: World) -> None:

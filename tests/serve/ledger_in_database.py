@@ -39,7 +39,7 @@ async def commit(client: LedgerActor, held: Lease) -> bool:
 async def main(url: str, state: Path) -> None:
     ray.init(address="local", num_cpus=1, namespace=NAMESPACE, log_to_driver=False, include_dashboard=False)
     place = PostgresPlace(url, "folder-1")
-    start_ledger(NAME, state, place, 600.0)
+    start_ledger(NAME, state, place, 600.0)()
     client = LedgerActor(NAME)
     await client.submit(scripted_plan("docs-1", 12, 3), new=True)
     first = await lease(client)

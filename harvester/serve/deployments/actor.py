@@ -98,13 +98,17 @@ def ledger_name(state: Path) -> str:
 
 def start_ledger(
     name: str, state: Path, place: Place, lease_s: float, deadlines: DeadlineConfig | None = None, options: dict[str, Any] | None = None
-) -> None:
-    """Start the actor, if a joined cluster does not have it from before, and wait for the ledger. ``options``: Ray's, where to."""
+) -> Callable[[], None]:
+    """Start the actor, if a joined cluster does not have it from before. ``options``: Ray's, where to.
+
+    Returns what waits until the ledger is open; that raises the ledger's own error.
+    """
     actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
     handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(
         str(state), place, lease_s, deadlines or DeadlineConfig()
     )
-    _cause_of(lambda: ray.get(handle.call.remote("expire", (), True), timeout=OPEN_WAIT_S))
+    opened = handle.call.remote("expire", (), True)
+    return lambda: _cause_of(lambda: ray.get(opened, timeout=OPEN_WAIT_S))
 
 
 def _cause_of(work: Any) -> Any:
