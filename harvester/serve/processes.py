@@ -29,11 +29,17 @@ def marked(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         if process.pid in own:
             continue
-        try:
-            if process.environ().get(MARK) == mark:
+        with suppress(psutil.Error, OSError):
+            if mark in _marks(process):
                 yield process
-        except (psutil.Error, OSError):
-            continue
+
+
+def _marks(process: psutil.Process) -> list[str]:
+    """Those in its environment. Read whole: psutil stops where a process has blanked a variable, as those do that set their title."""
+    if sys.platform != "linux":
+        return [process.environ().get(MARK, "")]
+    variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    return [value.decode() for name, _, value in (one.partition(b"=") for one in variables) if name == MARK.encode()]
 
 
 def stop_marked(mark: str, grace_s: float = 0.0, keep: Collection[int] = ()) -> int:
