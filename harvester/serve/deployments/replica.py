@@ -17,6 +17,7 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_engine
+from harvester.engine.launch.logs import kept_logs
 from harvester.engine.launch.models import ModelChoice, on_this_machine
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
@@ -51,14 +52,15 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
     ) -> None:
-        from harvester.engine.vllm import surface
+        with kept_logs():
+            from harvester.engine.vllm import surface
 
-        surface.require()  # before what a vLLM of another version may not have is imported
-        from harvester.engine.frontend.host import EngineHost
-        from harvester.engine.launch.arguments import engine_arguments
-        from harvester.engine.launch.profiles import profile_path
-        from harvester.engine.shared.state import SharedState
-        from harvester.engine.verify.kept import fitted, read
+            surface.require()  # before what a vLLM of another version may not have is imported
+            from harvester.engine.frontend.host import EngineHost
+            from harvester.engine.launch.arguments import engine_arguments
+            from harvester.engine.launch.profiles import profile_path
+            from harvester.engine.shared.state import SharedState
+            from harvester.engine.verify.kept import fitted, read
 
         keep_to_loopback()
         if config.address is not None:
@@ -71,7 +73,7 @@ class Replica:
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, shared=SharedState.make().path, profile=profile
         )
         async with turn_on_gpu(config.num_gpus if not cpu else None):
-            with _own_cores(config) if cpu else nullcontext():
+            with kept_logs(), _own_cores(config) if cpu else nullcontext():
                 self._host = await EngineHost.start(values, config.service_tiers)
         slots = max(1, self._host.max_seqs - config.share.reserved_slots)
         folder = StateFolder(Path(state))
