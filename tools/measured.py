@@ -111,9 +111,9 @@ def _spread(result: Any, place: str | None) -> str:
     return f" ({_digits(min(rounds))} to {_digits(max(rounds))})"
 
 
-def origin(result: Any, file: str) -> str:
-    """Where a result comes from: machine, model, commit, day, command, and what weakens it."""
-    machine, model = result["machine"], result["model"] or "no model: a scripted engine"
+def origin(result: Any, file: str, model: str = "no model: a scripted engine") -> str:
+    """Where a result comes from: machine, model, commit, day, command, and what weakens it. ``model``: where the result names none."""
+    machine, model = result["machine"], result["model"] or model
     commit, is_dirty = str(result["commit"]).removesuffix("-dirty")[:10], str(result["commit"]).endswith("-dirty")
     marks = ["**short run (`--quick`)**"] * result["arguments"]["quick"] + ["**made with uncommitted changes**"] * is_dirty
     facts = [f"{machine['cpu']}, {machine['cores']} cores", model, f"commit {commit}", result["started_at"][:10], f"`{command(result)}`"]
@@ -132,8 +132,8 @@ def command(result: Any) -> str:
 
 def section(part: dict[str, Any]) -> str:
     """One file's section of the page."""
-    result = load(part["file"])
-    text = f"## {part['title']}\n\n{part['about'].strip()}\n\n{origin(result, part['file'])}\n"
+    result, named = load(part["file"]), {"model": part["model"]} if "model" in part else {}
+    text = f"## {part['title']}\n\n{part['about'].strip()}\n\n{origin(result, part['file'], **named)}\n"
     if "picture" in part:
         text += f"![{part['title']}](../bench/results/{part['picture']})\n\n"
     if "figures" in part:

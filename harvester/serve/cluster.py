@@ -23,7 +23,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig, ProxyStatus
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import ConfigError, EngineError
-from harvester.serve.deployments.actor import NAMESPACE, ledger_name, start_ledger
+from harvester.serve.deployments.actor import NAMESPACE, has_ledger, ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES, openai_apps
 from harvester.serve.deployments.placement import ledger_options
@@ -62,7 +62,8 @@ class Cluster:
         self._pid = pid
         self.node: OwnNode | None = None  # while it runs, where this process has started it
         self._ledger = ledger_name(folder.root)
-        self._found = False  # in a joined cluster, from an earlier server of this state
+        self._found = False  # in a joined cluster: applications of an earlier server of this state
+        self._is_ours = config.address is None  # what runs; in a joined cluster, from when we know that it is nobody else's
 
     def __enter__(self) -> Self:
         options: dict[str, Any] = {
@@ -142,19 +143,29 @@ class Cluster:
                 time.sleep(LOOK_S)
 
     def _look_around(self) -> None:
-        """In a joined cluster: are an earlier server's applications there, or else, can its nodes listen. Raises `HarvesterError`."""
+        """In a joined cluster: are an earlier server's applications there, or else, can its nodes listen.
+
+        Raises `HarvesterError`, where another server's are there too.
+        """
         try:
             client: Any = _get_global_client()
             http = client.http_config
         except RayServeException:  # no Serve yet
             check_ports(self._config.host, self._config.port, check_port)
+            self._is_ours = True
             return
         if http.port != self._config.port:
             raise ConfigError(
                 f"Ray Serve listens on port {http.port} in the cluster at {self._config.address}, not on {self._config.port}; "
                 f"give --port {http.port}, or end Serve there first: serve shutdown"
             )
-        self._found = CHAT_APP in serve.status().applications
+        running = [name for name in APPS if name in serve.status().applications]
+        if running and not has_ledger(self._ledger):
+            raise ConfigError(
+                f"the cluster at {self._config.address} runs {', '.join(running)} for another state folder than {self._folder.root}; "
+                "give that one with --state, or end its applications first: harvester stop --state FOLDER"
+            )
+        self._found, self._is_ours = CHAT_APP in running, True
 
     def drain(self, hurry: threading.Event) -> None:
         """Take no more chats and let those that are open end, for `drain_s` at the longest. The applications beside it answer meanwhile."""
@@ -195,7 +206,8 @@ class Cluster:
             time.sleep(LOOK_S)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._config.address is not None and (error is None or not self._found):  # what ran before stays where a change of it failed
+        is_new = error is None or not self._found  # what ran before stays where a change of it failed
+        if self._config.address is not None and self._is_ours and is_new:
             leave(self._ledger)
         ray.shutdown()
 

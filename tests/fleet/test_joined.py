@@ -70,6 +70,22 @@ def test_a_server_that_was_killed_takes_the_running_applications_over(server: Fl
     assert {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)} == before
 
 
+@pytest.mark.parametrize("is_same_port", [True, False], ids=["the same port", "another port"])
+def test_a_server_of_another_state_folder_is_refused_and_ends_nothing(
+    fleet: Fleet, disk: Path, server: FleetServer, is_same_port: bool
+) -> None:
+    wait_until(lambda: len(server.where("replica")) == 3, "three replicas")
+    before = {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)}
+    other = FleetServer(fleet, disk / f"other-{is_same_port}", replicas=1)
+    if is_same_port:
+        other.listen_on(server.port)
+    why = "runs .* for another state folder than .*; give that one with --state" if is_same_port else f"listens on port {server.port}"
+    with pytest.raises(EngineError, match=why):
+        other.start()
+    assert whole([Stream(server.url, SHORT)]) == [True]
+    assert {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)} == before
+
+
 def test_fewer_replicas_cut_no_stream_and_compute_no_row_twice(server: FleetServer, disk: Path) -> None:
     job = submitted(server, disk)
     server.wait_rows(job, 10)

@@ -30,12 +30,16 @@ class ServerProcess:
     def __init__(self, arguments: Sequence[str], state: Path) -> None:
         self.state = state
         self.mark = mark_of(state)
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         self.log = state.with_name(f"{state.name}.log")
         self.ready_s: float | None = None  # seconds from the start until it answered
-        self._command = [sys.executable, *arguments, "--state", str(state), "--port", str(self.port)]
+        self._command = [sys.executable, *arguments, "--state", str(state), "--port", ""]
+        self.listen_on(free_port())
         self._process: subprocess.Popen[bytes] | None = None
+
+    def listen_on(self, port: int) -> None:
+        """Before it is started."""
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
+        self._command[-1] = str(port)
 
     @property
     def pid(self) -> int:

@@ -52,6 +52,7 @@ def run(options: Options) -> dict[str, Any]:
             after = play(server.url, served, model, chat, folder)
         ratios = {name: ratio(name, before, beside, after) for name in GOALS}
         return {
+            "model": served,
             "load": asdict(chat),
             "systems": {"before": asdict(before), "beside_a_job": asdict(beside), "after": asdict(after)},
             "rows_per_s": round(rows_per_s, 3),

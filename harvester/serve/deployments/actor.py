@@ -96,6 +96,14 @@ def ledger_name(state: Path) -> str:
     return f"ledger-{mark_of(state)}"
 
 
+def has_ledger(name: str) -> bool:
+    """Whether the cluster has the ledger of that name (`ledger_name`), whoever started it."""
+    with suppress(ValueError):
+        ray.get_actor(name, namespace=NAMESPACE)
+        return True
+    return False
+
+
 def start_ledger(
     name: str, state: Path, place: Place, lease_s: float, deadlines: DeadlineConfig | None = None, options: dict[str, Any] | None = None
 ) -> Callable[[], None]:
