@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ ALWAYS = "def test_always():\n    assert False\n"
 NEVER = "def test_never():\n    pass\n"
 
 
-def run(folder: Path, text: str, more: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, text: str, more: dict[str, str]) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(text)
     env = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST")}

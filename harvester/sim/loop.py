@@ -157,6 +157,8 @@ class Simulation:
     def _leave(self, track: Track) -> Outcome:
         self._replica.end(track)
         self._brain.finish(track.name, track.emitted)
+        if self._door is not None and not track.offline:
+            self._door.ended(self.now_s - track.request.arrival_s, track.emitted)
         return track.outcome()
 
     def _ends_s(self, load: StepLoad, seconds: float, plan: Plan) -> float | None:

@@ -15,13 +15,17 @@ Top = Mapping[int, float]  # log-probability of the likeliest tokens at one plac
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``context_tokens``: of a prompt with its answer; ``step_tokens``, ``max_seqs``: of one step; ``vocabulary``: token ids."""
+    """``context_tokens``: of a prompt with its answer; ``step_tokens``, ``max_seqs``: of one step; ``vocabulary``: token ids.
+
+    ``kv_tokens``: that the KV blocks hold together; 0 where nobody has counted them.
+    """
 
     context_tokens: int
     step_tokens: int
     max_seqs: int
     block_tokens: int
     vocabulary: int
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from harvester.engine.frontend.engine import Sizes
 from harvester.engine.shared.state import Count, Field, SharedState
 from harvester.errors import OverloadError
-from harvester.policy.admission.chat import Asked, ChatAdmission, Crowd
+from harvester.policy.admission.chat import (
+    TYPICAL_ANSWER,
+    Asked,
+    ChatAdmission,
+    Crowd,
+    in_its_slot_s,
+    place_wait_s,
+    places,
+    typical_answer_s,
+)
 from harvester.policy.model.load import StepLoad
 from harvester.policy.step.preempt import wait_of_steps_s
 
@@ -24,7 +33,7 @@ AWAITING_STEPS = 16  # batches of requests that may await a first token, whateve
 MIN_AWAITING = 256
 TYPICAL_TOKENS = 256  # of a prompt, before there was one
 LONGEST_STEP_S = 10.0  # that one of unknown length is thought to take
-RECENT = 32  # prompts that a mean length is taken over
+RECENT = 32  # prompts, and answers, that a mean is taken over
 
 
 @dataclass(slots=True)
@@ -48,6 +57,8 @@ class Overload:
         self._at_door = 0  # choices of requests that were let in and not sent yet
         self._sent = 0  # online requests that the engine was sent
         self._open: Counter[str | None] = Counter()  # choices by key
+        self._answer_s: float | None = None  # of the last answers, in a slot of their own, on average
+        self._answer_tokens: float | None = None  # of the last answers, on average
         self._prompt_tokens = 0.0  # of the last prompts, on average
         self._prompts = 0
         self.refused = 0
@@ -59,12 +70,14 @@ class Overload:
         ticket = Ticket(requests)
         self._at_door += requests
         self._open[key] += requests
+        began_s = self._now_s()
         token = TICKET.set(ticket)
         try:
             yield
         finally:
             TICKET.reset(token)
             self._at_door -= ticket.at_door
+            self._learn(self._now_s() - began_s)
             self._open[key] -= requests
             if not self._open[key]:
                 del self._open[key]
@@ -81,13 +94,16 @@ class Overload:
             self._at_door -= gone
         self._look()
 
+    def answered(self, tokens: int) -> None:
+        """A choice of an online request has ended with so many."""
+        self._answer_tokens = _mean(self._answer_tokens, tokens)
+
     def expected_s(self) -> float:
         """Seconds until the first token of a chat like the last ones, if it came now: behind the steps in flight and those who wait."""
         now_s, awaiting = self._now_s(), self._look()
         tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
         prompt_s = self._bound_s(StepLoad.prefill(min(tokens, self._sizes.step_tokens)))
-        have_slots = max(awaiting, self._open.total()) < self._sizes.max_seqs
-        crowd = Crowd(awaiting, self._prompts_s(awaiting), self._open.total(), slots_free=have_slots)
+        crowd = self._crowd(awaiting, 1)
         steps_s = min(LONGEST_STEP_S, wait_of_steps_s(self._shared.in_flight(), now_s))
         return steps_s + self._policy.wait_s(Asked(1, math.inf, prompt_s), crowd, now_s)
 
@@ -99,9 +115,7 @@ class Overload:
         now_s, awaiting = self._now_s(), self._look()
         prompt_s = self._bound_s(StepLoad.prefill(min(prompt_tokens, self._sizes.step_tokens)))
         asked = Asked(requests, ttft_slo_s, prompt_s, prompt_tokens / self._prompt_tokens if self._prompt_tokens else 1.0)
-        keys = len(self._open) + (key not in self._open)
-        have_slots = max(awaiting, self._open.total()) + requests <= self._sizes.max_seqs
-        crowd = Crowd(awaiting, self._prompts_s(awaiting), self._open.total(), self._open[key], keys, have_slots)
+        crowd = self._crowd(awaiting, requests, self._open[key], len(self._open) + (key not in self._open))
         if self._policy.must_yield(asked, crowd, now_s):
             self._shared[Field.YIELD_UNTIL_S] = now_s + self._policy.wait_s(asked, crowd, now_s)
         retry_s = self._policy.refused_s(asked, crowd, now_s)
@@ -116,6 +130,27 @@ class Overload:
         self._policy.look(int(self._shared.count(Count.FIRST_TOKENS)), in_engine, self._now_s())
         return self._at_door + in_engine
 
+    def _crowd(self, awaiting: int, requests: int, of_key: int = 0, keys: int = 1) -> Crowd:
+        """Who is there when so many ``requests`` more come."""
+        slots, going = self._sizes.max_seqs, max(awaiting, self._open.total())
+        prompt_tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
+        answer_tokens = TYPICAL_ANSWER if self._answer_tokens is None else self._answer_tokens
+        answer_s = typical_answer_s(slots, prompt_tokens, self._bound_s) if self._answer_s is None else self._answer_s
+        held = places(slots, self._sizes.kv_tokens, prompt_tokens + answer_tokens)
+        return Crowd(
+            awaiting,
+            self._prompts_s(awaiting),
+            self._open.total(),
+            of_key,
+            keys,
+            slots_free=going + requests <= slots,
+            place_wait_s=place_wait_s(self._open.total(), requests, held, answer_s / slots),
+        )
+
+    def _learn(self, seconds: float) -> None:
+        """An answer took so long, from the door to its end."""
+        self._answer_s = _mean(self._answer_s, in_its_slot_s(seconds, self._open.total(), self._sizes.max_seqs))
+
     def _over(self) -> int:
         """Online requests that have their first token, or never will."""
         return int(self._shared.count(Count.FIRST_TOKENS) + self._shared.count(Count.CHATS_GONE))
@@ -125,3 +160,8 @@ class Overload:
         whole, rest = divmod(round(awaiting * self._prompt_tokens), self._sizes.step_tokens)
         step_s = self._bound_s(StepLoad.prefill(self._sizes.step_tokens)) if whole else 0.0
         return whole * step_s + (self._bound_s(StepLoad.prefill(rest)) if rest else 0.0)
+
+
+def _mean(before: float | None, value: float) -> float:
+    """Of about the last `RECENT`."""
+    return value if before is None else before + (value - before) / RECENT

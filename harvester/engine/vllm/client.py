@@ -74,9 +74,11 @@ class HarvestLLM(AsyncLLM):
     @property
     def sizes(self) -> Sizes:
         step, model = self.vllm_config.scheduler_config, self.model_config
-        block_tokens = self.vllm_config.cache_config.block_size
+        cache = self.vllm_config.cache_config
+        block_tokens = cache.block_size
         assert block_tokens is not None, "asked before vLLM has chosen its block size"
-        return Sizes(model.max_model_len, step.max_num_batched_tokens, step.max_num_seqs, block_tokens, model.get_vocab_size())
+        kv_tokens = (cache.num_gpu_blocks or 0) * block_tokens
+        return Sizes(model.max_model_len, step.max_num_batched_tokens, step.max_num_seqs, block_tokens, model.get_vocab_size(), kv_tokens)
 
     @property
     def devices(self) -> int:
@@ -140,14 +142,19 @@ class HarvestLLM(AsyncLLM):
             tier = tier_of_priority(named.get("priority", 0))
             clock = StreamClock(self._metrics, self._promise(sampling_params), time.monotonic(), tier)
         output: RequestOutput | None = None
+        made, is_delta = 0, sampling_params.output_kind is RequestOutputKind.DELTA
         stream = super().generate(prompt, sampling_params, request_id, *given, **named)
-        stream = told(stream, is_delta=sampling_params.output_kind is RequestOutputKind.DELTA)
+        stream = told(stream, is_delta=is_delta)
         async with aclosing(stream):  # a client that hangs up aborts it
             with self._counted(work):
                 async for output in stream:
+                    tokens = sum(len(one.token_ids) for one in output.outputs)
+                    made = made + tokens if is_delta else tokens
                     if clock is not None:
-                        clock.output(sum(len(one.token_ids) for one in output.outputs))
+                        clock.output(tokens)
                     yield output
+        if self.overload is not None and work is WorkClass.ONLINE:
+            self.overload.answered(made // max(1, sampling_params.n))
         if self._metrics is not None and output is not None and output.metrics is not None and output.metrics.scheduled_ts:
             self._metrics.queued(work.value, max(0.0, output.metrics.scheduled_ts - output.metrics.queued_ts))
 

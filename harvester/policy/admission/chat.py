@@ -11,13 +11,19 @@ refused as well: a burst ends, an overload refuses more than that.
 
 Of any other SLO the bound is somewhat more than it while slots are free. Without slots, or once several have waited for seconds on end, it
 is a share that keeps the promise to ninety-nine of a hundred.
+
+Without a slot a first token comes quickly even so, by the slots of others, until no KV is left: who comes next waits for a whole answer.
+So a chat is let in only if as many answers as there are chats without a place, a slot or KV, are expected to end in time.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from harvester.policy.model.load import StepLoad
 
 BACKLOG = 4  # requests that wait for a first token: with fewer a step has room for more, and their rate says little
 WINDOW_S = 3.0  # of backlog, that the rate is taken over
@@ -29,6 +35,8 @@ OWN_SHARE = 0.5  # of the time, what every key may fill; the rest is for keys th
 UNPROMISED_S, UNPROMISED_ALONE = 10.0, 4.0  # without an SLO a first token may take so long, and so many times its prompt's own time
 TIGHT_PROMPTS = 16.0  # an SLO that is shorter than so many times its prompt's own time is not kept by refusing
 OVERLOAD_PROMPTS = 4.0  # with such an SLO, the same bound in an overload
+TYPICAL_ANSWER = 128  # tokens
+KV_SHARE = 0.9  # of all, what chats may hold: their lengths differ
 YIELD_SHARE = 0.25  # of the time: with a longer wait, batch work stands still
 
 
@@ -49,12 +57,16 @@ class Asked:
         """Whether no server keeps its SLO beside a few others."""
         return self.ttft_slo_s < TIGHT_PROMPTS * self.prompt_s
 
+    @property
+    def is_promised(self) -> bool:
+        """Whether its first token has an SLO that is kept by refusing."""
+        return self.ttft_slo_s < math.inf and not self.is_tight
+
     def limit_s(self, *, is_crowded: bool, is_overload: bool) -> float:
         """How long its first token may be expected to take."""
         if self.is_tight and is_overload:
             return max(SHARE * self.ttft_slo_s, OVERLOAD_PROMPTS * self.prompt_s)
-        is_promised = self.ttft_slo_s < math.inf and not self.is_tight
-        promised_s = self.ttft_slo_s if is_promised else UNPROMISED_S + UNPROMISED_ALONE * self.prompt_s
+        promised_s = self.ttft_slo_s if self.is_promised else UNPROMISED_S + UNPROMISED_ALONE * self.prompt_s
         return SHARE * promised_s if is_crowded else max(BURST_S, BURST_SHARE * promised_s)
 
 
@@ -63,7 +75,7 @@ class Crowd:
     """Who is there already. ``awaiting``: requests without a first token; ``prompts_s``: what their prompts take by the latency model.
 
     ``open_requests``: all that have no whole answer, ``of_key``: those of the key that asks, of ``keys`` that have any. ``slots_free``:
-    each of them has a slot, and the one that asks.
+    each of them has a slot, and the one that asks. ``place_wait_s``: else, until as many answers have ended as have no place.
     """
 
     awaiting: int
@@ -72,6 +84,31 @@ class Crowd:
     of_key: int = 0
     keys: int = 1
     slots_free: bool = False
+    place_wait_s: float = 0.0
+
+
+def places(slots: int, kv_tokens: int, request_tokens: float) -> int:
+    """How many chats have a slot, or KV for prompt and answer, ``request_tokens`` each: one without either waits for another's end."""
+    return max(slots, int(KV_SHARE * kv_tokens / max(1.0, request_tokens)))
+
+
+def place_wait_s(open_requests: int, requests: int, held: int, end_s: float) -> float:
+    """Seconds until all have one of ``held`` places once ``requests`` more have come, where an answer ends every ``end_s``.
+
+    Of those no more than there are places count: the others wait for their own.
+    """
+    return max(0, open_requests + min(requests, held) - held) * end_s
+
+
+def in_its_slot_s(seconds: float, open_requests: int, slots: int) -> float:
+    """Of an answer that took so long beside ``open_requests``, what it would have taken in a slot of its own."""
+    return seconds * min(1.0, slots / max(1, open_requests))
+
+
+def typical_answer_s(slots: int, prompt_tokens: int, bound_s: Callable[[StepLoad], float]) -> float:
+    """Of an answer beside as many others as there are slots, before one has ended. ``bound_s``: P99 of a step."""
+    context = prompt_tokens + TYPICAL_ANSWER // 2
+    return TYPICAL_ANSWER * bound_s(StepLoad(0, 0.0, slots, slots * context, slots))
 
 
 class FirstTokenRate:
@@ -175,14 +212,16 @@ class ChatAdmission:
         Who asks for more than its part of what is open is let in only into the first half of the time, so that others find the second.
         """
         wait_s, limit_s = self.wait_s(asked, crowd, now_s), self._limit_s(asked, crowd, now_s)
+        places_limit_s = asked.limit_s(is_crowded=True, is_overload=bool(self._overload))
         part = (crowd.open_requests + asked.requests) / max(1, crowd.keys)
-        own_s = limit_s * (1.0 if crowd.keys == 1 or crowd.of_key + asked.requests <= part else OWN_SHARE)
+        own_share = 1.0 if crowd.keys == 1 or crowd.of_key + asked.requests <= part else OWN_SHARE
         is_full = crowd.awaiting + asked.requests > self._max_awaiting
-        if not is_full and (wait_s <= own_s or not crowd.awaiting):
+        late_s = max(wait_s - own_share * limit_s if crowd.awaiting else 0.0, crowd.place_wait_s - own_share * places_limit_s)
+        if not is_full and late_s <= 0.0:
             return None
-        if is_full or wait_s > limit_s:
+        if is_full or wait_s > limit_s or crowd.place_wait_s > places_limit_s:
             self._overload.refused(self._rate.wait_s(1, now_s) or asked.prompt_s, UNPROMISED_S)
-        return max(wait_s - own_s, wait_s / 2) if is_full else wait_s - own_s
+        return max(late_s, wait_s / 2) if is_full else late_s
 
     def must_yield(self, asked: Asked, crowd: Crowd, now_s: float) -> bool:
         """Whether batch work stands still so that fewer chat requests are refused."""
