@@ -30,7 +30,8 @@ from connectors.paths.location import Location, locate
 from connectors.paths.marks import TableFormat, marks_of
 from connectors.paths.names import DATABASES, FileKind, source_name
 from connectors.paths.rules import SourceRules
-from connectors.select import QueriedReading, SelectedReading, Selection
+from connectors.select import QueriedReading, SelectedReading
+from connectors.selection import Selection
 
 # As DuckDB's ATTACH writes them, and as the databases themselves do: postgres:dbname=shop, postgresql://host/shop.
 _ATTACHED = re.compile(r"^(postgres|postgresql|mysql|md|odbc|duckdb|sqlite):", re.IGNORECASE)

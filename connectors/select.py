@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import duckdb
@@ -19,6 +19,7 @@ from connectors.copied.source import Rows
 from connectors.databases.shape import fault, tokens
 from connectors.edge import first_line
 from connectors.errors import HarvesterError, SourceError
+from connectors.selection import Selection
 
 VIEW = "source"
 BATCH_ROWS = 1024
@@ -28,25 +29,6 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": "false",
     "memory_limit": "2GB",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """``where``: an SQL condition. ``sample``: so many rows, drawn by ``seed``. ``limit``: the first so many. In this order."""
-
-    where: str | None = None
-    sample: int | None = None
-    limit: int | None = None
-    seed: int = 0
-
-    def __bool__(self) -> bool:
-        return (self.where, self.sample, self.limit) != (None, None, None)
-
-    @property
-    def label(self) -> str:
-        """How messages call it."""
-        given = {"--where": self.where, "--sample": self.sample, "--limit": self.limit}
-        return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
 
 
 class SelectedReading:

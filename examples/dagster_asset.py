@@ -1,7 +1,6 @@
 """A Dagster asset that is the results of a job: ``dagster dev -f examples/dagster_asset.py``."""
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: Dagster reads the types of the function below, and takes no text for them.
 import dagster
 
 import harvester

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from connectors.files.form import TextForm
 from connectors.paths.rules import SourceRules
-from connectors.select import Selection
+from connectors.selection import Selection
 from jobs.hint import SchedulingHint
 from jobs.states import JobState
 from jobs.tasks.spec import Task, TemplateKwargs, Thinking

@@ -32,7 +32,7 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 # Narrowest first. Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits; a double is written in
 # 17 digits or fewer, and what has more of them stays text.
-_FRACTIONS = "|".join([r"0\.[0-9]{1,20}", *(f"[0-9]{{1,{digits}}}\\.[0-9]{{1,{17 - digits}}}" for digits in range(1, 17))])
+_FRACTIONS = "|".join([r"0\.0{0,20}[0-9]{1,17}", *(f"[0-9]{{1,{digits}}}\\.[0-9]{{1,{17 - digits}}}" for digits in range(1, 17))])
 _PATTERNS: dict[pa.DataType, str] = {
     pa.bool_(): r"^(true|false|True|False|TRUE|FALSE)?$",
     pa.int64(): r"^(-?(0|[1-9][0-9]{0,17}))?$",

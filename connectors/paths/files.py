@@ -57,6 +57,8 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
             return _single(location, info)
         if info.type == fs.FileType.Directory:
             found, root, nothing = _below(location.files, info.path), info.path, "holds no file"
+        elif info.type == fs.FileType.Unknown:  # a pipe, a socket, a device
+            raise SourceError(f"{location.label} is no regular file; give the path of {KNOWN}")
         elif is_glob(location.path):
             root, found = _matches(location.files, location.path)
             nothing = "matches no file"

@@ -67,6 +67,8 @@ def locate(uri: str, rules: SourceRules | None = None) -> Location:
 
 
 def _local(path: str, uri: str, rules: SourceRules | None) -> Location:
+    if rules is not None and not path.startswith("/"):  # whatever folder this process is in is not the client's to know
+        raise SourceError(f"{uri[:200]} is a relative path, which a server cannot read for its clients; give a path that begins with /")
     absolute = str(Path(path).expanduser().absolute())
     if rules is not None:
         rules.check_path(absolute)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from harvester.config import default_state_dir
 from jobs.folder import StateFolder
-from jobs.tasks.load import list_tasks
 
 
 def job_ids(incomplete: str) -> list[str]:
@@ -24,4 +23,6 @@ def job_ids(incomplete: str) -> list[str]:
 
 def task_names(incomplete: str) -> list[tuple[str, str]]:
     """Built-in tasks with their descriptions. The shell completes paths by itself."""
+    from jobs.tasks.load import list_tasks  # only now: it loads libraries of tables, and every command is told of this function
+
     return [(task.name, task.description) for task in list_tasks() if task.name.startswith(incomplete)]

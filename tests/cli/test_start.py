@@ -50,6 +50,15 @@ def test_what_needs_no_table_loads_no_library_of_tables(words):
     assert len(done.stderr.split()) < 250
 
 
+def test_jobs_are_listed_without_a_library_of_tables_but_arrow(tmp_path):
+    words = ["--state", str(tmp_path), "jobs"]
+    done = subprocess.run([sys.executable, "-P", "-c", LOADED.format(words=words)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("No jobs yet")
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "pyarrow" in loaded
+    assert loaded & {"duckdb", "fsspec", "jsonschema", "torch", "vllm", "ray", "transformers"} == set()
+
+
 @pytest.mark.parametrize("program", [SLOW, CATCHING], ids=["slow", "a module that catches everything"])
 def test_ctrl_c_while_modules_are_loaded_ends_without_a_traceback(program):
     command = [sys.executable, "-P", "-c", program]

@@ -15,7 +15,7 @@ from connectors.files.form import TextForm
 from connectors.open import open_source
 from connectors.paths.location import locate
 from connectors.paths.names import source_name
-from connectors.select import Selection
+from connectors.selection import Selection
 from harvester.errors import SourceError
 
 TABLE = pa.table({"id": [1, 2], "text": ["a", "b"]})

@@ -10,7 +10,7 @@ import pytest
 
 from connectors.base import Source
 from connectors.open import open_source
-from connectors.select import Selection
+from connectors.selection import Selection
 from connectors.text import TextProblem, texts
 
 

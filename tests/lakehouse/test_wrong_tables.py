@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,6 +173,16 @@ CASES = {
         put("x.csv", "id,n\n99999999999999999999,900719925474099312\n1,0.5\n"),
         [{"id": "99999999999999999999", "n": "900719925474099312"}, {"id": "1", "n": "0.5"}],
     ),
+    "csv with more digits than a double": Case(
+        put("x.csv", "a,b\n0.1234567890123456789,0.00012345678901234567\n"), [{"a": "0.1234567890123456789", "b": 0.00012345678901234567}]
+    ),
+    "csv with a word below many numbers": Case(
+        put("x.csv", "id\n" + "1\n" * 9_999 + "007\n"), [*({"id": "1"} for _ in range(9_999)), {"id": "007"}]
+    ),
+    "csv in gzip, its sum wrong": Case(put("x.csv.gz", gzip.compress(b"id\n1\n")[:-8] + bytes(4) + b"\5\0\0\0"), "incorrect data check"),
+    "csv in gzip with more behind it": Case(put("x.csv.gz", gzip.compress(b"id\n1\n") + b"more"), "incorrect header"),
+    "csv in bzip2, cut": Case(put("x.csv.bz2", bz2.compress(b"id\n" + b"1\n" * 9_999)[:-9]), "Truncated"),
+    "csv of UTF-32": Case(put("x.csv", "id,text\n1,Käse\n".encode("utf-32")), [{"id": 1, "text": "Käse"}]),
     "csv with zero bytes": Case(put("x.csv", b"id,text\n1,a\0b\n"), [{"id": 1, "text": "a\0b"}]),
     "csv with a column twice": Case(put("x.csv", "id,id\n1,2\n"), "more than one column named 'id'"),
     "csv in gzip, cut": Case(put("x.csv.gz", gzip.compress(b"id\n" + b"1\n" * 9_999)[:-9]), "Truncated"),
@@ -186,6 +197,14 @@ CASES = {
     "json with huge numbers": Case(put("x.jsonl", '{"id": 9007199254740993}\n{"id": 0.5}\n'), [{"id": "9007199254740993"}, {"id": "0.5"}]),
     "json with a number above a double": Case(put("x.jsonl", '{"id": 1e999}\n'), "larger than a double"),
     "json with NaN": Case(put("x.jsonl", '{"id": NaN}\n{"id": 1.5}\n'), [{"id": math.nan}, {"id": 1.5}]),
+    "json with a key more below many rows": Case(
+        put("x.jsonl", '{"a": 1}\n' * 9_999 + '{"a": 2, "b": 3}\n'), [*({"a": 1, "b": None} for _ in range(9_999)), {"a": 2, "b": 3}]
+    ),
+    "json with nested nulls": Case(
+        put("x.jsonl", '{"v": null}\n{"v": {"a": null}}\n{"v": {"a": [null, 1]}}\n'),
+        [{"v": None}, {"v": '{"a": null}'}, {"v": '{"a": [null, 1]}'}],
+    ),
+    "json with a nested key twice": Case(put("x.jsonl", '{"v": {"a": 1, "a": 2}}\n'), "the key 'a' occurs twice"),
     "json of UTF-16 without mark": Case(put("x.jsonl", '{"t": "Käse"}\n'.encode("utf-16-le")), [{"t": "Käse"}]),
     "json of latin-1": Case(put("x.jsonl", '{"t": "Käse"}\n'.encode("latin-1")), "line 1 is not UTF-8.*--encoding latin-1"),
     "json line cut": Case(put("x.jsonl", '{"id": 1}\n{"id": '), "line 2 is not JSON"),
@@ -201,6 +220,14 @@ CASES = {
     "parquet with NaN and huge": Case(
         parquet(lambda path: None, pa.table({"n": [math.nan], "u": pa.array([2**64 - 1], pa.uint64())})), [{"n": math.nan, "u": 2**64 - 1}]
     ),
+    "parquet of whole numbers and fractions": Case(
+        parquet(lambda path: None, pa.table({"v": [1]}), pa.table({"v": [0.5]})), "column 'v' is double"
+    ),
+    "parquet of times with a zone and without": Case(
+        parquet(lambda path: None, *(pa.table({"v": pa.array([1], pa.timestamp("us", zone))}) for zone in ("UTC", None))), "column 'v' is"
+    ),
+    "a pipe": Case(lambda folder: (os.mkfifo(folder / "x.csv"), str(folder / "x.csv"))[1], "is no regular file"),
+    "a relative path of a client": Case(lambda folder: "x.csv", "^x.csv is a relative path", rules=True),
     "delta": Case(delta(lambda path: None), ROWS),
     "delta with removed files": Case(delta(lambda path: write_deltalake(path, NINE, mode="overwrite")), NINE.to_pylist()),
     "delta with removed rows": Case(delta(lambda path: DeltaTable(path).delete("id = 2")), KEPT),

@@ -16,7 +16,6 @@ from connectors.errors import DamageError, StorageError
 from jobs.errors import StateError
 from jobs.folder import StateFolder
 from jobs.ledger.store.contract import Store
-from jobs.ledger.store.olden import read_olden
 from jobs.ledger.store.sqlite import SqliteStore, check_sqlite, read_sqlite
 
 
@@ -94,6 +93,8 @@ def read_ledger(state_dir: Path, table: str) -> pa.Table | None:
     place = ledger_place(folder)
     if isinstance(place, Path):
         if folder.old_ledger.exists() and not place.exists():
+            from jobs.ledger.store.olden import read_olden  # only now: it loads DuckDB, which few ledgers are still in
+
             return read_olden(folder.old_ledger, table)
         return read_sqlite(place, table)
     return _postgres().read_postgres(place.url, str(place), table)

@@ -1,0 +1,24 @@
+"""Which rows of a source are asked for, as a request says it; `connectors.select` reads them. Loads no library of tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """``where``: an SQL condition. ``sample``: so many rows, drawn by ``seed``. ``limit``: the first so many. In this order."""
+
+    where: str | None = None
+    sample: int | None = None
+    limit: int | None = None
+    seed: int = 0
+
+    def __bool__(self) -> bool:
+        return (self.where, self.sample, self.limit) != (None, None, None)
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        given = {"--where": self.where, "--sample": self.sample, "--limit": self.limit}
+        return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
