@@ -63,7 +63,7 @@ class Supervisor:
                 self._failures = 0
                 return 0.0
         self._failures += 1
-        return min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** (self._failures - 1))
+        return min(MAX_WAIT_S, FIRST_WAIT_S * float(2 ** (self._failures - 1)))
 
     def _session(self, stop: threading.Event, hurry: threading.Event) -> HarvesterError | str:
         """One life of the cluster. What ended it: an error of ours, or what happened to Ray."""

@@ -17,7 +17,7 @@ from jobs.ledger.store.sqlite import SqliteStore
 from jobs.longtext.fit import cut_at_sentence, ends_sentence, sentence_ends
 from jobs.result import Row
 from jobs.run.active import ActiveSlice
-from jobs.run.runner import _tell
+from jobs.run.telling import tell
 from jobs.spec import ERROR_RATE, Lease, LeaseProgress
 from jobs.testing import scripted_plan
 from jobs.usage import Usage
@@ -66,7 +66,7 @@ async def test_what_the_ledger_can_do_without_is_logged_where_it_cannot_be_told(
         raise StorageError("no space left")
 
     with caplog.at_level(logging.WARNING):
-        await _tell(refused())
+        await tell(refused())
     assert [record.getMessage() for record in caplog.records] == ["ledger_storage no space left"]
 
 
