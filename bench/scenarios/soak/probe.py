@@ -1,7 +1,8 @@
-"""What a client sees of a server while its processes are killed: from when to when the API and chat were shut."""
+"""What clients see of a server while its processes are killed: from when to when the API and chat were shut."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from dataclasses import dataclass, field
@@ -10,47 +11,44 @@ import httpx
 
 POLL_S = 0.1
 PATIENCE_S = 5.0
+SURE_S = 1.0  # of whole answers alone, after which it is open
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 
 
 @dataclass
 class Probe(threading.Thread):
-    """Asks one route again and again until `end`. ``shut``: start and length of each time without a whole answer, in monotonic seconds."""
+    """Asks one route every `POLL_S`, whatever becomes of those before, until `end`. ``asked``: when each was sent, and whether its whole
+    answer came, in monotonic seconds.
+    """
 
     url: str
     is_chat: bool
-    shut: list[tuple[float, float]] = field(default_factory=list)
-    answered: int = 0
-    failed: int = 0
+    asked: list[tuple[float, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(daemon=True)
         self._over = threading.Event()
-        self._since_s: float | None = None
 
     __hash__ = threading.Thread.__hash__
 
     def run(self) -> None:
-        while not self._over.wait(POLL_S):
-            began_s = time.monotonic()
-            if self._asked():
-                self.answered += 1
-                self._opened()
-            else:
-                self.failed += 1
-                self._since_s = began_s if self._since_s is None else self._since_s
-        self._opened()
+        asyncio.run(self._ask_on())
 
-    def _opened(self) -> None:
-        if self._since_s is not None:
-            self.shut.append((self._since_s, time.monotonic() - self._since_s))
-            self._since_s = None
+    async def _ask_on(self) -> None:
+        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S) as client, asyncio.TaskGroup() as open_ones:
+            while not self._over.is_set():
+                open_ones.create_task(self._ask(client))
+                await asyncio.sleep(POLL_S)
 
-    def _asked(self) -> bool:
+    async def _ask(self, client: httpx.AsyncClient) -> None:
+        began_s = time.monotonic()
+        self.asked.append((began_s, await self._is_answered(client)))
+
+    async def _is_answered(self, client: httpx.AsyncClient) -> bool:
         try:
             if not self.is_chat:
-                return httpx.get(f"{self.url}/api/jobs", timeout=PATIENCE_S).status_code == 200
-            answer = httpx.post(f"{self.url}/v1/chat/completions", json=CHAT, timeout=PATIENCE_S)
+                return (await client.get("/api/jobs")).status_code == 200
+            answer = await client.post("/v1/chat/completions", json=CHAT)
         except httpx.HTTPError:
             return False
         return answer.status_code == 200 and "data: [DONE]" in answer.text
@@ -59,10 +57,21 @@ class Probe(threading.Thread):
         self._over.set()
         self.join()
 
-    @property
-    def is_open(self) -> bool:
-        return self._since_s is None and self.answered > 0
+    def is_open(self, now_s: float) -> bool:
+        """Whether all that was asked and told in the last second was answered, and some was."""
+        last = [is_whole for began_s, is_whole in list(self.asked) if began_s >= now_s - SURE_S]
+        return bool(last) and all(last)
 
     def longest_s(self, since_s: float) -> float:
-        """Of those that were not over by then. Ask once it `is_open` again."""
-        return max((length for start, length in self.shut if start + length > since_s), default=0.0)
+        """The longest time, from ``since_s`` on, from a request that was not answered to the next one that was."""
+        longest_s, failed_s = 0.0, None
+        for began_s, is_whole in sorted(one for one in list(self.asked) if one[0] >= since_s - PATIENCE_S):
+            if is_whole:
+                longest_s, failed_s = longest_s if failed_s is None else max(longest_s, began_s - failed_s), None
+            elif failed_s is None:
+                failed_s = max(began_s, since_s)
+        return longest_s
+
+    def counted(self) -> dict[str, int]:
+        answered = sum(is_whole for _, is_whole in self.asked)
+        return {"answered": answered, "failed": len(self.asked) - answered}

@@ -1,11 +1,10 @@
-"""Scenario ``soak``: jobs and chats on a real server whose processes are killed, one after the other, for as long as is asked.
+"""Scenario ``soak``: jobs and chats on a real server whose processes are killed, one to three at once, for as long as is asked.
 
 Ray, Serve, HAProxy, ledger and runner are real, the engine is scripted: a row's answer is its last word, so that a wrong one shows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 import time
@@ -13,142 +12,71 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import duckdb
-import httpx
-import psutil
-
-from bench.harness.load.table import tail_of, write_synthetic
 from bench.harness.options import Options
 from bench.harness.record import ROOT, commit
 from bench.harness.servers.server import READY_S, ServerProcess
 from bench.scenarios.soak.probe import Probe
-from jobs.access.handle import HEADER, read_key, signed
-from jobs.folder import StateFolder
+from bench.scenarios.soak.victims import ROLES, kill
+from bench.scenarios.soak.work import Work
 
-HISTORY = ROOT / "bench" / "results" / "soak.json"  # its kills are added to
-ROWS = 4000  # of a job; another is submitted when one has ended
+HISTORY = ROOT / "bench" / "results" / "soak.json"  # its kills and rows are added to
 DELAY_S = 0.3
-CALM_S = 15.0  # between two kills
+CALM_S = 8.0  # after a group of kills, beside the time until all is answered again
+MAX_GROUP, APART_S = 3, 1.5  # kills of a group, and at most so long apart
 QUICK_S, USUAL_S = 60.0, 600.0
-ROLES = {
-    "replica": "ServeReplica:chat",
-    "ledger": "LedgerHost",
-    "jobs app": "ServeReplica:jobs",
-    "files app": "ServeReplica:files",
-    "batches app": "ServeReplica:batches",
-    "controller": "ServeController",
-    "ingress manager": "HAProxyManager",
-    "haproxy": "haproxy",
-    "gcs": "gcs_server",
-    "raylet": "raylet",
-    "main": "",
-}
-PROGRAMS = ("haproxy", "gcs", "raylet")
-NOT_TRIED = ("engine core and workers: the engine is scripted", "uploads", "a full disk", "clock jumps (libfaketime)")
+GOAL_KILLS, GOAL_SHUT_S = 1000, 10.0
+NOT_TRIED = ("engine core and workers: the engine is scripted", "a full disk", "clock jumps (libfaketime)")
 
 
 class Soak:
     def __init__(self, server: ServerProcess, folder: Path, seed: int) -> None:
-        self._server, self._folder, self._random = server, folder, Random(seed)
-        self.jobs: dict[str, int] = {}  # rows by id
-        self.kills: list[dict[str, Any]] = []
+        self.server, self.work, self._random = server, Work(server, folder), Random(seed)
+        self.probes = {"api": Probe(server.url, False), "chat": Probe(server.url, True)}
+        self.groups: list[dict[str, Any]] = []
+        self.is_interrupted = False
 
-    def submit(self) -> None:
-        path = self._folder / f"docs-{len(self.jobs)}.parquet"
-        write_synthetic(path, ROWS, len(self.jobs))
-        request = {"source": {"uri": str(path)}, "task": "echo", "task_inline": {"prompt": "{text}", "max_tokens": 8}, "keep": []}
-        body = json.dumps(request).encode()
-        key = read_key(StateFolder(self._server.state))
-        assert key is not None
-        headers = {"content-type": "application/json", HEADER: signed(key, "POST", "/api/jobs", body, time.time())}
-        answer = httpx.post(f"{self._server.url}/api/jobs", content=body, headers=headers, timeout=60.0)
-        answer.raise_for_status()
-        self.jobs[str(answer.json()["job"]["id"])] = ROWS
-
-    def begin(self) -> None:
-        """The first job, as soon as it is taken: HAProxy may know of a replica a moment after the server is ready."""
-        end_s = time.monotonic() + READY_S
-        while not self.jobs:
-            try:
-                self.submit()
-            except httpx.HTTPError:
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(0.3)
-
-    def ended(self) -> bool | None:
-        """Whether every job has; None where nobody answers now."""
+    def go_on(self, seconds: float) -> None:
+        """Kill for so long, or until Ctrl-C."""
+        end_s, roles = time.monotonic() + seconds, list[str]()
         try:
-            answer = httpx.get(f"{self._server.url}/api/jobs", timeout=5.0)
-            return all(job["ended_at_s"] is not None for job in answer.raise_for_status().json()["jobs"])
-        except httpx.HTTPError:
-            return None
+            self._calm()
+            while time.monotonic() < end_s:
+                count = self._random.randint(1, MAX_GROUP)
+                while len(roles) < count:
+                    roles = self._random.sample(sorted(ROLES), len(ROLES)) + roles
+                self._group([roles.pop() for _ in range(count)])
+        except KeyboardInterrupt:
+            self.is_interrupted = True
 
-    def kill(self, role: str) -> bool:
-        """Whether there was one. A main process is started again by whoever watches over it: here that is us."""
-        found = [] if role == "main" else [one for one in self._server.processes() if _is(one, role)]
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        if role == "main":
-            main = psutil.Process(self._server.pid)
-            main.kill()
-            main.wait()
-            self._server.start()
-        return bool(found) or role == "main"
+    def _group(self, roles: list[str]) -> None:
+        began_s, killed = time.monotonic(), list[str]()
+        for role in dict.fromkeys(roles):
+            killed += [role] * kill(self.server, role)
+            time.sleep(self._random.uniform(0.0, APART_S))
+        if killed:
+            self._calm()
+            shut = {name: round(probe.longest_s(began_s), 2) for name, probe in self.probes.items()}
+            self.groups.append({"roles": killed, "shut_s": shut})
 
-    def work(self, seconds: float, probes: dict[str, Probe]) -> None:
-        end_s = time.monotonic() + seconds
-        roles: list[str] = []
-        self._calm(probes)
-        while time.monotonic() < end_s:
-            roles = roles or self._random.sample(sorted(ROLES), len(ROLES))
-            role, began_s = roles.pop(), time.monotonic()
-            if not self.kill(role):
-                continue
-            self._calm(probes)
-            shut = {name: round(probe.longest_s(began_s), 2) for name, probe in probes.items()}
-            self.kills.append({"role": role, "shut_s": shut})
-
-    def _calm(self, probes: dict[str, Probe]) -> None:
+    def _calm(self) -> None:
         """Some seconds, and until jobs and chats are answered again; more work where there is none."""
-        end_s = time.monotonic() + READY_S
-        calm_s = time.monotonic() + CALM_S
-        while time.monotonic() < calm_s or not all(probe.is_open for probe in probes.values()) or (state := self.ended()) is None:
+        end_s, calm_s = time.monotonic() + READY_S, time.monotonic() + CALM_S
+        while time.monotonic() < calm_s or not self._is_open():
             if time.monotonic() > end_s:
                 raise TimeoutError(f"the server did not come back within {READY_S:.0f} s")
             time.sleep(0.3)
-        if state:
-            with contextlib.suppress(httpx.HTTPError):
-                self.submit()
+        if self.work.settle() and self.work.is_over():
+            self.work.more()
+
+    def _is_open(self) -> bool:
+        now_s = time.monotonic()
+        return all(probe.is_open(now_s) for probe in self.probes.values())
 
     def finish(self) -> None:
+        """Until every job has ended."""
         end_s = time.monotonic() + READY_S
-        while not self.ended() and time.monotonic() < end_s:
+        while not (self.work.settle() and self.work.is_over()) and time.monotonic() < end_s:
             time.sleep(0.5)
-
-    def rows(self) -> dict[str, int]:
-        """Against what was submitted: an outsider's reading of the parts."""
-        found = {"expected": sum(self.jobs.values()), "lost": 0, "twice": 0, "wrong": 0}
-        for job, rows in self.jobs.items():
-            parts = StateFolder(self._server.state).results(job)
-            has_parts = any(parts.glob("part-*.parquet"))
-            query = f"select row_id, output from read_parquet('{parts}/part-*.parquet')"
-            read = duckdb.execute(query).fetchall() if has_parts else []
-            ids = {row_id for row_id, _ in read}
-            found["lost"] += len(set(range(rows)) - ids)
-            found["twice"] += len(read) - len(ids)
-            found["wrong"] += sum(output != tail_of(row_id) for row_id, output in read)
-        return found
-
-
-def _is(process: psutil.Process, role: str) -> bool:
-    try:
-        line = process.cmdline()
-    except psutil.Error:
-        return False
-    word = ROLES[role]
-    return bool(line) and (Path(line[0].split(" ")[0]).name == word if role in PROGRAMS else word in " ".join(line))
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -157,41 +85,65 @@ def run(options: Options) -> dict[str, Any]:
         folder = Path(name)
         words = ("-m", "bench.harness.servers.scripted_server", "--delay", str(DELAY_S), "--config", json.dumps({"replicas": 2}))
         with ServerProcess(words, folder / "state") as server:
-            probes = {"api": Probe(server.url, False), "chat": Probe(server.url, True)}
-            for probe in probes.values():
+            soak = Soak(server, folder, options.seed + earlier()["kills_in_all"])
+            for probe in soak.probes.values():
                 probe.start()
-            soak = Soak(server, folder, options.seed)
             try:
-                soak.begin()
-                soak.work(seconds, probes)
+                soak.go_on(seconds)
                 soak.finish()
             finally:
-                for probe in probes.values():
+                for probe in soak.probes.values():
                     probe.end()
-            rows = soak.rows()
+            rows = soak.work.rows()
+    story = added(earlier(), soak.groups, rows)
+    summary = {"rows": rows, "longest_shut_s": longest(soak.groups), "probes": {name: one.counted() for name, one in soak.probes.items()}}
+    kills = sum(len(group["roles"]) for group in soak.groups)
     return {
-        "systems": {"harvester": _summary(soak.kills, rows, probes)},
-        "kills": soak.kills,
+        "systems": {"harvester": {"kills": kills, "groups": len(soak.groups), **summary}},
+        "interrupted": soak.is_interrupted,
+        "groups": soak.groups,
         "not_tried": list(NOT_TRIED),
-        **_added(soak.kills),
+        **story,
+        "goals": goals(story, soak.groups),
     }
 
 
-def _summary(kills: list[dict[str, Any]], rows: dict[str, int], probes: dict[str, Probe]) -> dict[str, Any]:
-    longest = {
-        role: {name: max(kill["shut_s"][name] for kill in kills if kill["role"] == role) for name in probes}
-        for role in sorted({kill["role"] for kill in kills})
-    }
-    asked = {name: {"answered": probe.answered, "failed": probe.failed} for name, probe in probes.items()}
-    return {"kills": len(kills), "rows": rows, "longest_shut_s": longest, "probes": asked}
+def longest(groups: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Seconds that API and chat were shut at the longest, by the role that was killed alone; "several" for groups."""
+    found: dict[str, dict[str, float]] = {}
+    for group in groups:
+        role = group["roles"][0] if len(group["roles"]) == 1 else "several"
+        before = found.setdefault(role, dict.fromkeys(group["shut_s"], 0.0))
+        found[role] = {name: max(before[name], seconds) for name, seconds in group["shut_s"].items()}
+    return dict(sorted(found.items()))
 
 
-def _added(kills: list[dict[str, Any]]) -> dict[str, Any]:
-    """Kills of this run and of those before, by commit."""
+def earlier() -> dict[str, Any]:
+    """The story that the committed result tells: kills by commit, and the rows of all runs."""
     try:
-        before = dict(json.loads(HISTORY.read_text(encoding="utf-8"))["kills_by_commit"])
+        told = json.loads(HISTORY.read_text(encoding="utf-8"))
+        return {key: told[key] for key in ("kills_by_commit", "kills_in_all", "rows_in_all")}
     except (OSError, ValueError, KeyError):
-        before = {}
-    here = commit() or "unknown"
-    total = before | {here: before.get(here, 0) + len(kills)}
-    return {"kills_by_commit": total, "kills_in_all": sum(total.values())}
+        return {"kills_by_commit": {}, "kills_in_all": 0, "rows_in_all": {}}
+
+
+def added(before: dict[str, Any], groups: list[dict[str, Any]], rows: dict[str, Any]) -> dict[str, Any]:
+    """That story with this run."""
+    kills, here = sum(len(group["roles"]) for group in groups), commit() or "unknown"
+    counts = {kind: count for kind, count in rows.items() if isinstance(count, int)}
+    return {
+        "kills_by_commit": before["kills_by_commit"] | {here: before["kills_by_commit"].get(here, 0) + kills},
+        "kills_in_all": before["kills_in_all"] + kills,
+        "rows_in_all": {kind: before["rows_in_all"].get(kind, 0) + count for kind, count in counts.items()},
+    }
+
+
+def goals(story: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Over all runs: kills, and rows lost, twice or wrong; in this run: the longest time shut after one kill."""
+    rows, shut_s = story["rows_in_all"], max((max(one["shut_s"].values()) for one in groups if len(one["roles"]) == 1), default=None)
+    wrong = {kind: rows[kind] for kind in ("lost", "twice", "wrong", "unknown_jobs")}
+    return {
+        "kills": {"goal": GOAL_KILLS, "measured": story["kills_in_all"], "met": story["kills_in_all"] >= GOAL_KILLS},
+        "rows": {"goal": 0, "measured": wrong, "met": not any(wrong.values())},
+        "shut_s": {"goal": GOAL_SHUT_S, "measured": shut_s, "met": shut_s is not None and shut_s <= GOAL_SHUT_S},
+    }
