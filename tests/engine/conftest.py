@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import warnings
 from pathlib import Path
@@ -28,6 +29,12 @@ def _vllm() -> None:
         warnings.simplefilter("ignore")
         for module in MODULES:
             importlib.import_module(module)
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> None:
+    """A library under vLLM's routes sets the root logger to ERROR where a test before has imported them."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")

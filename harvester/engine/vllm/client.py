@@ -74,10 +74,9 @@ class HarvestLLM(AsyncLLM):
     @property
     def sizes(self) -> Sizes:
         step, model = self.vllm_config.scheduler_config, self.model_config
-        cache = self.vllm_config.cache_config
-        block_tokens = cache.block_size
+        block_tokens = self.vllm_config.cache_config.block_size
         assert block_tokens is not None, "asked before vLLM has chosen its block size"
-        kv_tokens = (cache.num_gpu_blocks or 0) * block_tokens
+        kv_tokens = (self.vllm_config.cache_config.num_gpu_blocks or 0) * block_tokens
         return Sizes(model.max_model_len, step.max_num_batched_tokens, step.max_num_seqs, block_tokens, model.get_vocab_size(), kv_tokens)
 
     @property
