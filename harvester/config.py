@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from harvester.access_config import AccessConfig, TierConfig
 from harvester.errors import ConfigError
+from harvester.logs import LogConfig
 from harvester.policy.parts import TABLES, check_name
 from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, JobsConfig, PriceConfig, SecretConfig, Section, SourcesConfig
 
@@ -184,6 +185,7 @@ class ServeConfig(Section):
     sources: SourcesConfig = SourcesConfig()
     secrets: dict[str, SecretConfig] = Field(default_factory=dict, description="Credentials of sources by name.")
     deadlines: DeadlineConfig = DeadlineConfig()
+    logs: LogConfig = LogConfig()
     ledger: str | None = Field(
         default=None,
         description="PostgreSQL database of jobs and leases, for a cluster: postgresql://USER@HOST/DATABASE. Its password is best left to "

@@ -108,7 +108,8 @@ class Cluster:
         if self._config.address is not None:
             self._look_around()
         place, options = ledger_place(self._folder), ledger_options(self._config)
-        wait_opened = start_ledger(self._ledger, self._folder.root, place, self._config.harvest.lease_s, self._config.deadlines, options)
+        given = self._config
+        wait_opened = start_ledger(self._ledger, self._folder.root, place, given.harvest.lease_s, given.deadlines, options, given.logs)
         wait_for("Ray Serve and its HAProxy to start")
         with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
             serve.start(

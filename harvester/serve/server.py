@@ -16,6 +16,7 @@ from typing import Any
 
 from harvester.config import ServeConfig
 from harvester.errors import EngineError
+from harvester.logs import write_logs
 from harvester.serve.access.gate import check_listening
 from harvester.serve.access.origin import is_loopback
 from harvester.serve.device import device_of
@@ -42,6 +43,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
     folder = StateFolder(state_dir.absolute())
     keep_private()
     folder.prepare()
+    write_logs(config.logs, folder.logs, "server")
     stop, hurry = threading.Event(), threading.Event()
     with folder.locked(), _signals(stop, hurry):
         mark = mark_of(folder.root)

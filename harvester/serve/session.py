@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import EngineError, HarvesterError
+from harvester.logs import write_logs
 from harvester.serve.environment import prepare_environment
 from harvester.serve.ingress.front import Front
 from harvester.serve.processes import lower_housekeeping
@@ -49,6 +50,7 @@ def run_session(deployment: Deployment, front: Front | None, told: Connection) -
     A second SIGTERM ends the wait for open requests. Dies with the supervisor.
     """
     _die_with_parent(deployment.pid)
+    write_logs(deployment.config.logs, deployment.folder.logs, "session")
     stop, hurry = threading.Event(), threading.Event()
     listen = _listener(stop, hurry)
     listen()

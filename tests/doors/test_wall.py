@@ -319,3 +319,30 @@ def test_a_gate_is_made_of_the_configuration(tmp_path: Any) -> None:
     assert found is not None
     assert (found.is_admin, found.limits.max_choices, gate.nobody.limits.max_choices) == (True, 3, 3)
     assert isinstance(gate.keys, KeyRing)
+
+
+# -- names of requests --------------------------------------------------------------------------------------------------------------
+
+
+async def test_every_answer_names_its_request_by_the_clients_own_name_or_one_of_ours(http: httpx.AsyncClient) -> None:
+    named = await http.get("/any", headers=bearer("boss") | {"x-request-id": "mine:1"})
+    refused = await http.get("/unlisted")
+    others = {(await http.get("/any", headers=bearer("boss"))).headers["x-request-id"] for _ in range(2)}
+    assert named.headers["x-request-id"] == "mine:1"
+    assert len(others | {refused.headers["x-request-id"]}) == 3
+
+
+@pytest.mark.parametrize("name", ["two words", "a" * 129, 'quote"', ""], ids=["two words", "long", "a quote", "empty"])
+async def test_a_name_that_could_be_mistaken_is_replaced_for_the_application_too(name: str) -> None:
+    app, heard = FastAPI(), list[str | None]()
+
+    @app.get("/any")
+    async def hears(request: Request) -> JSONResponse:
+        heard.append(request.headers.get("x-request-id"))
+        return JSONResponse({})
+
+    guard(app, TABLE, Gate())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as http:
+        told = (await http.get("/any", headers={"x-request-id": name})).headers["x-request-id"]
+    assert heard == [told]
+    assert len(told) == 32

@@ -28,6 +28,8 @@ def engine_arguments(
     values |= engine_defaults(config, cpu=cpu, embedded=embedded)
     values["worker_cls"] = "harvester.engine.vllm.workers." + ("HarvestCpuWorker" if cpu else "HarvestCudaWorker")
     values |= {"reasoning_parser": "auto", "tool_parser": "auto"}  # by the model's family: `harvester.engine.launch.families`
+    if config.logs.format == "json":
+        values["logging_config"] = {"formatter": "json"}  # vLLM's own lines
     values |= config.engine
     if "tool_call_parser" in config.engine:  # vLLM's own name of it
         values["tool_parser"] = values.pop("tool_call_parser")

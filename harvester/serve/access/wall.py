@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import ExitStack
 from functools import partial
@@ -15,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harvester.engine.frontend.spending import ASKER, SPENT
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, ParameterError, RoleError
+from harvester.logs import about
 from harvester.serve.access.body import answering, check_brackets, check_encoding, paced, read
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
@@ -25,6 +28,8 @@ from jobs.access.media import check_media
 from jobs.limits import check_class, check_own, check_size
 
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's, which only harvester sets
+REQUEST_ID = b"x-request-id"
+_NAME = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 RETRY_AFTER_S = 1
 STRANGER = Identity(None, frozenset())  # at an open route
 _REFUSED = "this server needs an API key, but {what}; send one of its keys as Authorization: Bearer KEY (for commands: HARVESTER_API_KEY)"
@@ -58,13 +63,16 @@ class Wall:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008, "reason": "no such route"})
             return
+        name = request_id(scope)
+        send = _told(send, name)
         with ExitStack() as stack:
+            stack.enter_context(about(request_id=name))
             try:
                 receive, send = await self._passed(scope, receive, send, stack)
             except HarvesterError as error:
                 await self._answer(scope, receive, send)(error)
                 return
-            await self._app(scope, receive, _with_retry_after(send))
+            await self._app(scope, receive, send)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send, stack: ExitStack) -> tuple[Receive, Send]:
         """What the application may read, and where it answers. Raises the `HarvesterError` that says why it gets nothing."""
@@ -145,14 +153,28 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _with_retry_after(send: Send) -> Send:
-    """Gives every 429 and 503 a `Retry-After`, whoever answers it."""
+def request_id(scope: Scope) -> str:
+    """The name that a client gave its request, or one of ours, which the application finds in the same header."""
+    given = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")
+    if _NAME.fullmatch(given):
+        return str(given.decode())
+    name = uuid.uuid4().hex
+    scope["headers"] = [*(one for one in scope["headers"] if one[0] != REQUEST_ID), (REQUEST_ID, name.encode())]
+    return name
+
+
+def _told(send: Send, request_id: str) -> Send:
+    """Gives every answer the name of its request, and every 429 and 503 a `Retry-After`, whoever answers."""
 
     async def sending(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start" and message["status"] in (429, 503):
-            names = {name.lower() for name, _ in message.get("headers", ())}
-            if b"retry-after" not in names:
-                message["headers"] = [*message.get("headers", ()), (b"retry-after", str(RETRY_AFTER_S).encode())]
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in headers}
+            if REQUEST_ID not in names:
+                headers.append((REQUEST_ID, request_id.encode()))
+            if message["status"] in (429, 503) and b"retry-after" not in names:
+                headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+            message["headers"] = headers
         await send(message)
 
     return sending

@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from harvester.errors import DamageError, NotFoundError, OwnerError, ReopenError, StorageError
+from harvester.logs import LogConfig, write_logs
 from harvester.serve.processes import lower_priority, mark_of
 from jobs.config import DeadlineConfig
 from jobs.folder import StateFolder, keep_private
@@ -38,10 +39,11 @@ class LedgerHost:
     One that another has taken the place of says so to every caller, and decides nothing any more.
     """
 
-    def __init__(self, state: str, place: Place, lease_s: float, deadlines: DeadlineConfig) -> None:
+    def __init__(self, state: str, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig) -> None:
         lower_priority()
         keep_private()
         folder = StateFolder(Path(state))
+        write_logs(logs, folder.logs, "ledger")
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._clock = ClockWatch(time.time, time.monotonic)
         self._open = partial(_open, place, folder, lease_s, deadlines)
@@ -105,7 +107,13 @@ def has_ledger(name: str) -> bool:
 
 
 def start_ledger(
-    name: str, state: Path, place: Place, lease_s: float, deadlines: DeadlineConfig | None = None, options: dict[str, Any] | None = None
+    name: str,
+    state: Path,
+    place: Place,
+    lease_s: float,
+    deadlines: DeadlineConfig | None = None,
+    options: dict[str, Any] | None = None,
+    logs: LogConfig | None = None,
 ) -> Callable[[], None]:
     """Start the actor, if a joined cluster does not have it from before. ``options``: Ray's, where to.
 
@@ -113,7 +121,7 @@ def start_ledger(
     """
     actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
     handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(
-        str(state), place, lease_s, deadlines or DeadlineConfig()
+        str(state), place, lease_s, deadlines or DeadlineConfig(), logs or LogConfig()
     )
     opened = handle.call.remote("expire", (), True)
     return lambda: _cause_of(lambda: ray.get(opened, timeout=OPEN_WAIT_S))

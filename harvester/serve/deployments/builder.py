@@ -69,7 +69,8 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     config = config.model_copy(update={"sources": config.sources.with_roots(None)})
     _ready(folder, config.ledger)
     name = ledger_name(folder.root)
-    start_ledger(name, folder.root, ledger_place(folder), config.harvest.lease_s, config.deadlines, ledger_options(config))()
+    where = ledger_options(config)
+    start_ledger(name, folder.root, ledger_place(folder), config.harvest.lease_s, config.deadlines, where, config.logs)()
     return config, choose_model(config.model, config.served_model_name, elsewhere=True), folder.root, name
 
 

@@ -14,6 +14,7 @@ from ray import serve
 from harvester.config import ServeConfig
 from harvester.core import __version__
 from harvester.engine.launch.models import ModelChoice
+from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import application_options
@@ -41,6 +42,7 @@ class JobsApp:
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int | None) -> None:
         keep_to_loopback()
         lower_priority()
+        write_logs(config.logs, StateFolder(Path(state)).logs, "jobs")
         self._fixed = {
             "version": __version__,
             "model": choice.name,

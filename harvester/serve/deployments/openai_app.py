@@ -15,6 +15,7 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
+from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import application_options
@@ -42,6 +43,7 @@ class FilesApp:
         keep_to_loopback()
         lower_priority()
         folder = StateFolder(Path(state))
+        write_logs(config.logs, folder.logs, "files")
         self._files = FileStore(folder.files, time.time)
         self._app = openai_api(self._files, None, max_bytes=config.batches.max_file_bytes, gate=gate_of(config, folder.keys))
         self._sweeping: asyncio.Task[None] | None = None
@@ -69,6 +71,7 @@ class BatchesApp:
         lower_priority()
         sys.setswitchinterval(SWITCH_S)
         folder = StateFolder(Path(state))
+        write_logs(config.logs, folder.logs, "batches")
         files = FileStore(folder.files, time.time)
         planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name, config.media_hosts)
         self._model = choice.name

@@ -19,6 +19,7 @@ from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_engine
 from harvester.engine.launch.logs import kept_logs
 from harvester.engine.launch.models import ModelChoice, on_this_machine
+from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.access.wall import guard
@@ -52,6 +53,7 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
     ) -> None:
+        write_logs(config.logs, StateFolder(Path(state)).logs, "replica")
         with kept_logs():
             from harvester.engine.vllm import surface
 
