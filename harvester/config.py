@@ -14,6 +14,7 @@ from harvester.access_config import AccessConfig, TierConfig
 from harvester.errors import ConfigError
 from harvester.logs import LogConfig
 from harvester.policy.parts import TABLES, check_name
+from harvester.traces import TraceConfig
 from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, JobsConfig, PriceConfig, SecretConfig, Section, SourcesConfig
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -186,6 +187,7 @@ class ServeConfig(Section):
     secrets: dict[str, SecretConfig] = Field(default_factory=dict, description="Credentials of sources by name.")
     deadlines: DeadlineConfig = DeadlineConfig()
     logs: LogConfig = LogConfig()
+    traces: TraceConfig = TraceConfig()
     ledger: str | None = Field(
         default=None,
         description="PostgreSQL database of jobs and leases, for a cluster: postgresql://USER@HOST/DATABASE. Its password is best left to "

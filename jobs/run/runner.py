@@ -20,6 +20,7 @@ from jobs.run.active import ActiveSlice
 from jobs.run.devicetime import DeviceTime
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
+from jobs.run.spans import NoSpans, Note, Spans
 from jobs.run.telling import despite_cancellation, tell
 from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
 
@@ -68,6 +69,7 @@ class Runner:
         open_sink: Callable[[StateFolder, str], Sink],
         now_s: Callable[[], float],
         price: PriceConfig | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.holder = holder
         self.ledger = ledger
@@ -75,6 +77,7 @@ class Runner:
         self.folder = folder
         self.config = config
         self.now_s = now_s
+        self._spans = spans or NoSpans()
         self._active: dict[str, ActiveSlice] = {}
         self._device_time = DeviceTime(engine, price)
         self._slots = asyncio.Semaphore(engine.concurrency)
@@ -183,7 +186,8 @@ class Runner:
         active.begun = True
         try:
             self.folder.check_free(self.config.min_free_bytes)
-            committed = not active.dropped and await self._slice(active)
+            with self._spans.slice(lease) as note:
+                committed = not active.dropped and await self._slice(active, note)
         except StorageError as error:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
             await tell(self.ledger.say(lease.job.id, error.message))
@@ -210,7 +214,7 @@ class Runner:
     async def _give_back(self, lease: Lease) -> None:
         await tell(self.ledger.release(lease.lease_id))
 
-    async def _slice(self, active: ActiveSlice) -> bool:
+    async def _slice(self, active: ActiveSlice, note: Note) -> bool:
         """Compute and publish one slice. True when the ledger has it."""
         lease = active.lease
         source, sink = await self._in_thread(lambda: self._sources.take(lease.job))
@@ -228,6 +232,7 @@ class Runner:
                 raise
             finally:
                 files.spool.close()
+        note(stats)
         await self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, self._charged(active, stats))
         self.folder.spool(lease.job.id, lease.slice.slice_id, lease.generation).unlink(missing_ok=True)
         return True

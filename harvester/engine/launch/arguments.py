@@ -30,6 +30,8 @@ def engine_arguments(
     values |= {"reasoning_parser": "auto", "tool_parser": "auto"}  # by the model's family: `harvester.engine.launch.families`
     if config.logs.format == "json":
         values["logging_config"] = {"formatter": "json"}  # vLLM's own lines
+    if config.traces.endpoint is not None:
+        values["otlp_traces_endpoint"] = config.traces.endpoint
     values |= config.engine
     if "tool_call_parser" in config.engine:  # vLLM's own name of it
         values["tool_parser"] = values.pop("tool_call_parser")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harvester.config import ServeConfig
 from harvester.core import Role
@@ -16,6 +17,9 @@ from harvester.serve.access.meter import Meter
 from harvester.serve.access.origin import OriginCheck, is_loopback, known_hosts
 from harvester.serve.access.quota import Quotas
 from harvester.serve.access.tokens import Several, Tokens
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 NOBODY = Identity(None, frozenset({Role.ADMIN}))  # who asks where no key is asked for
 
@@ -32,9 +36,10 @@ class Gate:
     pace: Pace = field(default_factory=Pace)  # of bodies
     slo_classes: frozenset[str] | None = None  # that a request may name; None: not checked
     media_hosts: frozenset[str] = frozenset()  # that images and the like of a request are fetched from
+    tracer: Tracer | None = None  # of requests
 
 
-def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None) -> Gate:
+def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer: Tracer | None = None) -> Gate:
     """``keys``: the file of keys, which may come and change at any time. ``replicas``: that share a key's requests to the model."""
     quotas = Quotas(time.monotonic, replicas or 1)
     ring = KeyRing(config.api_keys, keys, config.access.limits)
@@ -47,6 +52,7 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None) -> Gat
         None if replicas is None else Meter(quotas),
         slo_classes=frozenset(config.slo.classes),
         media_hosts=frozenset(config.media_hosts),
+        tracer=tracer,
     )
 
 

@@ -22,6 +22,7 @@ from harvester.serve.access.body import answering, check_brackets, check_encodin
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
+from harvester.serve.access.traced import Traced
 from harvester.serve.access.who import remember
 from harvester.serve.openai.errors import answer_of
 from jobs.access.media import check_media
@@ -41,6 +42,9 @@ def guard(app: FastAPI, table: RouteTable, gate: Gate) -> None:
         allowed = sorted(gate.origin.origins)
         put_before(app, lambda inner: CORSMiddleware(inner, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"]))
     put_before(app, lambda inner: Wall(inner, table, gate))
+    tracer = gate.tracer
+    if tracer is not None:
+        put_before(app, lambda inner: Traced(inner, tracer))
 
 
 def put_before(app: FastAPI, layer: Callable[[ASGIApp], ASGIApp]) -> None:

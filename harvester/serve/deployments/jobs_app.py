@@ -29,6 +29,7 @@ from harvester.serve.http.live.history_api import keep_looking
 from harvester.serve.http.metrics_api import Fleet
 from harvester.serve.http.removal import keep_removing
 from harvester.serve.processes import MARK, lower_priority, mark_of
+from harvester.traces import tracer_of
 from jobs.access.handle import make_key
 from jobs.folder import StateFolder
 from jobs.plan.planner import JobPlanner
@@ -72,7 +73,7 @@ class JobsApp:
             self._info,
             self._replicas.profile,
             Broadcaster(FrameSource(self._replicas.now, actor, self._fixed)),
-            gate_of(config, folder.keys),
+            gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
             queries,
             Fleet(actor, self._replicas.metrics, choice.name, config.replicas),
             self._history,

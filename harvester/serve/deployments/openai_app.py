@@ -25,6 +25,7 @@ from harvester.serve.deployments.version import bound
 from harvester.serve.openai.api import openai_api
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
+from harvester.traces import tracer_of
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
@@ -45,7 +46,12 @@ class FilesApp:
         folder = StateFolder(Path(state))
         write_logs(config.logs, folder.logs, "files")
         self._files = FileStore(folder.files, time.time)
-        self._app = openai_api(self._files, None, max_bytes=config.batches.max_file_bytes, gate=gate_of(config, folder.keys))
+        self._app = openai_api(
+            self._files,
+            None,
+            max_bytes=config.batches.max_file_bytes,
+            gate=gate_of(config, folder.keys, tracer=tracer_of(config.traces, "files")),
+        )
         self._sweeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -77,7 +83,7 @@ class BatchesApp:
         self._model = choice.name
         self._replicas = Replicas()
         self._controller = BatchController(LedgerActor(ledger), BatchStore(folder.batches), files, planner, folder, self._models, time.time)
-        self._app = openai_api(None, self._controller, gate=gate_of(config, folder.keys))
+        self._app = openai_api(None, self._controller, gate=gate_of(config, folder.keys, tracer=tracer_of(config.traces, "batches")))
         self._keeping: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

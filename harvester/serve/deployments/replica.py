@@ -34,6 +34,7 @@ from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
+from harvester.traces import spans_of, tracer_of
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
 from jobs.run.runner import Runner
@@ -54,6 +55,7 @@ class Replica:
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
     ) -> None:
         write_logs(config.logs, StateFolder(Path(state)).logs, "replica")
+        tracer = tracer_of(config.traces, "replica")  # sets what vLLM's processes are to read
         with kept_logs():
             from harvester.engine.vllm import surface
 
@@ -88,8 +90,9 @@ class Replica:
             open_sink=open_parts,
             now_s=time.time,
             price=config.price,
+            spans=spans_of(tracer),
         )
-        self._gate = gate_of(config, folder.keys, config.replicas)
+        self._gate = gate_of(config, folder.keys, config.replicas, tracer)
         self._table = CHAT_ROUTES.with_routes(config.access.routes)
         self._profile = profile
         assert self._gate.meter is not None

@@ -1,0 +1,97 @@
+"""OpenTelemetry traces: where they are sent, and the tracer of a process. Nothing of it is imported where no collector is named."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from jobs.config import Section
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+    from jobs.run.spans import Spans
+    from jobs.spec import Lease, PartStats
+
+EXPORT_S = 5.0  # that one try to reach the collector takes at the longest
+
+
+class TraceConfig(Section):
+    """Spans of chats and of slices, and vLLM's beneath those of chats, sent by OTLP over HTTP."""
+
+    endpoint: str | None = Field(
+        default=None, pattern=r"^https?://", description="URL of a collector, such as http://collector:4318/v1/traces. None: no traces."
+    )
+    sample: float = Field(default=1.0, ge=0.0, le=1.0, description="Share of the requests without a `traceparent` that are traced.")
+    headers: dict[str, str] = Field(default_factory=dict, description="Headers for the collector, such as its key.")
+
+
+def variables(config: TraceConfig) -> dict[str, str]:
+    """OpenTelemetry's own variables, which vLLM's processes read too; none without a collector."""
+    if config.endpoint is None:
+        return {}
+    return {
+        "OTEL_SERVICE_NAME": "harvester",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_HEADERS": ",".join(f"{name}={value}" for name, value in config.headers.items()),
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(config.sample),
+    }
+
+
+def tracer_of(config: TraceConfig, process: str) -> Tracer | None:
+    """Of this process; None without a collector. One that does not answer slows nothing: spans wait in a queue of bounded length.
+
+    Sets `variables`, unless the user has set them.
+    """
+    if config.endpoint is None:
+        return None
+    for name, value in variables(config).items():
+        os.environ.setdefault(name, value)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"harvester.process": process}))
+    exporter = OTLPSpanExporter(endpoint=config.endpoint, headers=dict(config.headers), timeout=EXPORT_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    atexit.register(provider.shutdown)
+    return provider.get_tracer("harvester")
+
+
+class SliceSpans:
+    """A span for each slice, from its lease to its part."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def slice(self, lease: Lease) -> Iterator[_Note]:
+        about = {"harvester.job": lease.job.id, "harvester.slice": lease.slice.slice_id, "harvester.rows": lease.slice.row_count}
+        with self._tracer.start_as_current_span("slice", attributes=about) as span:
+            yield _Note(span)
+
+
+class _Note:
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __call__(self, stats: PartStats) -> None:
+        """What its part holds."""
+        told: Mapping[str, int] = {
+            "harvester.rows_ok": stats.rows_ok,
+            "harvester.rows_error": stats.rows_error,
+            "harvester.output_tokens": stats.output_tokens,
+        }
+        self._span.set_attributes(told)
+
+
+def spans_of(tracer: Tracer | None) -> Spans | None:
+    """For the harvest loop."""
+    return None if tracer is None else SliceSpans(tracer)

@@ -1,0 +1,27 @@
+"""What is told of slices in work to whoever traces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from jobs.spec import Lease, PartStats
+
+Note = Callable[[PartStats], None]
+
+
+class Spans(Protocol):
+    def slice(self, lease: Lease) -> AbstractContextManager[Note]:
+        """Entered when a slice is begun, left when it is done or given back; told of its part in between."""
+
+
+class NoSpans:
+    """Nobody traces."""
+
+    def slice(self, lease: Lease) -> AbstractContextManager[Note]:
+        return nullcontext(_nothing)
+
+
+def _nothing(stats: PartStats) -> None:
+    """Nobody is told."""
