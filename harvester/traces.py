@@ -73,7 +73,11 @@ class SliceSpans:
 
     @contextmanager
     def slice(self, lease: Lease) -> Iterator[_Note]:
-        about = {"harvester.job": lease.job.id, "harvester.slice": lease.slice.slice_id, "harvester.rows": lease.slice.row_count}
+        about: dict[str, str | int] = {
+            "harvester.job": lease.job.id,
+            "harvester.slice": lease.slice.slice_id,
+            "harvester.rows": lease.slice.row_count,
+        }
         with self._tracer.start_as_current_span("slice", attributes=about) as span:
             yield _Note(span)
 

@@ -36,7 +36,7 @@ class Traced:
             carrier: dict[str, str] = {}
             self._format.inject(carrier, set_span_in_context(span))
             ours = [(name.encode(), value.encode()) for name, value in carrier.items()]
-            scope = scope | {"headers": [*(one for one in scope["headers"] if one[0] not in (PARENT, STATE)), *ours]}
+            scope = {**scope, "headers": [*(one for one in scope["headers"] if one[0] not in (PARENT, STATE)), *ours]}
 
             async def telling(message: MutableMapping[str, Any]) -> None:
                 if message["type"] == "http.response.start":
