@@ -17,10 +17,12 @@ class Rendering:
     """How the model's chat template is to write a conversation down.
 
     ``thinking_tokens``: most tokens of thinking before the answer; 0: it answers at once. ``template_kwargs``: more of its arguments.
+    ``is_plain``: without the template, the only message as it is. Such a prompt is embedded.
     """
 
     thinking_tokens: int = 0
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_plain: bool = False
 
 
 PLAIN = Rendering()
@@ -30,7 +32,7 @@ PLAIN = Rendering()
 class Prompt:
     """A conversation to answer, in the words of a task. At most one of ``choices`` and ``json_schema`` is set.
 
-    ``max_tokens``: of answer and thinking together.
+    ``max_tokens``: of answer and thinking together; 0: the prompt is to be embedded.
     """
 
     messages: tuple[Message, ...]
@@ -60,7 +62,8 @@ class RowRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to a `RowRequest`. ``text``: of an `ApiCall` the response's body, JSON text, whatever the status.
+    """The answer to a `RowRequest`. ``text``: of an `ApiCall` the response's body, JSON text, whatever the status; of an embedding
+    a JSON list of numbers.
 
     ``reasoning``: what a `Prompt` was answered with before ``text``, where the model thought; None: it did not.
     """

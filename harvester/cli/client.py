@@ -23,6 +23,7 @@ from jobs.access.handle import HEADER, read_key, signed
 from jobs.config import PriceConfig
 from jobs.folder import StateFolder
 from jobs.spec import JobChange, JobRequest, JobView
+from jobs.tasks.embedding import Gives
 from jobs.tasks.thinking import ModelThinking
 
 CONNECT_S = 3.0
@@ -42,6 +43,7 @@ class ServerInfo(BaseModel):
     model_note: str | None = None
     context_tokens: int | None = None
     thinking: ModelThinking | None = None
+    gives: tuple[Gives, ...] | None = None
     state: str
     url: str
     pid: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from jobs.forecast.lengths import Lengths
 from jobs.plan.columns import columns_needed
 from jobs.plan.job import plan_job
 from jobs.spec import JobRequest, JobSpec
+from jobs.tasks.embedding import Gives
 from jobs.tasks.template import build_messages
 from jobs.tasks.thinking import ModelThinking
 
@@ -39,6 +40,7 @@ class Known:
     price: PriceConfig | None = None
     thinking: ModelThinking | None = None
     context_tokens: int | None = None
+    gives: Collection[Gives] | None = None
     count: Callable[[tuple[Message, ...]], int | None] = lambda messages: None
 
 
@@ -62,6 +64,7 @@ def estimate(request: JobRequest, known: Known, rules: SourceRules | None = None
                 token="0000",
                 thinking=known.thinking,
                 context_tokens=known.context_tokens,
+                gives=known.gives,
             )
             prompts = _sample(source, plan.spec)
     rows_total = plan.spec.rows_total

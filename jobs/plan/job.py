@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import ceil
 
@@ -14,12 +14,14 @@ from connectors.base import RowGroup, Source
 from connectors.errors import ColumnError, SourceError, UsageError
 from connectors.paths.rules import SourceRules
 from jobs.config import HarvestConfig
+from jobs.errors import TaskError
 from jobs.plan.columns import check_column, pick_column
 from jobs.plan.unique import check_unique
 from jobs.result import kept_names
 from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
+from jobs.tasks.embedding import Gives, check_model
 from jobs.tasks.load import resolve_task
-from jobs.tasks.spec import Task
+from jobs.tasks.spec import AnswerKind, Task
 from jobs.tasks.thinking import ModelThinking, settled, thinking_note
 
 MAX_SLICES = 500_000  # with 256 rows each: 128 million rows
@@ -43,11 +45,12 @@ def plan_job(
     owner: str | None = None,
     thinking: ModelThinking | None = None,
     context_tokens: int | None = None,
+    gives: Collection[Gives] | None = None,
 ) -> JobPlan:
     """What the job will be. Reads metadata only, and the one column of ``id_column`` where that is asked for.
 
     ``model`` is the one the job runs on, ``token`` four hex digits that make its id, ``rules`` those that ``source`` was opened by,
-    ``owner`` who asks, ``thinking`` and ``context_tokens`` what the model can; None: not known.
+    ``owner`` who asks, ``thinking``, ``context_tokens`` and ``gives`` what the model can; None: not known.
     Raises `TaskError`, `ColumnError`, `SourceError`.
     """
     asked = resolve_task(
@@ -59,9 +62,12 @@ def plan_job(
         thinking=request.thinking,
         chat_template_kwargs=request.chat_template_kwargs,
     )
+    check_model(asked, model, gives)
     task = settled(asked, model, thinking, context_tokens)
     if source.row_count == 0:
         raise SourceError(f"source {request.source.uri} has no rows; submit one with at least one row")
+    if asked.answer is AnswerKind.EMBEDDING and request.on_long is OnLong.SPLIT:
+        raise TaskError("--on-long split combines answers, and embeddings cannot be combined; use truncate or error")
     column, choice = pick_column(source.schema, task, request.column)
     if column is None and request.on_long is OnLong.SPLIT:
         raise ColumnError("--on-long split cuts the text column, and the prompt names several; say which one with --column")

@@ -61,7 +61,7 @@ class RowAttempt:
             temperature=job.task.temperature,
             choices=job.task.labels if job.task.answer is AnswerKind.CHOICE else None,
             json_schema=job.task.json_schema if job.task.answer is AnswerKind.JSON else None,
-            rendering=Rendering(job.task.thinking_tokens, job.task.chat_template_kwargs),
+            rendering=Rendering(job.task.thinking_tokens, job.task.chat_template_kwargs, job.task.answer is AnswerKind.EMBEDDING),
         )
 
     async def count(self, messages: tuple[Message, ...]) -> int:

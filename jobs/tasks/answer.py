@@ -16,14 +16,17 @@ from jobs.tasks.shape import Shape, shape_of
 from jobs.tasks.spec import REASONING, AnswerKind, Task
 
 OUTPUT = "output"
+EMBEDDING = "embedding"
 
 
 def result_fields(task: Task) -> list[pa.Field]:
-    """Columns of the answers: ``output`` for text and choice, one for each property of the schema for json, in its order.
+    """Columns of the answers: ``output`` for text and choice, ``embedding`` for a vector, one for each property of a schema.
 
     Then ``reasoning``, where the model thinks before it answers.
     """
     thought = [pa.field(REASONING, pa.string())] if task.thinking_tokens else []
+    if task.answer is AnswerKind.EMBEDDING:
+        return [pa.field(EMBEDDING, pa.list_(pa.float32()))]
     if task.answer is not AnswerKind.JSON:
         return [pa.field(OUTPUT, pa.string()), *thought]
     return [*(shape.field(name) for name, shape in _reader(task).shapes), *thought]
@@ -55,6 +58,8 @@ def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]
     """
     if task.answer is AnswerKind.TEXT:
         return {OUTPUT: storable(text)}
+    if task.answer is AnswerKind.EMBEDDING:
+        return {EMBEDDING: json.loads(text)}
     if task.answer is AnswerKind.CHOICE:
         return {OUTPUT: _choice(task, text.strip(), finish_reason)}
     value = _json(task, text, finish_reason)

@@ -11,6 +11,7 @@ import yaml
 
 from jobs.errors import TaskError, did_you_mean
 from jobs.result import RESULT_NAMES
+from jobs.tasks.embedding import check_embedding
 from jobs.tasks.file import TaskFile, parse_task
 from jobs.tasks.options import option_values
 from jobs.tasks.schema import check_schema
@@ -88,7 +89,9 @@ def resolve_task(
     fields |= {"max_tokens": max_tokens or file.max_tokens, "temperature": file.temperature if temperature is None else temperature}
     fields |= {"thinking": file.thinking if thinking is None else thinking}
     fields |= {"chat_template_kwargs": {**file.chat_template_kwargs, **(chat_template_kwargs or {})}}
-    return Task(name=file.name, description=file.description, answer=file.answer, **fields)
+    task = Task(name=file.name, description=file.description, answer=file.answer, **fields)
+    check_embedding(task)
+    return task
 
 
 def _whole(field: Any, values: Mapping[str, Any]) -> Any:

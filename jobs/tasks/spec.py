@@ -13,6 +13,7 @@ REASONING = "reasoning"  # result column of what was thought before the answer
 class AnswerKind(StrEnum):
     TEXT = "text"  # column ``output``: the answer as it came
     CHOICE = "choice"  # column ``output``: one of ``labels``, guided by the engine
+    EMBEDDING = "embedding"  # column ``embedding``: a vector, of a model that makes such
     JSON = "json"  # one typed column for each property of ``json_schema``, guided by the engine
 
 
@@ -74,8 +75,8 @@ class Task(BaseModel):
 
     @property
     def most_tokens(self) -> int:
-        """Most output tokens of one request: thinking and answer."""
-        return self.thinking_tokens + self.max_tokens
+        """Most output tokens of one request: thinking and answer. An embedding has none."""
+        return 0 if self.answer is AnswerKind.EMBEDDING else self.thinking_tokens + self.max_tokens
 
     def told(self) -> dict[str, Any]:
         """As JSON, to tell tasks apart. Without what later versions added, where it changes nothing: such tasks are the same as before."""

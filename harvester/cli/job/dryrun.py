@@ -62,6 +62,7 @@ def _of_server(client: Client, info: ServerInfo) -> Known:
         price=info.price,
         thinking=info.thinking,
         context_tokens=info.context_tokens,
+        gives=info.gives,
         count=lambda messages: _count(client, info.model, messages),
     )
 

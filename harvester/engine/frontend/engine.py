@@ -40,6 +40,14 @@ class Generated:
     prompt_tops: list[Top | None] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vector of one prompt, as long as the model makes them."""
+
+    vector: list[float]
+    usage: Usage
+
+
 class Engine(Protocol):
     """`harvester.engine.vllm.client.HarvestLLM` is one."""
 

@@ -26,7 +26,10 @@ from harvester.engine.vllm.launch import start_llm
 from harvester.engine.vllm.reasoning import Reasoning
 from harvester.engine.vllm.serving import OfflineApi, chat_app, given_template, served_models
 from harvester.errors import EngineError
+from jobs.tasks.embedding import Gives
 from jobs.tasks.thinking import ModelThinking
+
+GIVES = {"generate": Gives.TEXT, "embed": Gives.EMBEDDING}  # by vLLM's name of the task
 
 
 class EngineHost:
@@ -36,6 +39,7 @@ class EngineHost:
         self, llm: HarvestLLM, app: FastAPI, chat_template: str | None, shared: SharedState | None = None, tiers: TierConfig | None = None
     ) -> None:
         self.llm = llm
+        self.gives: tuple[Gives, ...] = ()  # what the model makes of a prompt
         self._api = OfflineApi(app, llm, tiers or TierConfig())
         self._offline: OfflineEngine | None = None
         self.shared = shared
@@ -57,7 +61,10 @@ class EngineHost:
             llm.attend(shared)
             REGISTRY.register(BoardMetrics(shared))
         _receive(app, llm, tiers or TierConfig())
-        return cls(llm, app, given_template(args), shared, tiers)
+        host = cls(llm, app, given_template(args), shared, tiers)
+        tasks = await llm.get_supported_tasks()
+        host.gives = tuple(gives for task, gives in GIVES.items() if task in tasks)
+        return host
 
     @property
     def thinking(self) -> ModelThinking:

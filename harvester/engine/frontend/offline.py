@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -60,7 +62,21 @@ class OfflineEngine:
         """See `Engine.complete`."""
         if isinstance(request.content, ApiCall):
             return await self._api.respond(request.request_id, request.content, request.hint)
+        if request.content.max_tokens == 0:
+            return await self._embed(request.request_id, request.content, request.hint)
         return await self._answer(request.request_id, request.content, request.hint)
+
+    async def _embed(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
+        token_ids = await self._tokenize(prompt.messages, prompt.rendering)
+        try:
+            found = await self._llm.embed(request_id, token_ids, extra=hint.to_args())
+        except UsageError as error:
+            raise RowError("refused", error.message) from error
+        except EngineError as error:
+            raise EngineGone(error.message) from error
+        if not all(map(math.isfinite, found.vector)):
+            raise RowError("not_finite", "the embedding holds numbers that are not finite; serve the model with engine.dtype float32")
+        return Completion(json.dumps(found.vector), "stop", found.usage)
 
     async def _answer(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
         token_ids = await self._tokenize(prompt.messages, prompt.rendering)
@@ -87,9 +103,17 @@ class OfflineEngine:
         return Completion(read.text, found.finish_reason, found.usage, reasoning=read.reasoning)
 
     async def _tokenize(self, messages: tuple[Message, ...], rendering: Rendering) -> list[int]:
-        """Token ids of the rendered chat prompt."""
+        """Token ids of the rendered prompt."""
+        if rendering.is_plain:
+            (message,) = messages
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, message["content"])
         kwargs = self._reasoning.template_kwargs(rendering)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, list(messages), kwargs)
+
+    def _encode(self, text: str) -> list[int]:
+        """As vLLM's embeddings route does for a text."""
+        about = self._llm.model_config.encoder_config or {}
+        return list(self._tokenizer.encode(text.lower() if about.get("do_lower_case", False) else text))
 
     def _render(self, messages: list[Any], kwargs: dict[str, Any]) -> list[int]:
         given = {**kwargs, "chat_template": self._chat_template, "tokenize": True, "add_generation_prompt": True, "return_dict": False}

@@ -12,14 +12,15 @@ from typing import Any
 import psutil
 from vllm.inputs import TokensPrompt
 from vllm.logprobs import Logprob
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from harvester.core import PRIORITY_OFFLINE, WorkClass, tier_of_priority, work_class
-from harvester.engine.frontend.engine import Generated, Sizes, Top
+from harvester.engine.frontend.engine import Embedded, Generated, Sizes, Top
 from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.signal import ArrivalSignal
@@ -157,6 +158,15 @@ class HarvestLLM(AsyncLLM):
         if self._metrics is not None and output is not None and output.metrics is not None and output.metrics.scheduled_ts:
             self._metrics.queued(work.value, max(0.0, output.metrics.scheduled_ts - output.metrics.queued_ts))
 
+    async def encode(
+        self, prompt: Any, pooling_params: PoolingParams, request_id: str, *given: Any, **named: Any
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """vLLM's, counted."""
+        async with aclosing(super().encode(prompt, pooling_params, request_id, *given, **named)) as stream:
+            with self._counted(work_class(named.get("priority", 0))):
+                async for output in stream:
+                    yield output
+
     @contextmanager
     def _counted(self, work: WorkClass) -> Iterator[None]:
         counts = self._in_flight
@@ -210,6 +220,24 @@ class HarvestLLM(AsyncLLM):
         if last is None:
             raise EngineError("vLLM ended the request without an answer")
         return _generated(last)
+
+    async def embed(
+        self, request_id: str, token_ids: Sequence[int], *, priority: int = PRIORITY_OFFLINE, extra: Mapping[str, Any] | None = None
+    ) -> Embedded:
+        """The vector of one prompt, as ``/v1/embeddings`` gives it. ``extra`` and what it raises: see `complete`."""
+        params = PoolingParams(task="embed", extra_kwargs=dict(extra or {}))
+        last: PoolingRequestOutput | None = None
+        try:
+            async for output in self.encode(TokensPrompt(prompt_token_ids=list(token_ids)), params, request_id, priority=priority):
+                last = output
+        except EngineDeadError as error:
+            raise EngineError("the vLLM engine died under the request") from error
+        except ValueError as error:
+            raise UsageError(" ".join(str(error).split())) from error
+        if last is None:
+            raise EngineError("vLLM ended the request without an answer")
+        usage = Usage(prompt_tokens=len(last.prompt_token_ids), cached_tokens=int(last.num_cached_tokens or 0))
+        return Embedded([float(number) for number in last.outputs.data.tolist()], usage)
 
 
 def _generated(output: RequestOutput) -> Generated:

@@ -29,7 +29,9 @@ def is_offline(request: Request) -> bool:
 
 
 def extra_of(request: Request) -> Mapping[str, Any]:
-    """`vllm_xargs` of the request."""
+    """`vllm_xargs` of the request; of one that is pooled what a job's row says."""
+    if request.pooling_params is not None:
+        return request.pooling_params.extra_kwargs or {}
     params = request.sampling_params
     return (params.extra_args or {}) if params is not None else {}
 

@@ -86,7 +86,7 @@ class JobsApp:
     async def _info(self) -> dict[str, Any]:
         if not self._told:
             info = await self._replicas.info()
-            self._told = {"context_tokens": info["context_tokens"], "thinking": info.get("thinking")}
+            self._told = {"context_tokens": info["context_tokens"], "thinking": info.get("thinking"), "gives": info.get("gives")}
         return {**self._fixed, **self._told}
 
 

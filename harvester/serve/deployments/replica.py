@@ -134,6 +134,7 @@ class Replica:
             "max_seqs": self._host.max_seqs,
             "models": self._host.models(),
             "thinking": self._host.thinking.model_dump(),
+            "gives": [one.value for one in self._host.gives],
         }
 
     async def record_routing_stats(self) -> dict[str, Any]:

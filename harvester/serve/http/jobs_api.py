@@ -43,6 +43,7 @@ from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView, SeenFile
 from jobs.sql.pool import QueryPool
+from jobs.tasks.embedding import Gives
 from jobs.tasks.load import list_tasks
 from jobs.tasks.options import TaskOption
 from jobs.tasks.thinking import ModelThinking
@@ -227,6 +228,7 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
             is_user=is_user and rules is None,
             uploaded=rules,
             thinking=able,
+            gives=None if info.get("gives") is None else [Gives(one) for one in info["gives"]],
         )
         plan, is_new = _once(plan, request.new, sent.headers.get(ONCE))
         try:

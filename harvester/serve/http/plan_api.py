@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,6 +20,7 @@ from jobs.ledger.history import recent_spans, task_key
 from jobs.plan.estimate import Known
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, JobSpec
+from jobs.tasks.embedding import Gives
 
 
 async def _known(ledger: LedgerTables, info: dict[str, Any]) -> Known:
@@ -32,7 +34,8 @@ async def _known(ledger: LedgerTables, info: dict[str, Any]) -> Known:
 
     price = info.get("price")
     spans = recent_spans(harvest, info["model"], time.time())
-    return Known(info["model"], spans, lengths, None if price is None else PriceConfig.model_validate(price))
+    known = Known(info["model"], spans, lengths, None if price is None else PriceConfig.model_validate(price))
+    return known if info.get("gives") is None else replace(known, gives=[Gives(one) for one in info["gives"]])
 
 
 def add_plan(

@@ -1,0 +1,42 @@
+"""Tasks that embed: what such a task cannot have, and which tasks a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+
+from jobs.errors import TaskError
+from jobs.tasks.spec import AnswerKind, Task
+
+
+class Gives(StrEnum):
+    """What a served model makes of a prompt."""
+
+    TEXT = "text"
+    EMBEDDING = "embedding"
+
+
+def check_embedding(task: Task) -> None:
+    """Raises `TaskError` where a task embeds and has what belongs to an answer in words."""
+    if task.answer is not AnswerKind.EMBEDDING:
+        return
+    wrong = {
+        "system": task.system,
+        "combine": task.combine,
+        "thinking": task.thinking not in (None, "off"),
+        "chat_template_kwargs": task.chat_template_kwargs,
+    }
+    for name, value in wrong.items():
+        if value:
+            raise TaskError(f"task {task.name} has {name} and gives embeddings, which have no conversation; leave {name} out")
+
+
+def check_model(task: Task, model: str, gives: Collection[Gives] | None) -> None:
+    """Raises `TaskError` where ``model`` does not make what the task is to give. ``gives``: None where nobody asked the model."""
+    wanted = Gives.EMBEDDING if task.answer is AnswerKind.EMBEDDING else Gives.TEXT
+    if gives is None or wanted in gives:
+        return
+    if wanted is Gives.EMBEDDING:
+        raise TaskError(f"{model} makes no embeddings, so task {task.name} cannot run on it; use another task, or serve an embedding model")
+    instead = "use --task embed, or serve" if Gives.EMBEDDING in gives else "serve"
+    raise TaskError(f"{model} writes no text, so task {task.name} cannot run on it; {instead} a model that writes")
