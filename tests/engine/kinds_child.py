@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,51 @@ async def ask(llm: Any, case: str, models: Path, number: int, turn: int) -> list
     return found
 
 
+def texts() -> list[str]:
+    """Rows of a job, some with a beginning in common."""
+    return [f"{'The same beginning of a row. ' * (number % 3)}Row {number} says {number * 37 % 101}." for number in range(PROMPTS)]
+
+
+async def embedded(host: Any) -> dict[str, Any]:
+    """`texts` as rows of a job alone, as a client's requests alone, and both at once; and a row that is too long."""
+    import httpx
+
+    from jobs.run.row import RowWork
+    from jobs.spec import OnLong
+    from jobs.tasks.load import resolve_task
+    from jobs.testing import scripted_plan
+
+    about = {"task": resolve_task("embed"), "column": "text", "on_long": OnLong.ERROR}
+    work = RowWork(scripted_plan("docs").spec.model_copy(update=about), host.offline("tiny", 8), time.time)
+    name = host.models()[0]
+
+    async def rows(tag: str) -> list[dict[str, Any]]:
+        done = await asyncio.gather(*(work.answer(number, {"text": text}, text, 1, tag) for number, text in enumerate(texts())))
+        return [row.to_json() for row in done]
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(host.app), base_url="http://127.0.0.1") as http:
+
+        async def asked() -> list[dict[str, Any]]:
+            bodies = [{"model": name, "input": text} for text in texts()]
+            return [answer.json() for answer in await asyncio.gather(*(http.post("/v1/embeddings", json=body) for body in bodies))]
+
+        found: dict[str, Any] = {"rows": await rows("alone"), "asked": await asked()}
+        found["rows beside"], found["asked beside"] = await asyncio.gather(rows("beside"), asked())
+    long = "word " * 2 * LONGEST
+    return {**found, "long": (await work.answer(99, {"text": long}, long, 1, "long")).to_json(), "gives": list(host.gives)}
+
+
+def by_transformers(model: Path) -> list[list[float]]:
+    """What the library itself gives for `texts`: the normed state of the last token."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, plain = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        states = [plain(torch.tensor([tokenizer.encode(text)])).last_hidden_state[0, -1] for text in texts()]
+    return [torch.nn.functional.normalize(state, dim=0).tolist() for state in states]
+
+
 async def ours(case: str, models: Path, chaos: float, least: int) -> dict[str, Any]:
     from harvester.config import parse_config
     from harvester.engine.frontend.host import EngineHost
@@ -119,10 +165,11 @@ async def ours(case: str, models: Path, chaos: float, least: int) -> dict[str, A
                 answers.append([await ask(host.llm, case, models, number, turn) for number in range(FEW)])
             else:
                 answers.append(await asyncio.gather(*(ask(host.llm, case, models, number, turn) for number in range(PROMPTS))))
+        beyond = {**await embedded(host), "transformers": by_transformers(model)} if case == "embed" else {}
         scheduler, told = str(host.llm.vllm_config.scheduler_config.scheduler_cls), host.now()["wrong"]
     finally:
         host.close()
-    return {"answers": answers, "ended": shared.count(Count.ENDED_STEPS), "scheduler": scheduler, "told": told}
+    return {"answers": answers, "ended": shared.count(Count.ENDED_STEPS), "scheduler": scheduler, "told": told, "texts": beyond}
 
 
 def main() -> int:

@@ -62,11 +62,31 @@ def test_answers_are_those_of_stock_vllm(case: str, stock: Callable[[str], list[
         assert different == [], f"turn {turn}: {len(different)} of {len(answers)} answers differ"
 
 
-def test_a_pooling_model_starts_and_gives_the_embeddings_of_stock_vllm(
+def test_a_pooling_model_gives_the_embeddings_of_stock_vllm_to_requests_and_rows(
     stock: Callable[[str], list[Any]], models: Path, tmp_path: Path
 ) -> None:
     found = child(tmp_path, models, "embed")
     assert found["ended"] == 0
     for answers in found["answers"]:
         for ours, theirs in zip(answers, stock("embed"), strict=True):
-            assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < CLOSE
+            assert _apart(ours, theirs) < CLOSE
+    _check_rows(found["texts"])
+
+
+def _check_rows(found: dict[str, Any]) -> None:
+    """Rows of a job, alone and beside a client's requests, have the vectors that the client gets, and those of the library."""
+    right = found["transformers"]
+    assert len({str(vector) for vector in right}) == len(right), "each text has a vector of its own"
+    assert found["gives"] == ["embedding"]
+    for rows, asked in (("rows", "asked"), ("rows beside", "asked beside")):
+        for row, answer, vector in zip(found[rows], found[asked], right, strict=True):
+            assert row["status"] == "ok", row["error_message"]
+            assert _apart(row["values"]["embedding"], vector) < CLOSE
+            assert _apart(answer["data"][0]["embedding"], vector) < CLOSE
+            assert row["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"] > 0
+            assert row["usage"]["output_tokens"] == 0
+    assert (found["long"]["status"], found["long"]["error_code"]) == ("error", "text_too_long")
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from connectors.open import open_source
 from harvester.errors import TaskError
+from jobs.config import HarvestConfig
 from jobs.engine import Prompt
+from jobs.plan.job import plan_job
 from jobs.result import ROW_ID, part_table, result_schema
 from jobs.run.row import RowWork
-from jobs.tasks.embedding import Gives, check_model
+from jobs.spec import JobPlan, JobRequest, OnLong, SourceSpec
+from jobs.tasks.embedding import Gives
 from jobs.tasks.load import resolve_task
 from jobs.testing import ManualClock, ScriptedEngine, scripted_plan
 
@@ -30,7 +36,7 @@ def test_an_embedded_row_asks_for_its_text_alone_and_becomes_a_vector() -> None:
 
     job = scripted_plan("docs").spec.model_copy(update={"task": EMBED, "column": "text"})
     engine = ScriptedEngine(answer=answer, context_tokens=100)
-    row = asyncio.run(RowWork(job, engine, ManualClock().now_s).answer(3, {"text": "some words"}, "some words", 1, "a"))
+    row = asyncio.run(RowWork(job, engine, ManualClock()).answer(3, {"text": "some words"}, "some words", 1, "a"))
     assert (row.status, row.values) == ("ok", {"embedding": VECTOR})
     (prompt,) = asked
     assert prompt.messages == ({"role": "user", "content": "some words"},)
@@ -40,29 +46,44 @@ def test_an_embedded_row_asks_for_its_text_alone_and_becomes_a_vector() -> None:
     assert table.select([ROW_ID, "embedding"]).to_pylist() == [{ROW_ID: 3, "embedding": VECTOR}]
 
 
-@pytest.mark.parametrize(
-    ("name", "gives", "message"),
-    [
-        (
-            "summarize",
-            [Gives.EMBEDDING],
-            "m writes no text, so task summarize cannot run on it; use --task embed, or serve a model that writes",
-        ),
-        ("summarize", [], "m writes no text, so task summarize cannot run on it; no task can, or serve a model that writes"),
-        ("embed", [Gives.TEXT], "m makes no embeddings, so task embed cannot run on it; use another task, or serve an embedding model"),
-    ],
-)
-def test_a_task_that_the_model_cannot_do_is_refused_in_one_line(name: str, gives: list[Gives], message: str) -> None:
+REFUSED = {
+    "no text": (
+        "summarize",
+        [Gives.EMBEDDING],
+        "m writes no text, so task summarize cannot run on it; use --task embed, or serve a model that writes",
+    ),
+    "neither": ("summarize", [], "m writes no text, so task summarize cannot run on it; serve a model that writes"),
+    "no vector": (
+        "embed",
+        [Gives.TEXT],
+        "m makes no embeddings, so task embed cannot run on it; use another task, or serve an embedding model",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "gives", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_task_that_the_model_cannot_do_is_refused_at_submit(tmp_path: Path, name: str, gives: list[Gives], message: str) -> None:
     with pytest.raises(TaskError) as refused:
-        check_model(resolve_task(name), "m", gives)
+        planned(tmp_path, task=name, gives=gives)
     assert refused.value.message == message
 
 
-@pytest.mark.parametrize(
-    ("name", "gives"), [("embed", [Gives.EMBEDDING]), ("summarize", [Gives.TEXT]), ("embed", None), ("summarize", None)]
-)
-def test_a_task_that_the_model_can_do_is_taken(name: str, gives: list[Gives] | None) -> None:
-    check_model(resolve_task(name), "m", gives)
+@pytest.mark.parametrize(("name", "gives"), [("embed", [Gives.EMBEDDING]), ("summarize", [Gives.TEXT]), ("embed", None)])
+def test_a_task_that_the_model_can_do_is_taken(tmp_path: Path, name: str, gives: list[Gives] | None) -> None:
+    assert planned(tmp_path, task=name, gives=gives).spec.task.name == name
+
+
+def test_a_text_that_is_too_long_is_not_embedded_in_parts(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="--on-long split combines answers, and embeddings cannot be combined; use truncate or error"):
+        planned(tmp_path, task="embed", gives=None, on_long=OnLong.SPLIT)
+
+
+def planned(folder: Path, gives: list[Gives] | None, **asked: Any) -> JobPlan:
+    path = folder / "docs.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"]}), path)
+    request = JobRequest(source=SourceSpec(uri=str(path)), **asked)
+    with open_source(str(path), snapshot_dir=folder / "snapshot") as source:
+        return plan_job(request, source, model="m", harvest=HarvestConfig(), now_s=0.0, token="0000", gives=gives)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "classify": {"labels": "good,bad"},
     "extract": {"schema": SCHEMA},
     "translate": {"to": "German"},
+    "embed": {},
     "ask": {"prompt": "Who wrote {text}?"},
 }
 
 
 def test_the_built_in_tasks_are_listed_with_descriptions() -> None:
     tasks = list_tasks()
-    assert [task.name for task in tasks] == ["ask", "classify", "extract", "summarize", "translate"]
+    assert [task.name for task in tasks] == ["ask", "classify", "embed", "extract", "summarize", "translate"]
     assert all(task.description for task in tasks)
     assert all(option.description for task in tasks for option in task.options.values())
 
@@ -119,7 +120,7 @@ def test_an_option_neither_required_nor_given_is_null() -> None:
     ("name", "options", "message"),
     [
         pytest.param("sumarize", {}, "did you mean summarize?", id="near-name"),
-        pytest.param("zzz", {}, "built-in tasks: ask, classify, extract, summarize, translate", id="far-name"),
+        pytest.param("zzz", {}, "built-in tasks: ask, classify, embed, extract, summarize, translate", id="far-name"),
         pytest.param("translate", {"too": "x"}, "no option too; did you mean to?", id="near-option"),
         pytest.param("summarize", {"zzz": 1}, "no option zzz; its options: none", id="no-options"),
         pytest.param("translate", {}, "needs option to: The language", id="missing-option"),
@@ -173,7 +174,9 @@ def test_a_schema_that_is_none_says_why(schema: dict[str, Any], message: str) ->
         pytest.param("prompt: '{a@b}'", "prompt, line 1, character 1: {a@b} is not a column place", id="bad-template"),
         pytest.param("prompt: '{text}'\nsystem: '{'", "system, line 1, character 1: a { is not closed", id="bad-system"),
         pytest.param(
-            "prompt: '{text}'\nanswer: yaml", "answer: Input should be 'text', 'choice' or 'json' (given 'yaml')", id="bad-answer"
+            "prompt: '{text}'\nanswer: yaml",
+            "answer: Input should be 'text', 'choice', 'embedding' or 'json' (given 'yaml')",
+            id="bad-answer",
         ),
         pytest.param("prompt: '{text}'\nmax_tokens: 0", "max_tokens: ", id="bad-bound"),
         pytest.param("prompt: '{text} {to}'\noptions: {to: {requird: true}}", "did you mean required?", id="option-key"),
