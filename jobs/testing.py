@@ -45,7 +45,7 @@ class ScriptedEngine:
     ``reply`` the content of the response to each call, or raises `Refused`. ``hear`` is given each request before that; ``think`` gives
     what stands before the answer to a prompt that thinks.
 
-    A text of more than ``max_tokens`` tokens is cut there and ends with "length". Each completion takes ``delay_s`` and, after `hold`,
+    To a prompt that is embedded ``answer`` gives a JSON list, never cut. Else a text of more than ``max_tokens`` tokens is cut there and ends with "length". Each completion takes ``delay_s`` and, after `hold`,
     until `go_on`; `die` ends it with `EngineGone`, and every later one too. Used from one event loop.
     """
 
@@ -136,6 +136,8 @@ class ScriptedEngine:
             raise EngineGone("the scripted engine was told to die")
 
     async def _completion(self, prompt: Prompt, text: str) -> Completion:
+        if prompt.max_tokens == 0:
+            return Completion(text, "stop", Usage(prompt_tokens=await self.count_tokens(prompt.messages)))
         max_chars = int(prompt.max_tokens / self.tokens_per_char)
         thought = self.think(prompt) if self.think is not None and prompt.rendering.thinking_tokens else None
         said, begin = f"{thought or ''}{text}"[:max_chars], len(thought or "")
