@@ -45,8 +45,9 @@ class ScriptedEngine:
     ``reply`` the content of the response to each call, or raises `Refused`. ``hear`` is given each request before that; ``think`` gives
     what stands before the answer to a prompt that thinks.
 
-    To a prompt that is embedded ``answer`` gives a JSON list, never cut. Else a text of more than ``max_tokens`` tokens is cut there and ends with "length". Each completion takes ``delay_s`` and, after `hold`,
-    until `go_on`; `die` ends it with `EngineGone`, and every later one too. Used from one event loop.
+    To a prompt that is embedded ``answer`` gives a JSON list, which is not cut. Another text of more than ``max_tokens`` tokens is cut
+    there and ends with "length". Each completion takes ``delay_s`` and, after `hold`, until `go_on`; `die` ends it with `EngineGone`, and
+    every later one too. Used from one event loop.
     """
 
     def __init__(

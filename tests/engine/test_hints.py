@@ -10,6 +10,7 @@ import pytest
 from harvester.core import PRIORITY_OFFLINE
 from harvester.policy.order.offline import Fair, OfflineRow
 from harvester.policy.step.view import Guarantee
+from jobs.hint import SchedulingHint
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -54,6 +55,18 @@ def test_the_newest_request_says_what_its_job_weighs() -> None:
     order.charge("a", 100.0)
     order.charge("b", 30.0)
     assert [row.name for row in order.rows()] == ["a1", "a2", "b1"], "100 / 4 is less than 30"
+
+
+def test_a_row_that_is_embedded_says_its_job_as_others_do() -> None:
+    from vllm.pooling_params import PoolingParams
+    from vllm.v1.request import Request
+
+    hint = SchedulingHint(job="a", window=3, weight=2.0, share=0.5)
+    one = Request("a1", [1, 2, 3], None, PoolingParams(task="embed", extra_kwargs=hint.to_args()), priority=PRIORITY_OFFLINE)
+    found = row(one)
+    assert (found.job, found.weight, found.guarantee) == ("a", 2.0, Guarantee(0.5, False))
+    silent = row(Request("b1", [1, 2, 3], None, PoolingParams(task="embed"), priority=PRIORITY_OFFLINE))
+    assert (silent.job, silent.weight, silent.guarantee) == ("", 1.0, None)
 
 
 def test_the_largest_share_of_the_jobs_with_work_is_guaranteed() -> None:
