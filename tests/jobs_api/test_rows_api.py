@@ -9,12 +9,13 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_jobs_api import Office, office  # noqa: F401
+from test_jobs_api import INFO, MODEL, Office, office, refused  # noqa: F401
 
 from harvester.errors import TooLargeError
 from harvester.serve.access.identity import Identity
@@ -151,3 +152,19 @@ async def test_a_dry_run_tells_what_a_job_would_be_and_keeps_nothing(office: Off
 async def test_a_dry_run_reads_only_what_a_job_may(office: Office) -> None:  # noqa: F811
     answer = await office.post("/plan", {"source": {"uri": "/etc/passwd"}, "task": "summarize"})
     assert answer.status_code in (400, 403), answer.text
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/plan"])
+async def test_a_task_that_the_model_cannot_do_is_refused_with_what_to_do(
+    office: Office,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    wish: dict[str, Any] = {"source": {"uri": str(office.docs)}}
+    monkeypatch.setitem(INFO, "gives", ["embedding"])
+    message = refused(await office.post(path, {**wish, "task": "summarize"}), 400)
+    assert message.startswith(f"{MODEL} writes no text, so task summarize cannot run on it; use --task embed")
+    assert office.ledger.jobs() == []
+    assert (await office.post(path, {**wish, "task": "embed"})).status_code in (200, 201)
+    monkeypatch.setitem(INFO, "gives", ["text"])
+    assert "makes no embeddings" in refused(await office.post(path, {**wish, "task": "embed", "new": True}), 400)
