@@ -236,6 +236,8 @@ class HarvestLLM(AsyncLLM):
             raise UsageError(" ".join(str(error).split())) from error
         if last is None:
             raise EngineError("vLLM ended the request without an answer")
+        if last.error is not None:  # of this request alone; there is no vector
+            raise UsageError(" ".join(last.error.message.split()))
         usage = Usage(prompt_tokens=len(last.prompt_token_ids), cached_tokens=int(last.num_cached_tokens or 0))
         return Embedded([float(number) for number in last.outputs.data.tolist()], usage)
 
