@@ -34,6 +34,10 @@ class HarvestConfig(Section):
         default=10, ge=2, description="Attempts after which a row that never finished ends as an error: it seems to kill the engine."
     )
 
+    max_image_bytes: int = Field(
+        default=20 << 20, ge=1024, description="Maximum bytes of an image of a row, which is held in memory; a larger one ends the row."
+    )
+
     @model_validator(mode="after")
     def _check(self) -> HarvestConfig:
         if self.heartbeat_s * 3 > self.lease_s:

@@ -17,12 +17,14 @@ class Rendering:
     """How the model's chat template is to write a conversation down.
 
     ``thinking_tokens``: most tokens of thinking before the answer; 0: it answers at once. ``template_kwargs``: more of its arguments.
-    ``is_plain``: without the template, the only message as it is. Such a prompt is embedded.
+    ``is_plain``: without the template, the only message as it is. Such a prompt is embedded. ``images``: data: URLs or addresses of what
+    the user's first message shows before its text.
     """
 
     thinking_tokens: int = 0
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_plain: bool = False
+    images: tuple[str, ...] = ()
 
 
 PLAIN = Rendering()

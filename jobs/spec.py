@@ -13,7 +13,7 @@ from connectors.paths.rules import SourceRules
 from connectors.selection import Selection
 from jobs.hint import SchedulingHint
 from jobs.states import JobState
-from jobs.tasks.spec import Task, TemplateKwargs, Thinking
+from jobs.tasks.spec import ImageColumns, Task, TemplateKwargs, Thinking
 from jobs.usage import Usage
 
 
@@ -102,6 +102,9 @@ class JobRequest(Frozen):
         default=None, description="Thinking before the answer: off, on, or its most tokens. None: the task's, or off where the model can."
     )
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict, description="More arguments of the model's chat template.")
+    images: ImageColumns = Field(
+        default=(), description="Columns that hold images to show: bytes, paths, addresses at allowed hosts. None: the task's."
+    )
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(
         default=ERROR_RATE,

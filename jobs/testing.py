@@ -18,6 +18,7 @@ from jobs.spec import JobChange, JobPlan, JobSpec, JobView, Lease, LeaseProgress
 from jobs.tasks.spec import Task
 from jobs.usage import Usage
 
+IMAGE_TOKENS = 50  # of each image that a scripted engine is shown
 VERBS = ("cancel", "pause", "resume", "retry")
 
 
@@ -97,7 +98,7 @@ class ScriptedEngine:
         return self.finished * self.delay_s
 
     async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
-        return self._tokens("".join(message["content"] for message in messages))
+        return self._tokens("".join(message["content"] for message in messages)) + IMAGE_TOKENS * len(rendering.images)
 
     async def complete(self, request: RowRequest) -> Completion:
         if self.hear is not None:

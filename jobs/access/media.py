@@ -23,12 +23,17 @@ def check_media(body: Mapping[str, Any], hosts: Collection[str]) -> None:
         if param in _NOT_CONTENT:
             continue
         for field, address in _addresses(param, body[param]):
-            if address[:5].lower() != "data:" and _host(address) not in hosts:
+            if address[:5].lower() != "data:" and not is_fetched(address, hosts):
                 raise ParameterError(
                     f"{field} names {masked(address)[:120]!r}, which this server does not fetch; send the content as a data: URL, "
                     "or have its host listed under engine.allowed_media_domains in the server's config",
                     param,
                 )
+
+
+def is_fetched(address: str, hosts: Collection[str]) -> bool:
+    """Whether ``address`` is http(s) at one of ``hosts``."""
+    return _host(address) in hosts
 
 
 def _addresses(name: str, value: object) -> Iterator[tuple[str, str]]:

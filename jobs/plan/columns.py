@@ -23,10 +23,27 @@ def task_places(task: Task) -> tuple[str, ...]:
 
 
 def columns_needed(spec: JobSpec) -> tuple[str, ...]:
-    """Columns to read for a row: those of the prompt, then those kept, each once."""
+    """Columns to read for a row: those of the prompt, its images, then those kept, each once."""
     text = () if spec.column is None else (spec.column,)
     named = (name for name in task_places(spec.task) if name != TEXT_PLACE or spec.column is None)
-    return tuple(dict.fromkeys((*text, *named, *spec.keep)))
+    return tuple(dict.fromkeys((*text, *named, *spec.task.images, *spec.keep)))
+
+
+def holds_bytes(kind: pa.DataType) -> bool:
+    """Whether the cells of an image column are the images themselves."""
+    if pa.types.is_dictionary(kind):
+        return holds_bytes(kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def check_image_column(schema: pa.Schema, name: str) -> None:
+    """Raise `ColumnError` where the source has no such column, or one that can neither hold nor name images."""
+    check_column(schema, name, "--image")
+    kind = schema.field(name).type
+    if not holds_bytes(kind) and not _is_text(kind):
+        raise ColumnError(f"--image names column {name} of type {kind}; give one of bytes, paths or addresses")
 
 
 def check_column(schema: pa.Schema, name: str, use: str) -> None:

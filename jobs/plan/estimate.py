@@ -27,6 +27,7 @@ from jobs.tasks.thinking import ModelThinking
 SAMPLE_GROUPS = 4  # row groups, spread over the source
 SAMPLE_ROWS = 250  # of each, from its start: reading further in would cost a scan
 COUNTED_ROWS = 24  # of the sample, counted by the server's tokenizer
+IMAGES_NOTE = "Prompt tokens are those of the text; images come on top."
 CHARS_PER_TOKEN = 4  # of English text with common tokenizers
 
 
@@ -41,6 +42,7 @@ class Known:
     thinking: ModelThinking | None = None
     context_tokens: int | None = None
     gives: Collection[Gives] | None = None
+    max_images: int | None = None
     count: Callable[[tuple[Message, ...]], int | None] = lambda messages: None
 
 
@@ -65,6 +67,7 @@ def estimate(request: JobRequest, known: Known, rules: SourceRules | None = None
                 thinking=known.thinking,
                 context_tokens=known.context_tokens,
                 gives=known.gives,
+                max_images=known.max_images,
             )
             prompts = _sample(source, plan.spec)
     rows_total = plan.spec.rows_total
@@ -91,7 +94,7 @@ def estimate(request: JobRequest, known: Known, rules: SourceRules | None = None
         "estimated_low_s": round(expected.low_s, 1) if expected else None,
         "estimated_high_s": round(expected.high_s, 1) if expected else None,
         "price": _price(known.price, prompt_tokens, max_output if output is None else output),
-        "notes": list(plan.notes),
+        "notes": [*plan.notes, *([IMAGES_NOTE] if plan.spec.task.images else [])],
     }
 
 
@@ -118,9 +121,11 @@ def _tokens(prompts: Sequence[tuple[Message, ...]], known: Known) -> tuple[float
 def _sample(source: Source, spec: JobSpec) -> list[tuple[Message, ...]]:
     """Prompts of a sample of rows. Rows that are not UTF-8 are left out: they end as errors, not as prompts."""
     groups = [group for group in source.row_groups() if group.row_count]
+    spec = spec.model_copy(update={"keep": ()})
+    wanted = columns_needed(spec.model_copy(update={"task": spec.task.model_copy(update={"images": ()})})) or columns_needed(spec)
     prompts: list[tuple[Message, ...]] = []
     for group in groups[:: max(1, len(groups) // SAMPLE_GROUPS)][:SAMPLE_GROUPS]:
-        table = source.read(group, 0, min(SAMPLE_ROWS, group.row_count), columns_needed(spec.model_copy(update={"keep": ()})))
+        table = source.read(group, 0, min(SAMPLE_ROWS, group.row_count), wanted)
         try:
             sampled = rows(table)
         except UnicodeDecodeError:

@@ -15,15 +15,17 @@ from connectors.errors import ColumnError, SourceError, UsageError
 from connectors.paths.rules import SourceRules
 from jobs.config import HarvestConfig
 from jobs.errors import TaskError
-from jobs.plan.columns import check_column, pick_column
+from jobs.plan.columns import check_column, check_image_column, holds_bytes, pick_column
 from jobs.plan.unique import check_unique
 from jobs.result import kept_names
 from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
 from jobs.tasks.embedding import Gives, check_model
+from jobs.tasks.images import check_images
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import AnswerKind, Task
 from jobs.tasks.thinking import ModelThinking, settled, thinking_note
 
+IMAGE_SLICE_ROWS = 32  # of a source that holds images: a slice's rows are in memory
 MAX_SLICES = 500_000  # with 256 rows each: 128 million rows
 
 
@@ -46,11 +48,12 @@ def plan_job(
     thinking: ModelThinking | None = None,
     context_tokens: int | None = None,
     gives: Collection[Gives] | None = None,
+    max_images: int | None = None,
 ) -> JobPlan:
     """What the job will be. Reads metadata only, and the one column of ``id_column`` where that is asked for.
 
     ``model`` is the one the job runs on, ``token`` four hex digits that make its id, ``rules`` those that ``source`` was opened by,
-    ``owner`` who asks, ``thinking``, ``context_tokens`` and ``gives`` what the model can; None: not known.
+    ``owner`` who asks, ``thinking``, ``context_tokens``, ``gives`` and ``max_images`` (of one prompt) what the model can; None: not known.
     Raises `TaskError`, `ColumnError`, `SourceError`.
     """
     asked = resolve_task(
@@ -61,17 +64,22 @@ def plan_job(
         temperature=request.temperature,
         thinking=request.thinking,
         chat_template_kwargs=request.chat_template_kwargs,
+        images=request.images,
     )
     check_model(asked, model, gives)
+    check_images(asked, model, max_images)
     task = settled(asked, model, thinking, context_tokens)
     if source.row_count == 0:
         raise SourceError(f"source {request.source.uri} has no rows; submit one with at least one row")
     if asked.answer is AnswerKind.EMBEDDING and request.on_long is OnLong.SPLIT:
         raise TaskError("--on-long split combines answers, and embeddings cannot be combined; use truncate or error")
+    if asked.images and request.on_long is OnLong.SPLIT:
+        raise TaskError("--on-long split asks for parts of a text, and an image has none; use truncate or error")
     column, choice = pick_column(source.schema, task, request.column)
     if column is None and request.on_long is OnLong.SPLIT:
         raise ColumnError("--on-long split cuts the text column, and the prompt names several; say which one with --column")
-    keep = _keep(source.schema, request.keep)
+    pictures = _pictures(source.schema, task)
+    keep = _keep(source.schema, request.keep, pictures)
     if request.id_column is not None:
         check_column(source.schema, request.id_column, "--id-column")
         check_unique(source, request.id_column)
@@ -94,8 +102,22 @@ def plan_job(
         weight=request.weight,
         deadline_at_s=request.deadline_at_s,
     )
-    notes = (*filter(None, (choice, thinking_note(task, model, asked))), *_renamed(source.schema, keep, task))
+    left_out = [f"Image column {name} is not copied into the results; --keep copies it." for name in pictures if name not in keep]
+    notes = (*filter(None, (choice, thinking_note(task, model, asked))), *left_out, *_renamed(source.schema, keep, task))
+    harvest = _in_small_slices(harvest) if pictures else harvest
     return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, harvest), notes=notes)
+
+
+def _pictures(schema: pa.Schema, task: Task) -> tuple[str, ...]:
+    """Columns that hold images themselves. Raises `ColumnError` for image columns that are none."""
+    for name in task.images:
+        check_image_column(schema, name)
+    return tuple(name for name in task.images if holds_bytes(schema.field(name).type))
+
+
+def _in_small_slices(harvest: HarvestConfig) -> HarvestConfig:
+    most = min(harvest.max_slice_rows, IMAGE_SLICE_ROWS)
+    return harvest.model_copy(update={"max_slice_rows": most, "min_slice_rows": min(harvest.min_slice_rows, most)})
 
 
 def cut_slices(groups: Sequence[RowGroup], rows_total: int, harvest: HarvestConfig) -> tuple[SliceSpec, ...]:
@@ -128,9 +150,9 @@ def cut_slices(groups: Sequence[RowGroup], rows_total: int, harvest: HarvestConf
     return tuple(slices)
 
 
-def _keep(schema: pa.Schema, asked: tuple[str, ...] | None) -> tuple[str, ...]:
+def _keep(schema: pa.Schema, asked: tuple[str, ...] | None, pictures: Collection[str]) -> tuple[str, ...]:
     if asked is None:
-        return tuple(schema.names)
+        return tuple(name for name in schema.names if name not in pictures)
     for name in asked:
         check_column(schema, name, "--keep")
     return tuple(dict.fromkeys(asked))

@@ -61,11 +61,13 @@ class JobPlanner:
         uploaded: SourceRules | None = None,
         thinking: ModelThinking | None = None,
         gives: Collection[Gives] | None = None,
+        max_images: int | None = None,
     ) -> JobPlan:
         """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine.
 
         ``owner`` asks, within ``limits``. ``is_user``: it is the server's own user, who may read what the server may; others are held
-        to the configuration's ``sources``, or for a file that was uploaded to ``uploaded``. ``thinking``, ``gives``: what the model can.
+        to the configuration's ``sources``, or for a file that was uploaded to ``uploaded``. ``thinking``, ``gives``,
+        ``max_images``: what the model can.
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
@@ -79,7 +81,7 @@ class JobPlanner:
             if kept:
                 write_secrets(staging, kept)
             address = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
-            able = {"thinking": thinking, "context_tokens": context_tokens, "gives": gives}
+            able = {"thinking": thinking, "context_tokens": context_tokens, "gives": gives, "max_images": max_images}
             plan = self._planned(request, address, staging, limits, rules=rules, owner=owner, **able)
             check_job(plan.spec.task.most_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
             _check_room(plan.spec.task, self._model, context_tokens)

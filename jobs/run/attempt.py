@@ -64,11 +64,17 @@ class RowAttempt:
             rendering=Rendering(job.task.thinking_tokens, job.task.chat_template_kwargs, job.task.answer is AnswerKind.EMBEDDING),
         )
 
+    def show(self, images: tuple[str, ...]) -> None:
+        """From now on each prompt shows them; see `Rendering.images`."""
+        self._prompt = replace(self._prompt, rendering=replace(self._prompt.rendering, images=images))
+
     async def count(self, messages: tuple[Message, ...]) -> int:
         """Tokens of the rendered prompt."""
         return await self._engine.count_tokens(messages, self._prompt.rendering)
 
     async def fits(self, messages: tuple[Message, ...]) -> bool:
+        if self._prompt.rendering.images:  # nobody can tell their tokens by their bytes
+            return await self.count(messages) <= self.budget_tokens
         most = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + TEMPLATE_TOKENS
         return most <= self.budget_tokens or await self.count(messages) <= self.budget_tokens  # a token is at least a byte
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from connectors.text import TextProblem, storable
+from jobs.access.images import ImageBounds, ImageReader
 from jobs.engine import ApiCall, Engine, Message, RowError
 from jobs.hint import SchedulingHint
 from jobs.longtext.fit import fit, measure
@@ -32,7 +33,10 @@ class RowOutcome:
 
 
 class RowWork:
-    """Answers the rows of one job with one engine. ``now_s`` is the wall clock; ``slots`` bounds the parts of long texts in the engine."""
+    """Answers the rows of one job with one engine. ``now_s`` is the wall clock; ``slots`` bounds the parts of long texts in the engine.
+
+    ``images``: how large images may be, and where they may be fetched.
+    """
 
     def __init__(
         self,
@@ -41,8 +45,10 @@ class RowWork:
         now_s: Callable[[], float],
         slots: asyncio.Semaphore | None = None,
         hints: Callable[[JobSpec], SchedulingHint] = JobSpec.hint,
+        images: ImageBounds | None = None,
     ) -> None:
         self._job = job
+        self._reader = ImageReader(job.source.uri, job.rules, images or ImageBounds())
         self._engine = engine
         self._now_s = now_s
         self._hints = hints
@@ -78,6 +84,8 @@ class RowWork:
     async def _answer(
         self, attempt: RowAttempt, values: Mapping[str, object], text: str | None, outcome: RowOutcome
     ) -> Mapping[str, object]:
+        if self._job.task.images:
+            attempt.show(await asyncio.to_thread(self._images, values, text))
         if text is None or await attempt.fits(self._messages(values, text)):
             return (await attempt.answer(self._messages(values, text))).values
 
@@ -94,6 +102,11 @@ class RowWork:
         result = await fit(text, count, attempt.budget_tokens)
         outcome.truncated = result.truncated
         return (await attempt.answer(self._messages(values, result.text))).values
+
+    def _images(self, values: Mapping[str, object], text: str | None) -> tuple[str, ...]:
+        """Of the row, in the order of the task's columns. Reads files; raises `RowError` naming the column of one that is bad."""
+        cells = {**values, self._job.column: text} if text is not None else values
+        return tuple(self._reader.address(name, cells.get(name)) for name in self._job.task.images)
 
     def _messages(self, values: Mapping[str, object], text: str | None) -> tuple[Message, ...]:
         column = self._job.column

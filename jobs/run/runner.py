@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from connectors.base import Sink
 from connectors.errors import HarvesterError, StorageError, UsageError
 from connectors.text import TextProblem
+from jobs.access.images import ImageBounds
 from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Engine, EngineGone
 from jobs.folder import StateFolder
@@ -70,6 +71,7 @@ class Runner:
         now_s: Callable[[], float],
         price: PriceConfig | None = None,
         spans: Spans | None = None,
+        media_hosts: tuple[str, ...] = (),
     ) -> None:
         self.holder = holder
         self.ledger = ledger
@@ -79,6 +81,7 @@ class Runner:
         self.now_s = now_s
         self._spans = spans or NoSpans()
         self._active: dict[str, ActiveSlice] = {}
+        self._images = ImageBounds(config.max_image_bytes, media_hosts)
         self._device_time = DeviceTime(engine, price)
         self._slots = asyncio.Semaphore(engine.concurrency)
         self._part_slots = asyncio.Semaphore(engine.concurrency)  # of long texts; a row waits for them while it holds a slot of the others
@@ -254,7 +257,7 @@ class Runner:
         todo = files.todo()
         feed = active.start(todo, files.spool.rows.values())
         rows, cells = await self._in_thread(files.inputs)
-        work = RowWork(active.lease.job, self.engine, self.now_s, self._part_slots, self._hint_of)
+        work = RowWork(active.lease.job, self.engine, self.now_s, self._part_slots, self._hint_of, self._images)
         start, left = active.lease.slice.row_start, False
         try:
             async with asyncio.TaskGroup() as group:

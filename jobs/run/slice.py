@@ -19,7 +19,7 @@ from connectors.parquet.parts import PartsSink
 from connectors.text import TextProblem, rows, texts
 from jobs.access.secrets import opened
 from jobs.folder import StateFolder, part_name
-from jobs.plan.columns import columns_needed
+from jobs.plan.columns import columns_needed, text_columns
 from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
 from jobs.run.spool import Spool
 from jobs.spec import JobSpec, Lease, PartStats
@@ -104,12 +104,12 @@ class SliceFiles:
         return [row_id for row_id in range(start, start + self.lease.slice.row_count) if row_id not in known]
 
     def inputs(self) -> tuple[list[Mapping[str, Any]], list[str | TextProblem] | None]:
-        """For each row of the slice its columns and its text cell."""
+        """For each row of the slice its columns and its text cell. Paths of images are texts too: one that is none is its row's error."""
         column = self.job.column
-        if column is None:
-            return rows(self.table), None
-        others = self.table.drop_columns([column])
-        return rows(others), texts(self.table.column(column))
+        named = {name: texts(self.table.column(name)) for name in text_columns(self.table.schema) if name in self.job.task.images}
+        others = rows(self.table.drop_columns(list({*named, *(() if column is None else (column,))})))
+        found = [{**row, **{name: cells[at] for name, cells in named.items()}} for at, row in enumerate(others)] if named else others
+        return found, None if column is None else texts(self.table.column(column))
 
     def publish(self) -> PartStats:
         """Write the part, durable and whole. Returns what it holds.

@@ -25,6 +25,7 @@ def check_embedding(task: Task) -> None:
         "combine": task.combine,
         "thinking": task.thinking not in (None, "off"),
         "chat_template_kwargs": task.chat_template_kwargs,
+        "images": task.images,
     }
     for name, value in wrong.items():
         if value:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.errors import TaskError, did_you_mean
 from jobs.tasks.options import OptionType, TaskOption, fitted
-from jobs.tasks.spec import AnswerKind, TemplateKwargs, Thinking
+from jobs.tasks.spec import AnswerKind, ImageColumns, TemplateKwargs, Thinking
 from jobs.tasks.template import TEXT_PLACE, parse, places
 
 
@@ -30,6 +30,7 @@ class TaskFile(BaseModel):
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
     thinking: Thinking | None = Field(default=None, description="off, on, or the most tokens of it. None: off where the model can.")
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    images: ImageColumns = Field(default=(), description="Columns that hold images, which the prompt shows.")
     options: dict[str, TaskOption] = Field(default_factory=dict)
 
     def option_fields(self) -> dict[str, OptionType]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,12 @@ def resolve_task(
     temperature: float | None = None,
     thinking: Thinking | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    images: Sequence[str] = (),
 ) -> Task:
     """The task that a job runs: ``inline`` (a task file's content, named ``name`` unless it names itself) or the built-in one named.
 
     An option given as None counts as not given. ``max_tokens``, ``temperature``, ``thinking`` and ``chat_template_kwargs`` lay themselves
-    over the file's.
+    over the file's; ``images``, if any, stand in the place of the file's.
     Raises `TaskError` for an unknown task or option, a missing option, and labels, schemas and templates that are none.
     """
     file = built_in_task(name) if inline is None else parse_task({"name": name, **inline}, f"task {name}")
@@ -82,7 +83,8 @@ def resolve_task(
         "labels": labels,
         "json_schema": _schema(file, _whole(file.json_schema, values)),
     }
-    if not any(places(template) for template in (fields["prompt"], fields["system"] or "")):
+    fields["images"] = tuple(images) or file.images
+    if not fields["images"] and not any(places(template) for template in (fields["prompt"], fields["system"] or "")):
         raise TaskError(
             f"task {file.name}: the prompt names no column, so every row would ask the same; put {{text}} where the text belongs"
         )

@@ -42,6 +42,17 @@ def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:
 
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_template_kwargs)]
+MAX_IMAGE_COLUMNS = 64
+
+
+def _distinct(given: tuple[str, ...]) -> tuple[str, ...]:
+    for name in given:
+        if not name or given.count(name) > 1:
+            raise ValueError(f"image column {name[:80]!r} is named twice or has no name; name each column once")
+    return given
+
+
+ImageColumns = Annotated[tuple[str, ...], Field(max_length=MAX_IMAGE_COLUMNS), AfterValidator(_distinct)]
 
 
 class Task(BaseModel):
@@ -67,6 +78,7 @@ class Task(BaseModel):
         description="What was asked; of a job the most tokens of thinking (`jobs.tasks.thinking.settled`), or none: off, None.",
     )
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict, description="More arguments of the model's chat template.")
+    images: ImageColumns = Field(default=(), description="Columns whose images the user message shows, in this order.")
 
     @property
     def thinking_tokens(self) -> int:
@@ -81,4 +93,5 @@ class Task(BaseModel):
     def told(self) -> dict[str, Any]:
         """As JSON, to tell tasks apart. Without what later versions added, where it changes nothing: such tasks are the same as before."""
         left_out = {"thinking"} if not self.thinking_tokens else set()
-        return self.model_dump(mode="json", exclude=left_out | (set() if self.chat_template_kwargs else {"chat_template_kwargs"}))
+        left_out |= {name for name in ("chat_template_kwargs", "images") if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=left_out)
