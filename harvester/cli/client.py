@@ -44,6 +44,7 @@ class ServerInfo(BaseModel):
     context_tokens: int | None = None
     thinking: ModelThinking | None = None
     gives: tuple[Gives, ...] | None = None
+    max_images: int | None = None
     state: str
     url: str
     pid: int | None = None

@@ -40,7 +40,7 @@ def build_request(
     if table is not None and query is not None:
         raise UsageError("--table and --query exclude each other; give one of them")
     name, inline = _task(task or next((IMPLIED[option] for option in options if option in IMPLIED), "summarize"))
-    resolve_task(name, inline=inline, options=options)
+    resolve_task(name, inline=inline, options=options, images=fields.get("images", ()))
     try:
         return JobRequest(
             source=SourceSpec(uri=find_source(source), table=table, query=query, **(chosen or {})),

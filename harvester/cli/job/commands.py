@@ -43,6 +43,7 @@ def submit(
     prompt: options.Prompt = None,
     option: options.TaskOptions = None,
     column: options.Column = None,
+    image: options.Image = None,
     keep: options.Keep = None,
     id_column: options.IdColumn = None,
     table: options.Table = None,
@@ -81,6 +82,7 @@ def submit(
         harvester submit reviews.parquet --labels positive,negative --column text
         harvester submit shop.duckdb --query "select * from reviews" --prompt "Is this about price? {text}"
         harvester submit docs.parquet --task ./tone.yaml --option tone=calm
+        harvester submit photos.csv --image file --prompt "What is in this picture?"
         harvester submit "docs/*.md" --into summaries.duckdb:docs
         cat mails.jsonl | harvester submit - --column body -o mails.csv
     """
@@ -89,6 +91,7 @@ def submit(
     asks = {"labels": labels.split(",") if labels else None, "schema": read_schema(schema), "to": to, "prompt": prompt}
     chosen = {"where": where, "sample": sample, "seed": seed, "limit": limit, "encoding": encoding, "ragged": ragged}
     reads: dict[str, Any] = {"table": table, "query": query, "chosen": chosen, "column": column, "keep": keep, "id_column": id_column}
+    reads["images"] = tuple(image or ())
     limits: dict[str, Any] = {"on_long": on_long, "max_error_rate": max_error_rate, "weight": weight, "deadline_at_s": due, "new": new}
     sampled: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
     sampled |= {"thinking": read_thinking(thinking), "chat_template_kwargs": read_template_kwargs(chat_template_kwargs)}

@@ -63,6 +63,7 @@ def _of_server(client: Client, info: ServerInfo) -> Known:
         thinking=info.thinking,
         context_tokens=info.context_tokens,
         gives=info.gives,
+        max_images=info.max_images,
         count=lambda messages: _count(client, info.model, messages),
     )
 

@@ -37,6 +37,15 @@ Prompt = Annotated[
 Column = Annotated[
     str | None, typer.Option("--column", metavar="C", help="Column that holds the text. Default: the only or best-named text column.")
 ]
+Image = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image",
+        metavar="C",
+        help="Column of images to show: bytes, paths, addresses at allowed hosts. Can be repeated.",
+        show_default=False,
+    ),
+]
 Keep = Annotated[
     str | None, typer.Option("--keep", metavar="A,B", help="Input columns to copy into the results; none for no column. Default: all.")
 ]
