@@ -22,6 +22,7 @@ from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 from harvester.engine.verify.serving import Verified
 from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.images import max_images
 from harvester.engine.vllm.launch import start_llm
 from harvester.engine.vllm.reasoning import Reasoning
 from harvester.engine.vllm.serving import OfflineApi, chat_app, given_template, served_models
@@ -79,9 +80,15 @@ class EngineHost:
     def max_seqs(self) -> int:
         return self.llm.sizes.max_seqs
 
-    def offline(self, model: str, concurrency: int) -> OfflineEngine:
+    @property
+    def max_images(self) -> int:
+        """Of one prompt; 0: the model takes none."""
+        return max_images(self.llm)
+
+    def offline(self, model: str, concurrency: int, max_image_bytes: int | None = None) -> OfflineEngine:
         """The engine for the rows of jobs that ask for ``model``; called once. `close` ends it too."""
-        self._offline = OfflineEngine(self.llm, self._api, self._reasoning, self._chat_template, model, concurrency, self.shared)
+        about = (self._chat_template, model, concurrency, self.shared, max_image_bytes)
+        self._offline = OfflineEngine(self.llm, self._api, self._reasoning, *about)
         return self._offline
 
     def models(self) -> list[str]:

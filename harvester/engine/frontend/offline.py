@@ -10,6 +10,7 @@ from typing import Any
 
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.images import Images
 from harvester.engine.vllm.reasoning import Reasoning
 from harvester.engine.vllm.serving import OfflineApi
 from harvester.errors import EngineError, UsageError
@@ -20,7 +21,7 @@ from jobs.hint import SchedulingHint
 class OfflineEngine:
     """Implements `jobs.engine.Engine`. Tokenizes in a thread of its own, so that it never delays a chat token.
 
-    ``model`` is the name that jobs ask for; ``concurrency``: see `Engine`.
+    ``model`` is the name that jobs ask for; ``concurrency``: see `Engine`; ``max_image_bytes``: of an image that is fetched.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class OfflineEngine:
         model: str,
         concurrency: int,
         shared: SharedState | None,
+        max_image_bytes: int | None = None,
     ) -> None:
         self.model = model
         self.concurrency = concurrency
@@ -40,6 +42,7 @@ class OfflineEngine:
         self._reasoning = reasoning
         self._shared = shared
         self._chat_template = chat_template
+        self._images = Images(llm, chat_template, max_image_bytes)
         self._tokenizer = llm.get_tokenizer()
         self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -56,7 +59,9 @@ class OfflineEngine:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def count_tokens(self, messages: tuple[Message, ...], rendering: Rendering = PLAIN) -> int:
-        return len(await self._tokenize(messages, rendering))
+        text = len(await self._tokenize(messages, rendering))
+        # Twice with what the template puts around a message: a bound, for what is to fit.
+        return text + (await self._images.count(rendering.images, self._reasoning.template_kwargs(rendering)) if rendering.images else 0)
 
     async def complete(self, request: RowRequest) -> Completion:
         """See `Engine.complete`."""
@@ -79,7 +84,8 @@ class OfflineEngine:
         return Completion(json.dumps(found.vector), "stop", found.usage)
 
     async def _answer(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
-        token_ids = await self._tokenize(prompt.messages, prompt.rendering)
+        rendered = await self._shown(prompt)
+        token_ids = await self._tokenize(prompt.messages, prompt.rendering) if rendered is None else list(rendered["prompt_token_ids"])
         reader = self._reasoning.reader(prompt.rendering, token_ids)
         try:
             found = await self._llm.complete(
@@ -92,6 +98,7 @@ class OfflineEngine:
                 extra=hint.to_args(),
                 sampling=self._defaults if reader is None else {**self._defaults, **reader.sampling},
                 thought=None if reader is None else reader.engine,
+                rendered=rendered,
             )
         except UsageError as error:
             raise RowError("refused", error.message) from error
@@ -101,6 +108,13 @@ class OfflineEngine:
             return Completion(found.text, found.finish_reason, found.usage)
         read = reader.read(found)
         return Completion(read.text, found.finish_reason, found.usage, reasoning=read.reasoning)
+
+    async def _shown(self, prompt: Prompt) -> dict[str, Any] | None:
+        """A prompt with images, rendered; None for one without."""
+        rendering = prompt.rendering
+        if not rendering.images:
+            return None
+        return await self._images.prompt(prompt.messages, rendering.images, self._reasoning.template_kwargs(rendering))
 
     async def _tokenize(self, messages: tuple[Message, ...], rendering: Rendering) -> list[int]:
         """Token ids of the rendered prompt."""

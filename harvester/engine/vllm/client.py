@@ -198,6 +198,7 @@ class HarvestLLM(AsyncLLM):
         extra: Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
         thought: Mapping[str, Any] | None = None,
+        rendered: Mapping[str, Any] | None = None,
     ) -> Generated:
         guided = None
         last: RequestOutput | None = None
@@ -208,7 +209,7 @@ class HarvestLLM(AsyncLLM):
                 guided = StructuredOutputsParams(json=dict(json_schema))
             own = {"max_tokens": max_tokens, "temperature": temperature, "structured_outputs": guided, "extra_args": dict(extra or {})}
             params = SamplingParams(**{**(sampling or {}), **own}, output_kind=RequestOutputKind.FINAL_ONLY)
-            prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+            prompt: Any = TokensPrompt(prompt_token_ids=list(token_ids)) if rendered is None else dict(rendered)
             # Where nothing is thought, an answer is held to its choices or schema from its first token on.
             stream = self.generate(prompt, params, request_id, priority=priority, **(thought or {"reasoning_ended": True}))
             async for output in stream:

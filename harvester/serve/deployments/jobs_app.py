@@ -86,7 +86,8 @@ class JobsApp:
     async def _info(self) -> dict[str, Any]:
         if not self._told:
             info = await self._replicas.info()
-            self._told = {"context_tokens": info["context_tokens"], "thinking": info.get("thinking"), "gives": info.get("gives")}
+            about = {name: info.get(name) for name in ("thinking", "gives", "max_images")}
+            self._told = {"context_tokens": info["context_tokens"], **about}
         return {**self._fixed, **self._told}
 
 

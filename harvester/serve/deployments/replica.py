@@ -84,13 +84,14 @@ class Replica:
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
-            engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots),
+            engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots, config.harvest.max_image_bytes),
             folder=folder,
             config=config.harvest,
             open_sink=open_parts,
             now_s=time.time,
             price=config.price,
             spans=spans_of(tracer),
+            media_hosts=config.media_hosts,
         )
         self._gate = gate_of(config, folder.keys, config.replicas, tracer)
         self._table = CHAT_ROUTES.with_routes(config.access.routes)
@@ -135,6 +136,7 @@ class Replica:
             "models": self._host.models(),
             "thinking": self._host.thinking.model_dump(),
             "gives": [one.value for one in self._host.gives],
+            "max_images": self._host.max_images,
         }
 
     async def record_routing_stats(self) -> dict[str, Any]:

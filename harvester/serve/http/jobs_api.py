@@ -229,6 +229,7 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
             uploaded=rules,
             thinking=able,
             gives=None if info.get("gives") is None else [Gives(one) for one in info["gives"]],
+            max_images=info.get("max_images"),
         )
         plan, is_new = _once(plan, request.new, sent.headers.get(ONCE))
         try:

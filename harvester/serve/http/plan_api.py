@@ -35,7 +35,8 @@ async def _known(ledger: LedgerTables, info: dict[str, Any]) -> Known:
     price = info.get("price")
     spans = recent_spans(harvest, info["model"], time.time())
     known = Known(info["model"], spans, lengths, None if price is None else PriceConfig.model_validate(price))
-    return known if info.get("gives") is None else replace(known, gives=[Gives(one) for one in info["gives"]])
+    gives = None if info.get("gives") is None else [Gives(one) for one in info["gives"]]
+    return replace(known, gives=gives, max_images=info.get("max_images"))
 
 
 def add_plan(
