@@ -105,7 +105,8 @@ class RowWork:
 
     def _images(self, values: Mapping[str, object], text: str | None) -> tuple[str, ...]:
         """Of the row, in the order of the task's columns. Reads files; raises `RowError` naming the column of one that is bad."""
-        cells = {**values, self._job.column: text} if text is not None else values
+        column = self._job.column
+        cells = values if column is None or text is None else {**values, column: text}
         return tuple(self._reader.address(name, cells.get(name)) for name in self._job.task.images)
 
     def _messages(self, values: Mapping[str, object], text: str | None) -> tuple[Message, ...]:

@@ -108,7 +108,7 @@ class SliceFiles:
         column = self.job.column
         named = {name: texts(self.table.column(name)) for name in text_columns(self.table.schema) if name in self.job.task.images}
         others = rows(self.table.drop_columns(list({*named, *(() if column is None else (column,))})))
-        found = [{**row, **{name: cells[at] for name, cells in named.items()}} for at, row in enumerate(others)] if named else others
+        found: list[Mapping[str, Any]] = [{**row, **{name: cells[at] for name, cells in named.items()}} for at, row in enumerate(others)]
         return found, None if column is None else texts(self.table.column(column))
 
     def publish(self) -> PartStats:

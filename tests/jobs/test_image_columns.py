@@ -306,7 +306,7 @@ def test_image_columns_are_checked_at_submit(folder: Path) -> None:
 def test_images_in_the_table_make_small_slices_and_are_kept_if_named(folder: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     for photos in (pa.array([PNG] * 4096), pa.array([{"bytes": PNG, "path": None}] * 4096, kind)):
-        columns = {"name": ["x"] * 4096, "photo": photos}
+        columns: dict[str, Any] = {"name": ["x"] * 4096, "photo": photos}
         made = plan(folder, {}, columns)
         assert max(cut.row_count for cut in made.slices) == IMAGE_SLICE_ROWS
         assert made.spec.keep == ("name",)

@@ -168,3 +168,19 @@ async def test_a_task_that_the_model_cannot_do_is_refused_with_what_to_do(
     assert (await office.post(path, {**wish, "task": "embed"})).status_code in (200, 201)
     monkeypatch.setitem(INFO, "gives", ["text"])
     assert "makes no embeddings" in refused(await office.post(path, {**wish, "task": "embed", "new": True}), 400)
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/plan"])
+async def test_images_for_a_model_that_takes_none_are_refused_at_submit(
+    office: Office,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    wish: dict[str, Any] = {"source": {"uri": str(office.docs)}, "images": ["text"], "task": "ask", "options": {"prompt": "What is it?"}}
+    monkeypatch.setitem(INFO, "max_images", 0)
+    message = refused(await office.post(path, wish), 400)
+    assert message.startswith(f"{MODEL} takes no images, so task ask cannot show it column text; serve a vision-language model")
+    assert office.ledger.jobs() == []
+    monkeypatch.setitem(INFO, "max_images", 1)
+    assert (await office.post(path, wish)).status_code in (200, 201)
+    assert "name each column once" in refused(await office.post(path, {**wish, "images": ["text", "text"]}), 400)
