@@ -86,6 +86,49 @@ def plain(folder: Path) -> Path:
     return small_model(folder)
 
 
+def seeing(folder: Path) -> Path:
+    """BLIP-2 over OPT: an image becomes 8 tokens before the prompt. Of the kinds that see, it needs no torchvision."""
+    import torch
+    from transformers import AutoTokenizer, Blip2Config, Blip2ForConditionalGeneration, Blip2Processor, Blip2QFormerConfig, OPTConfig
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+    from transformers.models.blip_2.configuration_blip_2 import Blip2VisionConfig
+
+    target = folder / "seeing"
+    if target.is_dir():
+        return target
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model())
+    pixels = BlipImageProcessorPil(size={"height": 32, "width": 32})
+    processor = Blip2Processor(pixels, tokenizer, num_query_tokens=8)  # which adds the token of images
+    narrow = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = OPTConfig(
+        vocab_size=VOCABULARY + 64,
+        hidden_size=256,
+        word_embed_proj_dim=256,
+        ffn_dim=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        architectures=["OPTForCausalLM"],
+    )
+    config = Blip2Config(
+        vision_config=Blip2VisionConfig(**narrow, image_size=32, patch_size=16),
+        qformer_config=Blip2QFormerConfig(**narrow, cross_attention_frequency=1, vocab_size=64),
+        text_config=text,
+        num_query_tokens=8,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    torch.manual_seed(5)
+    draft = target.with_name(f".{target.name}")
+    _spread(Blip2ForConditionalGeneration(config)).save_pretrained(draft)
+    processor.save_pretrained(draft)
+    (draft / "generation_config.json").unlink(missing_ok=True)
+    draft.rename(target)
+    return target
+
+
 def adapter(folder: Path) -> Path:
     """A LoRA adapter of rank 8 for `plain`, strong enough to change what it says."""
     import torch
@@ -128,15 +171,22 @@ def _made(target: Path, config: Any) -> Path:
         return target
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(config)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.normal_(0.0, STD, generator=generator)
     draft = target.with_name(f".{target.name}")
-    model.to(torch.float32).save_pretrained(draft)
+    _spread(model).save_pretrained(draft)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(embedded_model() / name, draft / name)
     (draft / "generation_config.json").unlink(missing_ok=True)
     draft.rename(target)
     return target
+
+
+def _spread(model: Any) -> Any:
+    """The model, with matrices that make its answers differ, in 32 bits."""
+    import torch
+
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0.0, STD, generator=generator)
+    return model.to(torch.float32)
