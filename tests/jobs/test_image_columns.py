@@ -203,7 +203,7 @@ def test_images_make_another_job_and_none_leave_the_task_as_it_was(folder: Path)
     assert "images" not in resolve_task("summarize").told()
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "no images": ({}, 0, "m takes no images, so task ask cannot show it column photo; serve a vision-language model, or leave --image out"),
     "too many": (
         {"images": ("photo", "text")},
