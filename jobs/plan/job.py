@@ -56,16 +56,7 @@ def plan_job(
     ``owner`` who asks, ``thinking``, ``context_tokens``, ``gives`` and ``max_images`` (of one prompt) what the model can; None: not known.
     Raises `TaskError`, `ColumnError`, `SourceError`.
     """
-    asked = resolve_task(
-        request.task,
-        inline=request.task_inline,
-        options=request.options,
-        max_tokens=request.max_tokens,
-        temperature=request.temperature,
-        thinking=request.thinking,
-        chat_template_kwargs=request.chat_template_kwargs,
-        images=request.images,
-    )
+    asked = _asked(request)
     check_model(asked, model, gives)
     check_images(asked, model, max_images)
     task = settled(asked, model, thinking, context_tokens)
@@ -73,12 +64,10 @@ def plan_job(
         raise SourceError(f"source {request.source.uri} has no rows; submit one with at least one row")
     if asked.answer is AnswerKind.EMBEDDING and request.on_long is OnLong.SPLIT:
         raise TaskError("--on-long split combines answers, and embeddings cannot be combined; use truncate or error")
-    if asked.images and request.on_long is OnLong.SPLIT:
-        raise TaskError("--on-long split asks for parts of a text, and an image has none; use truncate or error")
     column, choice = pick_column(source.schema, task, request.column)
+    pictures = _pictures(source.schema, task, request.on_long)
     if column is None and request.on_long is OnLong.SPLIT:
         raise ColumnError("--on-long split cuts the text column, and the prompt names several; say which one with --column")
-    pictures = _pictures(source.schema, task)
     keep = _keep(source.schema, request.keep, pictures)
     if request.id_column is not None:
         check_column(source.schema, request.id_column, "--id-column")
@@ -108,8 +97,23 @@ def plan_job(
     return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, harvest), notes=notes)
 
 
-def _pictures(schema: pa.Schema, task: Task) -> tuple[str, ...]:
-    """Columns that hold images themselves. Raises `ColumnError` for image columns that are none."""
+def _asked(request: JobRequest) -> Task:
+    return resolve_task(
+        request.task,
+        inline=request.task_inline,
+        options=request.options,
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        thinking=request.thinking,
+        chat_template_kwargs=request.chat_template_kwargs,
+        images=request.images,
+    )
+
+
+def _pictures(schema: pa.Schema, task: Task, on_long: OnLong) -> tuple[str, ...]:
+    """Columns that hold images themselves. Raises `ColumnError` for image columns that are none, `TaskError` for images that are split."""
+    if task.images and on_long is OnLong.SPLIT:
+        raise TaskError("--on-long split asks for parts of a text, and an image has none; use truncate or error")
     for name in task.images:
         check_image_column(schema, name)
     return tuple(name for name in task.images if holds_bytes(schema.field(name).type))

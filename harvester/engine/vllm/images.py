@@ -71,10 +71,11 @@ class Images:
         about = {**template_kwargs, "add_generation_prompt": True, "tokenize": is_whole}
         params = ChatParams(chat_template=self._chat_template, chat_template_kwargs=about)
         tokens = TokenizeParams(max_total_tokens=self._llm.sizes.context_tokens, add_special_tokens=False)
+        asked: Any = showing(messages, loaded)
         try:
-            _, found = await self._llm.renderer.render_chat_async([showing(messages, loaded)], params, tokens, skip_mm_cache=not is_sent)
-        except ValueError as error:  # the prompt is too long, or the template takes no such conversation
-            raise RowError("refused", " ".join(str(error).split())) from error
+            _, found = await self._llm.renderer.render_chat_async([asked], params, tokens, skip_mm_cache=not is_sent)
+        except Exception as error:  # the prompt is too long, the template takes no such conversation, the processor no such image
+            raise RowError("refused", " ".join(str(error).split())[:500] or type(error).__name__) from error
         return dict(found[0])
 
     async def _loaded(self, address: str) -> Any:
