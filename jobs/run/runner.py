@@ -55,9 +55,8 @@ class LedgerClient(Protocol):
 class Runner:
     """`run` works until it is cancelled, which gives every lease back; it raises `EngineGone` when the engine died.
 
-    `leave` ends its work without a row computed twice.
-
-    ``holder`` names this process and no other before or after it. ``now_s`` is the wall clock.
+    `leave` ends its work without a row computed twice. ``holder`` names this process and no other before
+    or after it. ``now_s`` is the wall clock.
     """
 
     def __init__(
@@ -207,15 +206,12 @@ class Runner:
             self._active.pop(lease.lease_id, None)
             self._room.set()
             if not committed:
-                await despite_cancellation(self._give_back(lease), GIVE_BACK_S)
+                await despite_cancellation(tell(self.ledger.release(lease.lease_id)), GIVE_BACK_S)
 
     async def _give_back_unbegun(self) -> None:
         """The leases of tasks that were cancelled before their first step; the others have given theirs back themselves."""
         for active in self._active.values():
-            await self._give_back(active.lease)
-
-    async def _give_back(self, lease: Lease) -> None:
-        await tell(self.ledger.release(lease.lease_id))
+            await tell(self.ledger.release(active.lease.lease_id))
 
     async def _slice(self, active: ActiveSlice, note: Note) -> bool:
         """Compute and publish one slice. True when the ledger has it."""
