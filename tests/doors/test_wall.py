@@ -250,7 +250,7 @@ async def test_what_only_the_server_says_to_its_engine_is_refused(
     "body", ["", "{", "[" * 900, '{"a": "\udcff"}'.encode("utf-8", "surrogateescape")], ids=["none", "cut", "deep", "bytes"]
 )
 async def test_a_body_that_is_no_json_is_refused(http: httpx.AsyncClient, body: Any) -> None:
-    refusal(await http.post("/say", content=body, headers=bearer("boss")), 400)
+    assert "JSON" in refusal(await http.post("/say", content=body, headers=bearer("boss")), 400)["message"]
 
 
 async def test_every_spelling_of_json_is_checked(http: httpx.AsyncClient) -> None:
