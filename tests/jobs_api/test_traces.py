@@ -20,7 +20,8 @@ from fastapi import FastAPI, Request
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import ANY, RouteTable
 from harvester.serve.access.wall import guard
-from harvester.traces import TraceConfig, spans_of, tracer_of
+from harvester.serve.deployments.slice_spans import spans_of
+from harvester.traces import TraceConfig, tracer_of
 from jobs.spec import Lease, PartStats
 from jobs.testing import scripted_plan
 

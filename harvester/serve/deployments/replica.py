@@ -28,13 +28,14 @@ from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.router import EXPECTED_S, routing
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
+from harvester.serve.deployments.slice_spans import spans_of
 from harvester.serve.deployments.turns import turn_on_gpu
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
-from harvester.traces import spans_of, tracer_of
+from harvester.traces import tracer_of
 from jobs.engine import EngineGone
 from jobs.folder import StateFolder
 from jobs.run.runner import Runner
