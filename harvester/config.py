@@ -173,6 +173,9 @@ class ServeConfig(Section):
     address: str | None = Field(default=None, description="Address of a running Ray cluster. None: start one here.")
     ingress: Literal["auto", "haproxy", "proxy"] = Field(default="auto", description="auto: HAProxy if Ray ships it.")
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, passed through unchanged.")
+    adapters: dict[str, str] = Field(
+        default_factory=dict, description="LoRA adapters, by the name that chats and jobs ask for: a folder or a Hugging Face id."
+    )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the replicas, e.g. VLLM_CPU_KVCACHE_SPACE.")
     slo: SloConfig = SloConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -201,6 +204,14 @@ class ServeConfig(Section):
         if given is not None and not given.startswith(("postgresql://", "postgres://")):
             raise ValueError("not a PostgreSQL database; give postgresql://USER@HOST/DATABASE, or nothing for the state folder")
         return given
+
+    @model_validator(mode="after")
+    def _names_adapters_once(self) -> ServeConfig:
+        if self.adapters and "lora_modules" in self.engine:
+            raise ValueError("adapters and engine.lora_modules both name LoRA adapters; keep them under adapters")
+        if self.served_model_name in self.adapters:
+            raise ValueError(f"adapter {self.served_model_name} has the name of the model; give it another")
+        return self
 
     @property
     def api_keys(self) -> tuple[str, ...]:

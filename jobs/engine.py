@@ -34,7 +34,7 @@ PLAIN = Rendering()
 class Prompt:
     """A conversation to answer, in the words of a task. At most one of ``choices`` and ``json_schema`` is set.
 
-    ``max_tokens``: of answer and thinking together; 0: the prompt is to be embedded.
+    ``max_tokens``: of answer and thinking together; 0: the prompt is to be embedded. ``adapter``: name of the LoRA adapter that answers.
     """
 
     messages: tuple[Message, ...]
@@ -43,6 +43,7 @@ class Prompt:
     choices: tuple[str, ...] | None = None
     json_schema: dict[str, Any] | None = None
     rendering: Rendering = PLAIN
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from connectors.paths.rules import SourceRules
 from connectors.selection import Selection
 from jobs.hint import SchedulingHint
 from jobs.states import JobState
-from jobs.tasks.spec import ImageColumns, Task, TemplateKwargs, Thinking
+from jobs.tasks.spec import Adapter, ImageColumns, Task, TemplateKwargs, Thinking
 from jobs.usage import Usage
 
 
@@ -105,6 +105,7 @@ class JobRequest(Frozen):
     images: ImageColumns = Field(
         default=(), description="Columns that hold images to show: bytes, paths, addresses at allowed hosts. None: the task's."
     )
+    adapter: Adapter | None = Field(default=None, description="LoRA adapter of the server to answer with. None: the task's, or none.")
     on_long: OnLong = OnLong.TRUNCATE
     max_error_rate: float = Field(
         default=ERROR_RATE,

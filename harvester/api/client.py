@@ -56,6 +56,7 @@ class Calls(Generic[J]):
         ``task``: a built-in task; ``prompt`` (with ``{column}``) implies ``ask``, ``labels`` ``classify``, ``schema`` ``extract``.
         ``embed`` gives vectors, on a model that makes embeddings, in column ``embedding``.
         ``images``: columns that hold images (bytes, paths, addresses at allowed hosts), shown with each prompt.
+        ``adapter``: name of a LoRA adapter that the server has.
         ``schema``: a Pydantic model, whose objects `Job.results` yields, or a JSON schema. ``options``: further ones of the task.
         ``name``: of a frame; the job's id begins with it. ``fields``: those of ``POST /api/jobs``, such as ``column``, ``keep``,
         ``max_tokens``, ``temperature``, ``thinking`` ("off", "on" or its most tokens; results then have a column ``reasoning``),

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from harvester.config import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, UnreachableError, UsageError, from_json
@@ -23,8 +23,7 @@ from jobs.access.handle import HEADER, read_key, signed
 from jobs.config import PriceConfig
 from jobs.folder import StateFolder
 from jobs.spec import JobChange, JobRequest, JobView
-from jobs.tasks.embedding import Gives
-from jobs.tasks.thinking import ModelThinking
+from jobs.tasks.abilities import Abilities
 
 CONNECT_S = 3.0
 READ_S = 30.0
@@ -33,18 +32,12 @@ _SEEN = "/api/sources/seen"
 SUBMIT_S = 900.0  # a query over a DuckDB file is run and written down before the job exists
 
 
-class ServerInfo(BaseModel):
+class ServerInfo(Abilities):
     """Answer of ``GET /api/server``."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: str
     model: str
     model_note: str | None = None
-    context_tokens: int | None = None
-    thinking: ModelThinking | None = None
-    gives: tuple[Gives, ...] | None = None
-    max_images: int | None = None
     state: str
     url: str
     pid: int | None = None

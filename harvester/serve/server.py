@@ -58,12 +58,15 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         if config.address is None:  # a cluster's proxy may have it from an earlier server of this state
             check_port(config.host, config.port)
         cpu = device_of(config) == "cpu"
+        from harvester.engine.launch.adapters import placed
         from harvester.engine.launch.defaults import check_gpus, described
         from harvester.engine.launch.models import choose_model
 
         if not cpu and config.address is None:
             check_gpus(config)
         choice = choose_model(config.model, config.served_model_name, elsewhere=config.address is not None)
+        adapters = placed(config.adapters, choice.name, elsewhere=config.address is not None)
+        config = config.model_copy(update={"adapters": adapters})
         engine = described(config, cpu=cpu, embedded=choice.embedded)
         host = host_here(config.host)
         url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from jobs.forecast.lengths import Lengths
 from jobs.plan.columns import columns_needed
 from jobs.plan.job import plan_job
 from jobs.spec import JobRequest, JobSpec
-from jobs.tasks.embedding import Gives
+from jobs.tasks.abilities import UNKNOWN, Abilities
 from jobs.tasks.template import build_messages
-from jobs.tasks.thinking import ModelThinking
 
 SAMPLE_GROUPS = 4  # row groups, spread over the source
 SAMPLE_ROWS = 250  # of each, from its start: reading further in would cost a scan
@@ -39,10 +38,7 @@ class Known:
     spans: Sequence[Span] = ()  # of harvest in the last days
     lengths: Callable[[JobSpec], Lengths | None] = lambda job: None
     price: PriceConfig | None = None
-    thinking: ModelThinking | None = None
-    context_tokens: int | None = None
-    gives: Collection[Gives] | None = None
-    max_images: int | None = None
+    able: Abilities = UNKNOWN
     count: Callable[[tuple[Message, ...]], int | None] = lambda messages: None
 
 
@@ -64,10 +60,7 @@ def estimate(request: JobRequest, known: Known, rules: SourceRules | None = None
                 harvest=HarvestConfig(),
                 now_s=time.time(),
                 token="0000",
-                thinking=known.thinking,
-                context_tokens=known.context_tokens,
-                gives=known.gives,
-                max_images=known.max_images,
+                able=known.able,
             )
             prompts = _sample(source, plan.spec)
     rows_total = plan.spec.rows_total

@@ -19,11 +19,13 @@ from jobs.plan.columns import check_column, check_image_column, holds_bytes, pic
 from jobs.plan.unique import check_unique
 from jobs.result import kept_names
 from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
-from jobs.tasks.embedding import Gives, check_model
+from jobs.tasks.abilities import UNKNOWN, Abilities
+from jobs.tasks.adapter import check_adapter
+from jobs.tasks.embedding import check_model
 from jobs.tasks.images import check_images
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import AnswerKind, Task
-from jobs.tasks.thinking import ModelThinking, settled, thinking_note
+from jobs.tasks.thinking import settled, thinking_note
 
 IMAGE_SLICE_ROWS = 32  # of a source that holds images: a slice's rows are in memory
 MAX_SLICES = 500_000  # with 256 rows each: 128 million rows
@@ -45,21 +47,19 @@ def plan_job(
     token: str,
     rules: SourceRules | None = None,
     owner: str | None = None,
-    thinking: ModelThinking | None = None,
-    context_tokens: int | None = None,
-    gives: Collection[Gives] | None = None,
-    max_images: int | None = None,
+    able: Abilities = UNKNOWN,
 ) -> JobPlan:
     """What the job will be. Reads metadata only, and the one column of ``id_column`` where that is asked for.
 
     ``model`` is the one the job runs on, ``token`` four hex digits that make its id, ``rules`` those that ``source`` was opened by,
-    ``owner`` who asks, ``thinking``, ``context_tokens``, ``gives`` and ``max_images`` (of one prompt) what the model can; None: not known.
+    ``owner`` who asks, ``able`` what the model can.
     Raises `TaskError`, `ColumnError`, `SourceError`.
     """
     asked = _asked(request)
-    check_model(asked, model, gives)
-    check_images(asked, model, max_images)
-    task = settled(asked, model, thinking, context_tokens)
+    check_model(asked, model, able.gives)
+    check_images(asked, model, able.max_images)
+    check_adapter(asked, model, able.adapters)
+    task = settled(asked, model, able.thinking, able.context_tokens)
     if source.row_count == 0:
         raise SourceError(f"source {request.source.uri} has no rows; submit one with at least one row")
     if asked.answer is AnswerKind.EMBEDDING and request.on_long is OnLong.SPLIT:
@@ -107,6 +107,7 @@ def _asked(request: JobRequest) -> Task:
         thinking=request.thinking,
         chat_template_kwargs=request.chat_template_kwargs,
         images=request.images,
+        adapter=request.adapter,
     )
 
 

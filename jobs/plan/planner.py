@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from jobs.limits import Limits, check_job
 from jobs.plan.estimate import Known, estimate
 from jobs.plan.job import check_deadline, plan_job
 from jobs.spec import JobPlan, JobRequest, SeenFile
-from jobs.tasks.embedding import Gives
+from jobs.tasks.abilities import Abilities
 from jobs.tasks.spec import Task
-from jobs.tasks.thinking import ModelThinking
 
 
 class JobPlanner:
@@ -53,21 +52,17 @@ class JobPlanner:
     def plan(
         self,
         request: JobRequest,
-        context_tokens: int,
+        able: Abilities,
         owner: str | None = None,
         limits: Limits | None = None,
         *,
         is_user: bool = False,
         uploaded: SourceRules | None = None,
-        thinking: ModelThinking | None = None,
-        gives: Collection[Gives] | None = None,
-        max_images: int | None = None,
     ) -> JobPlan:
-        """Raises the `UsageError` that tells the user what to change. ``context_tokens``: of prompt and answer, in this engine.
+        """Raises the `UsageError` that tells the user what to change. ``able``: what the model can.
 
         ``owner`` asks, within ``limits``. ``is_user``: it is the server's own user, who may read what the server may; others are held
-        to the configuration's ``sources``, or for a file that was uploaded to ``uploaded``. ``thinking``, ``gives``,
-        ``max_images``: what the model can.
+        to the configuration's ``sources``, or for a file that was uploaded to ``uploaded``.
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
@@ -81,10 +76,9 @@ class JobPlanner:
             if kept:
                 write_secrets(staging, kept)
             address = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
-            able = {"thinking": thinking, "context_tokens": context_tokens, "gives": gives, "max_images": max_images}
-            plan = self._planned(request, address, staging, limits, rules=rules, owner=owner, **able)
+            plan = self._planned(request, address, staging, limits, rules=rules, owner=owner, able=able)
             check_job(plan.spec.task.most_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
-            _check_room(plan.spec.task, self._model, context_tokens)
+            _check_room(plan.spec.task, self._model, able.context_tokens)
             if staging.exists():  # what the job reads from now on: a copy of its rows, credentials of its source
                 staging.rename(self.folder.jobs / plan.spec.id)
             return plan
@@ -150,8 +144,8 @@ class JobPlanner:
             (self.folder.jobs / plan.spec.id).rmdir()
 
 
-def _check_room(task: Task, model: str, context_tokens: int) -> None:
-    if task.most_tokens < context_tokens:
+def _check_room(task: Task, model: str, context_tokens: int | None) -> None:
+    if context_tokens is None or task.most_tokens < context_tokens:
         return
     thought = f" and thinking {task.thinking_tokens}" if task.thinking_tokens else ""
     lower = "--thinking or --max-tokens" if thought else "--max-tokens"

@@ -62,6 +62,7 @@ class RowAttempt:
             choices=job.task.labels if job.task.answer is AnswerKind.CHOICE else None,
             json_schema=job.task.json_schema if job.task.answer is AnswerKind.JSON else None,
             rendering=Rendering(job.task.thinking_tokens, job.task.chat_template_kwargs, job.task.answer is AnswerKind.EMBEDDING),
+            adapter=job.task.adapter,
         )
 
     def show(self, images: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.errors import TaskError, did_you_mean
 from jobs.tasks.options import OptionType, TaskOption, fitted
-from jobs.tasks.spec import AnswerKind, ImageColumns, TemplateKwargs, Thinking
+from jobs.tasks.spec import Adapter, AnswerKind, ImageColumns, TemplateKwargs, Thinking
 from jobs.tasks.template import TEXT_PLACE, parse, places
 
 
@@ -31,6 +31,7 @@ class TaskFile(BaseModel):
     thinking: Thinking | None = Field(default=None, description="off, on, or the most tokens of it. None: off where the model can.")
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     images: ImageColumns = Field(default=(), description="Columns that hold images, which the prompt shows.")
+    adapter: Adapter | None = Field(default=None, description="LoRA adapter of the server that answers.")
     options: dict[str, TaskOption] = Field(default_factory=dict)
 
     def option_fields(self) -> dict[str, OptionType]:

@@ -64,11 +64,12 @@ def resolve_task(
     thinking: Thinking | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     images: Sequence[str] = (),
+    adapter: str | None = None,
 ) -> Task:
     """The task that a job runs: ``inline`` (a task file's content, named ``name`` unless it names itself) or the built-in one named.
 
     An option given as None counts as not given. ``max_tokens``, ``temperature``, ``thinking`` and ``chat_template_kwargs`` lay themselves
-    over the file's; ``images``, if any, stand in the place of the file's.
+    over the file's; ``images`` and ``adapter``, if any, stand in the place of the file's.
     Raises `TaskError` for an unknown task or option, a missing option, and labels, schemas and templates that are none.
     """
     file = built_in_task(name) if inline is None else parse_task({"name": name, **inline}, f"task {name}")
@@ -89,7 +90,7 @@ def resolve_task(
             f"task {file.name}: the prompt names no column, so every row would ask the same; put {{text}} where the text belongs"
         )
     fields |= {"max_tokens": max_tokens or file.max_tokens, "temperature": file.temperature if temperature is None else temperature}
-    fields |= {"thinking": file.thinking if thinking is None else thinking}
+    fields |= {"thinking": file.thinking if thinking is None else thinking, "adapter": adapter or file.adapter}
     fields |= {"chat_template_kwargs": {**file.chat_template_kwargs, **(chat_template_kwargs or {})}}
     task = Task(name=file.name, description=file.description, answer=file.answer, **fields)
     check_embedding(task)

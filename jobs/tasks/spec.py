@@ -55,6 +55,9 @@ def _distinct(given: tuple[str, ...]) -> tuple[str, ...]:
 ImageColumns = Annotated[tuple[str, ...], Field(max_length=MAX_IMAGE_COLUMNS), AfterValidator(_distinct)]
 
 
+Adapter = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class Task(BaseModel):
     """A task, resolved: every option has been filled in, only ``{column}`` places are left in the prompt.
 
@@ -79,6 +82,7 @@ class Task(BaseModel):
     )
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict, description="More arguments of the model's chat template.")
     images: ImageColumns = Field(default=(), description="Columns whose images the user message shows, in this order.")
+    adapter: Adapter | None = Field(default=None, description="LoRA adapter of the server that answers. None: the model itself.")
 
     @property
     def thinking_tokens(self) -> int:
@@ -93,5 +97,5 @@ class Task(BaseModel):
     def told(self) -> dict[str, Any]:
         """As JSON, to tell tasks apart. Without what later versions added, where it changes nothing: such tasks are the same as before."""
         left_out = {"thinking"} if not self.thinking_tokens else set()
-        left_out |= {name for name in ("chat_template_kwargs", "images") if not getattr(self, name)}
+        left_out |= {name for name in ("chat_template_kwargs", "images", "adapter") if not getattr(self, name)}
         return self.model_dump(mode="json", exclude=left_out)

@@ -42,7 +42,7 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
     monkeypatch.chdir(docs.parent)
     cli(
         "submit", "docs.parquet", "--task", "classify", "--labels", "a,b", "--column", "text", "--keep", "title,text", "--id-column",
-        "title", "--image", "photo", "--image", "scan", "--model", "tiny", "--max-tokens", "7", "--temperature", "0.5", "--thinking", "64",
+        "title", "--image", "photo", "--image", "scan", "--model", "tiny", "--adapter", "polite", "--max-tokens", "7", "--temperature", "0.5", "--thinking", "64",
         "--chat-template-kwargs", '{"reasoning_effort": "low"}', "--on-long", "split", "--max-error-rate", "0.2",
         "--weight", "3", "--deadline", "2286-11-20T17:46:40Z", "--new",
     )  # fmt: skip
@@ -70,6 +70,7 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
         "thinking": 64,
         "chat_template_kwargs": {"reasoning_effort": "low"},
         "images": ["photo", "scan"],
+        "adapter": "polite",
         "on_long": "split",
         "max_error_rate": 0.2,
         "weight": 3.0,

@@ -17,6 +17,7 @@ from jobs.folder import StateFolder
 from jobs.limits import Limits
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, SourceSpec
+from jobs.tasks.abilities import Abilities
 from jobs.testing import ManualClock
 from tests.fakes.scripted_job import harvest, opened, planned
 
@@ -37,10 +38,10 @@ def request(tmp_path: Path) -> JobRequest:
 
 def test_a_job_that_copies_more_than_its_key_may_is_413_and_leaves_nothing(tmp_path: Path) -> None:
     plans = planner(tmp_path)
-    plans.plan(request(tmp_path), 4096, limits=Limits(max_copied_bytes=20_000), is_user=True)
+    plans.plan(request(tmp_path), Abilities(context_tokens=4096), limits=Limits(max_copied_bytes=20_000), is_user=True)
     before = sorted(plans.folder.jobs.iterdir())
     with pytest.raises(CopyTooLargeError, match="more than 5,000 bytes") as refused:
-        plans.plan(request(tmp_path), 4096, limits=Limits(max_copied_bytes=5_000), is_user=True)
+        plans.plan(request(tmp_path), Abilities(context_tokens=4096), limits=Limits(max_copied_bytes=5_000), is_user=True)
     assert answer_of(refused.value).status_code == 413
     assert sorted(plans.folder.jobs.iterdir()) == before
 
@@ -48,7 +49,7 @@ def test_a_job_that_copies_more_than_its_key_may_is_413_and_leaves_nothing(tmp_p
 def test_a_job_is_refused_while_the_disk_has_less_free_than_is_kept(tmp_path: Path) -> None:
     plans = planner(tmp_path, min_free_bytes=HUGE)
     with pytest.raises(LowDiskError, match=r"harvest\.min_free_bytes") as refused:
-        plans.plan(request(tmp_path), 4096, is_user=True)
+        plans.plan(request(tmp_path), Abilities(context_tokens=4096), is_user=True)
     answer = answer_of(refused.value)
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert list(plans.folder.jobs.iterdir()) == []

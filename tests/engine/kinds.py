@@ -129,17 +129,17 @@ def seeing(folder: Path) -> Path:
     return target
 
 
-def adapter(folder: Path) -> Path:
-    """A LoRA adapter of rank 8 for `plain`, strong enough to change what it says."""
+def adapter(folder: Path, seed: int = 3, *, of: Path | None = None) -> Path:
+    """A LoRA adapter of rank 8 for `plain`, strong enough to change what it says. ``of``: the model, if it is in another folder."""
     import torch
     from safetensors.torch import save_file
 
     target = folder / "adapter"
     target.mkdir(parents=True, exist_ok=True)
-    config = json.loads((plain(folder) / "config.json").read_text("utf-8"))
+    config = json.loads(((of or plain(folder)) / "config.json").read_text("utf-8"))
     width, heads, keys = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     head = config.get("head_dim", width // heads)
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(config["num_hidden_layers"]):
         for name, out in (("q_proj", heads * head), ("v_proj", keys * head)):

@@ -19,6 +19,7 @@ from jobs.plan.job import plan_job
 from jobs.result import ROW_ID, part_table, result_schema
 from jobs.run.row import RowWork
 from jobs.spec import JobPlan, JobRequest, OnLong, SourceSpec
+from jobs.tasks.abilities import Abilities
 from jobs.tasks.embedding import Gives
 from jobs.tasks.load import resolve_task
 from jobs.testing import ManualClock, ScriptedEngine, scripted_plan
@@ -83,7 +84,7 @@ def planned(folder: Path, gives: list[Gives] | None, **asked: Any) -> JobPlan:
     pq.write_table(pa.table({"text": ["a", "b"]}), path)
     request = JobRequest(source=SourceSpec(uri=str(path)), **asked)
     with open_source(str(path), snapshot_dir=folder / "snapshot") as source:
-        return plan_job(request, source, model="m", harvest=HarvestConfig(), now_s=0.0, token="0000", gives=gives)
+        return plan_job(request, source, model="m", harvest=HarvestConfig(), now_s=0.0, token="0000", able=Abilities(gives=None if gives is None else tuple(gives)))
 
 
 @pytest.mark.parametrize(

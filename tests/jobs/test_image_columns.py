@@ -27,6 +27,7 @@ from jobs.result import Row
 from jobs.run.row import RowWork
 from jobs.run.slice import open_parts, open_slice
 from jobs.spec import JobPlan, JobRequest, JobSpec, Lease, OnLong, SliceSpec, SourceSpec
+from jobs.tasks.abilities import Abilities
 from jobs.tasks.load import resolve_task
 from jobs.testing import IMAGE_TOKENS, ManualClock, ScriptedEngine, scripted_plan
 
@@ -180,7 +181,7 @@ def plan(folder: Path, request: dict[str, Any], columns: dict[str, Any] | None =
     pq.write_table(pa.table(columns or {"text": ["a", "b"], "photo": ["cat.png", "dog.png"], "count": [1, 2]}), path)
     asked = JobRequest(source=SourceSpec(uri=str(path)), **{"task": "ask", "options": {"prompt": CALM}, "images": ("photo",), **request})
     with open_source(str(path)) as source:
-        return plan_job(asked, source, model="m", harvest=HarvestConfig(), now_s=0.0, token="0000", **able)
+        return plan_job(asked, source, model="m", harvest=HarvestConfig(), now_s=0.0, token="0000", able=Abilities(**able))
 
 
 def test_a_prompt_with_an_image_need_name_no_column(folder: Path) -> None:
@@ -253,6 +254,6 @@ def test_a_dry_run_says_that_images_come_on_top(folder: Path) -> None:
     path = folder / "table.parquet"
     pq.write_table(pa.table({"photo": [PNG, PNG]}), path)
     request = JobRequest(source=SourceSpec(uri=str(path)), task="ask", options={"prompt": CALM}, images=("photo",))
-    found = estimate(request, Known(max_images=1))
+    found = estimate(request, Known(able=Abilities(max_images=1)))
     assert (found["rows"], found["notes"][-1]) == (2, IMAGES_NOTE)
     assert found["estimated_prompt_tokens"] > 0

@@ -171,6 +171,21 @@ async def test_a_task_that_the_model_cannot_do_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/plan"])
+async def test_an_adapter_that_the_server_does_not_have_is_refused_at_submit(
+    office: Office,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    wish: dict[str, Any] = {"source": {"uri": str(office.docs)}, "task": "summarize", "adapter": "polit"}
+    monkeypatch.setitem(INFO, "adapters", [])
+    assert refused(await office.post(path, wish), 400).startswith(f"{MODEL} is served without adapters, so task summarize cannot run on polit")
+    monkeypatch.setitem(INFO, "adapters", ["polite", "terse"])
+    assert refused(await office.post(path, wish), 400) == f"{MODEL} has no adapter 'polit'; did you mean polite?"
+    assert office.ledger.jobs() == []
+    assert (await office.post(path, {**wish, "adapter": "polite"})).status_code in (200, 201)
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/plan"])
 async def test_images_for_a_model_that_takes_none_are_refused_at_submit(
     office: Office,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

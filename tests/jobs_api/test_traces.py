@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.fakes.collector import Collector, collecting
 
 CHILD = """
 import asyncio, json, sys
@@ -40,6 +39,7 @@ async def main() -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as http:
         assert (await http.get("/any", headers=headers)).status_code == 200
         assert (await http.get("/nowhere", headers=headers)).status_code == 404
+        await http.options("/any")  # HAProxy's health check
 
 asyncio.run(main())
 plan = scripted_plan("docs", 6, 6)
@@ -50,39 +50,10 @@ print(json.dumps(heard[0]))
 """
 
 
-class Collector(ThreadingHTTPServer):
-    """Takes OTLP over HTTP."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.spans: list[Any] = []
-        self.keys: set[str | None] = set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1/traces"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        sent = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
-        self.server.keys.add(self.headers["x-key"])
-        self.server.spans += [span for of_process in sent.resource_spans for scope in of_process.scope_spans for span in scope.spans]
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on the screen."""
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
+    with collecting() as made:
         yield made
-        made.shutdown()
 
 
 def run(endpoint: str, sample: float = 1.0, **headers: str) -> str | None:

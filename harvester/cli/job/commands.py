@@ -44,6 +44,7 @@ def submit(
     option: options.TaskOptions = None,
     column: options.Column = None,
     image: options.Image = None,
+    adapter: options.Adapter = None,
     keep: options.Keep = None,
     id_column: options.IdColumn = None,
     table: options.Table = None,
@@ -93,7 +94,7 @@ def submit(
     reads: dict[str, Any] = {"table": table, "query": query, "chosen": chosen, "column": column, "keep": keep, "id_column": id_column}
     reads["images"] = tuple(image or ())
     limits: dict[str, Any] = {"on_long": on_long, "max_error_rate": max_error_rate, "weight": weight, "deadline_at_s": due, "new": new}
-    sampled: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
+    sampled: dict[str, Any] = {"model": model, "adapter": adapter, "max_tokens": max_tokens, "temperature": temperature}
     sampled |= {"thinking": read_thinking(thinking), "chat_template_kwargs": read_template_kwargs(chat_template_kwargs)}
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:
         request = build_request(given.uri, task=task, options=task_options(asks, option or ()), **reads, **limits, **sampled)

@@ -60,10 +60,7 @@ def _of_server(client: Client, info: ServerInfo) -> Known:
         spans=spans,
         lengths=_lengths(table),
         price=info.price,
-        thinking=info.thinking,
-        context_tokens=info.context_tokens,
-        gives=info.gives,
-        max_images=info.max_images,
+        able=info,
         count=lambda messages: _count(client, info.model, messages),
     )
 

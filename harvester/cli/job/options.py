@@ -46,6 +46,9 @@ Image = Annotated[
         show_default=False,
     ),
 ]
+Adapter = Annotated[
+    str | None, typer.Option("--adapter", metavar="NAME", help="LoRA adapter of the server that answers. Default: the task's, or none.")
+]
 Keep = Annotated[
     str | None, typer.Option("--keep", metavar="A,B", help="Input columns to copy into the results; none for no column. Default: all.")
 ]

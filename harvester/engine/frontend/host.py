@@ -25,7 +25,7 @@ from harvester.engine.vllm.client import HarvestLLM
 from harvester.engine.vllm.images import max_images
 from harvester.engine.vllm.launch import start_llm
 from harvester.engine.vllm.reasoning import Reasoning
-from harvester.engine.vllm.serving import OfflineApi, chat_app, given_template, served_models
+from harvester.engine.vllm.serving import OfflineApi, chat_app, given_template, served_adapters, served_models
 from harvester.errors import EngineError
 from jobs.tasks.embedding import Gives
 from jobs.tasks.thinking import ModelThinking
@@ -94,6 +94,10 @@ class EngineHost:
     def models(self) -> list[str]:
         """Every name that the chat route answers to."""
         return served_models(self.app)
+
+    def adapters(self) -> list[str]:
+        """Names of LoRA adapters, which the chat route answers to as well."""
+        return sorted(served_adapters(self.app))
 
     async def check(self) -> None:
         """Raise `EngineError` when the engine is dead."""

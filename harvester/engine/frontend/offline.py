@@ -74,7 +74,7 @@ class OfflineEngine:
     async def _embed(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
         token_ids = await self._tokenize(prompt.messages, prompt.rendering)
         try:
-            found = await self._llm.embed(request_id, token_ids, extra=hint.to_args())
+            found = await self._llm.embed(request_id, token_ids, extra=hint.to_args(), adapter=self._api.adapter(prompt.adapter))
         except UsageError as error:
             raise RowError("refused", error.message) from error
         except EngineError as error:
@@ -99,6 +99,7 @@ class OfflineEngine:
                 sampling=self._defaults if reader is None else {**self._defaults, **reader.sampling},
                 thought=None if reader is None else reader.engine,
                 rendered=rendered,
+                adapter=self._api.adapter(prompt.adapter),
             )
         except UsageError as error:
             raise RowError("refused", error.message) from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from harvester.config import ServeConfig
 from harvester.engine.checkpoints.budget import transfer_config
+from harvester.engine.launch.adapters import adapter_arguments
 from harvester.engine.launch.defaults import engine_defaults
 from harvester.engine.shared.settings import KEY, pack
 from harvester.engine.shared.steporder import SAFEPOINTS_KEY
@@ -32,7 +33,7 @@ def engine_arguments(
         values["logging_config"] = {"formatter": "json"}  # vLLM's own lines
     if config.traces.endpoint is not None:
         values["otlp_traces_endpoint"] = config.traces.endpoint
-    values |= config.engine
+    values |= adapter_arguments(config.adapters) | config.engine
     if "tool_call_parser" in config.engine:  # vLLM's own name of it
         values["tool_parser"] = values.pop("tool_call_parser")
     if not cpu and values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1) == 1:

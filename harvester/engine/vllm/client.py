@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 from vllm.inputs import TokensPrompt
 from vllm.logprobs import Logprob
+from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -31,6 +32,10 @@ from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm.platform import additional, graph_sizes
 from harvester.errors import EngineError, UsageError
 from jobs.usage import Usage
+
+
+# The context of a trace that is not sampled (W3C): vLLM makes no span beneath it.
+UNTRACED = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 
 
 class HarvestLLM(AsyncLLM):
@@ -65,6 +70,10 @@ class HarvestLLM(AsyncLLM):
     @property
     def settings(self) -> Settings:
         return Settings.parse(self.additional)
+
+    @property
+    def _is_traced(self) -> bool:
+        return self.vllm_config.observability_config.otlp_traces_endpoint is not None
 
     @property
     def shared_state(self) -> SharedState | None:
@@ -122,8 +131,13 @@ class HarvestLLM(AsyncLLM):
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, arrival_time: float | None = None, *given: Any, **named: Any
     ) -> RequestOutputCollector:
-        """vLLM's. The signal comes after the request is sent, so that the engine core finds it when the step has ended."""
+        """vLLM's. The signal comes after the request is sent, so that the engine core finds it when the step has ended.
+
+        Rows leave no spans, unless they bring a trace: a table would be a million of them.
+        """
         online = work_class(named.get("priority", 0)) is WorkClass.ONLINE
+        if not online and self._is_traced and not named.get("trace_headers"):
+            named["trace_headers"] = UNTRACED
         collector = await super().add_request(request_id, prompt, params, arrival_time, *given, **named)
         if self.overload is not None and online:
             self.overload.sent(getattr(params, "n", 1), _tokens(prompt))
@@ -199,6 +213,7 @@ class HarvestLLM(AsyncLLM):
         sampling: Mapping[str, Any] | None = None,
         thought: Mapping[str, Any] | None = None,
         rendered: Mapping[str, Any] | None = None,
+        adapter: LoRARequest | None = None,
     ) -> Generated:
         guided = None
         last: RequestOutput | None = None
@@ -211,7 +226,9 @@ class HarvestLLM(AsyncLLM):
             params = SamplingParams(**{**(sampling or {}), **own}, output_kind=RequestOutputKind.FINAL_ONLY)
             prompt: Any = TokensPrompt(prompt_token_ids=list(token_ids)) if rendered is None else dict(rendered)
             # Where nothing is thought, an answer is held to its choices or schema from its first token on.
-            stream = self.generate(prompt, params, request_id, priority=priority, **(thought or {"reasoning_ended": True}))
+            stream = self.generate(
+                prompt, params, request_id, priority=priority, lora_request=adapter, **(thought or {"reasoning_ended": True})
+            )
             async for output in stream:
                 last = output
         except EngineDeadError as error:
@@ -223,13 +240,20 @@ class HarvestLLM(AsyncLLM):
         return _generated(last)
 
     async def embed(
-        self, request_id: str, token_ids: Sequence[int], *, priority: int = PRIORITY_OFFLINE, extra: Mapping[str, Any] | None = None
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        *,
+        priority: int = PRIORITY_OFFLINE,
+        extra: Mapping[str, Any] | None = None,
+        adapter: LoRARequest | None = None,
     ) -> Embedded:
         """The vector of one prompt, as ``/v1/embeddings`` gives it. ``extra`` and what it raises: see `complete`."""
         params = PoolingParams(task="embed", extra_kwargs=dict(extra or {}))
         last: PoolingRequestOutput | None = None
         try:
-            async for output in self.encode(TokensPrompt(prompt_token_ids=list(token_ids)), params, request_id, priority=priority):
+            prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+            async for output in self.encode(prompt, params, request_id, adapter, priority=priority):
                 last = output
         except EngineDeadError as error:
             raise EngineError("the vLLM engine died under the request") from error

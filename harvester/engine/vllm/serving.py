@@ -16,6 +16,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse, UsageInfo
+from vllm.lora.request import LoRARequest
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -27,7 +28,7 @@ from harvester.engine.vllm.client import HarvestLLM
 from harvester.engine.vllm.complete import complete
 from harvester.engine.vllm.media import fetch_checked
 from harvester.errors import ParameterError
-from jobs.engine import ApiCall, Completion, EngineGone
+from jobs.engine import ApiCall, Completion, EngineGone, RowError
 from jobs.hint import SchedulingHint
 from jobs.usage import Usage
 
@@ -65,6 +66,11 @@ def served_models(app: FastAPI) -> list[str]:
     """Every name that the chat route answers to."""
     serving = app.state.openai_serving_models
     return [*(path.name for path in serving.base_model_paths), *serving.lora_requests]
+
+
+def served_adapters(app: FastAPI) -> dict[str, LoRARequest]:
+    """LoRA adapters by name."""
+    return dict(app.state.openai_serving_models.lora_requests)
 
 
 def install(serving: Any, method: str, config: TierConfig) -> Create:
@@ -108,12 +114,22 @@ class OfflineApi:
 
     def __init__(self, app: FastAPI, llm: HarvestLLM, tiers: TierConfig) -> None:
         self._llm = llm
+        self._app = app
         state = app.state  # of a pooling model it has neither
         chat, plain = getattr(state, "openai_serving_chat", None), getattr(state, "openai_serving_completion", None)
         self._endpoints = {
             CHAT: _Endpoint(ChatCompletionRequest, None if chat is None else install(chat, "create_chat_completion", tiers)),
             COMPLETIONS: _Endpoint(CompletionRequest, None if plain is None else install(plain, "create_completion", tiers)),
         }
+
+    def adapter(self, name: str | None) -> LoRARequest | None:
+        """None: the model itself. Raises `RowError` for one that this engine does not have."""
+        if name is None:
+            return None
+        known = served_adapters(self._app)
+        if name not in known:
+            raise RowError("no_adapter", f"this replica has no adapter {name}; name it under adapters in the server's config, and retry")
+        return known[name]
 
     async def respond(self, request_id: str, call: ApiCall, hint: SchedulingHint) -> Completion:
         """The answer to ``call``, or its error with an HTTP status. Waits while the engine's queue is full. Raises `EngineGone`."""

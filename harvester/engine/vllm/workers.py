@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed import get_pp_group
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from harvester.engine.vllm.platform import on_cpu, sleep_between_looks
 from harvester.engine.vllm.runner import PreemptibleWorker
 
 if TYPE_CHECKING or on_cpu():  # replaces parts of `torch.cuda`, before vLLM's GPU worker looks at them
+    from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm.v1.worker.gpu_worker import Worker
@@ -37,10 +39,33 @@ class RewindingGenerator(torch.Generator):
         return self.manual_seed(self.initial_seed())
 
 
+class CpuAdapters(PunicaWrapperCPU):
+    """LoRA on a CPU, where a token without an adapter gets none.
+
+    vLLM 0.32 gives such a token index -1, which PyTorch takes for the last adapter's place: in a step with an adapter, every request
+    without one was answered by whichever adapter lay there. Tensors are of shape (tokens, width), or (requests, width) for logits.
+    """
+
+    def add_lora_linear(self, y: torch.Tensor, x: torch.Tensor, *given: Any, **named: Any) -> None:
+        super().add_lora_linear(y, _without(x, self.token_lora_indices), *given, **named)
+
+    def add_lora_embedding(self, y: torch.Tensor, x: torch.Tensor, *given: Any, **named: Any) -> None:
+        super().add_lora_embedding(y, _without(x, self.token_lora_indices), *given, **named)
+
+    def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *given: Any, **named: Any) -> None:
+        super().add_lora_logits(y, _without(x, self.sampler_indices), *given, **named)
+
+
+def _without(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """``x`` with zeros for the lines whose adapter's place is -1: what adapters add to them is nothing."""
+    lines = x.view(-1, x.shape[-1])
+    return torch.where(places[: lines.shape[0], None] >= 0, lines, 0).view_as(x)
+
+
 if TYPE_CHECKING or on_cpu():
 
     class HarvestCpuWorker(PreemptibleWorker, CPUWorker):
-        """For CPUs, with seeded sampling that survives a chunked prefill.
+        """For CPUs, with seeded sampling that survives a chunked prefill, and adapters for those alone who asked for them.
 
         Without a compiler vLLM's warms nothing up, which is where a later pipeline stage makes room for what the stage before it sends: its
         first step would fail.
@@ -48,6 +73,8 @@ if TYPE_CHECKING or on_cpu():
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             torch.Generator = RewindingGenerator  # type: ignore[misc]
+            name = f"{CpuAdapters.__module__}.{CpuAdapters.__qualname__}"
+            CpuPlatform.get_punica_wrapper = classmethod(lambda cls: name)  # type: ignore[method-assign]
             sleep_between_looks(SPIN_S)
             super().__init__(*args, **kwargs)
 

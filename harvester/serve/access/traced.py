@@ -15,7 +15,10 @@ PARENT, STATE = b"traceparent", b"tracestate"
 
 
 class Traced:
-    """ASGI middleware, before everything else. The application finds our `traceparent` (W3C) in the place of the client's."""
+    """ASGI middleware, before everything else. The application finds our `traceparent` (W3C) in the place of the client's.
+
+    Not of ``OPTIONS``, by which HAProxy asks every second whether we are there.
+    """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -23,7 +26,7 @@ class Traced:
         self._app, self._tracer, self._format = app, tracer, TraceContextTextMapPropagator()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["method"] == "OPTIONS":
             await self._app(scope, receive, send)
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 
 from harvester.config import ServeConfig, load_config
+from harvester.engine.launch.adapters import placed
 from harvester.engine.launch.models import ModelChoice, choose_model
 from harvester.errors import StateError
 from harvester.serve.access.gate import check_listening
@@ -71,7 +72,9 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     name = ledger_name(folder.root)
     where = ledger_options(config)
     start_ledger(name, folder.root, ledger_place(folder), config.harvest.lease_s, config.deadlines, where, config.logs)()
-    return config, choose_model(config.model, config.served_model_name, elsewhere=True), folder.root, name
+    choice = choose_model(config.model, config.served_model_name, elsewhere=True)
+    config = config.model_copy(update={"adapters": placed(config.adapters, choice.name, elsewhere=True)})
+    return config, choice, folder.root, name
 
 
 def _ready(folder: StateFolder, url: str | None) -> None:

@@ -33,6 +33,7 @@ from harvester.traces import tracer_of
 from jobs.access.handle import make_key
 from jobs.folder import StateFolder
 from jobs.plan.planner import JobPlanner
+from jobs.tasks.abilities import Abilities
 from jobs.sql.pool import QueryPool
 from jobs.sql.process import QueryProcesses
 
@@ -86,8 +87,7 @@ class JobsApp:
     async def _info(self) -> dict[str, Any]:
         if not self._told:
             info = await self._replicas.info()
-            about = {name: info.get(name) for name in ("thinking", "gives", "max_images")}
-            self._told = {"context_tokens": info["context_tokens"], **about}
+            self._told = {name: info.get(name) for name in Abilities.model_fields}
         return {**self._fixed, **self._told}
 
 

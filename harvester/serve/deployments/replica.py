@@ -138,6 +138,7 @@ class Replica:
             "thinking": self._host.thinking.model_dump(),
             "gives": [one.value for one in self._host.gives],
             "max_images": self._host.max_images,
+            "adapters": self._host.adapters(),
         }
 
     async def record_routing_stats(self) -> dict[str, Any]:

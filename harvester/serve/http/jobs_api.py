@@ -43,10 +43,9 @@ from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView, SeenFile
 from jobs.sql.pool import QueryPool
-from jobs.tasks.embedding import Gives
+from jobs.tasks.abilities import Abilities
 from jobs.tasks.load import list_tasks
 from jobs.tasks.options import TaskOption
-from jobs.tasks.thinking import ModelThinking
 
 SEEN = "/api/sources/seen"
 ONCE = "idempotency-key"
@@ -213,7 +212,6 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
     @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
         info = await server_info()
-        able = ModelThinking.model_validate(info["thinking"]) if info.get("thinking") else None
         is_user = await _is_user(sent, planner.folder)
         rules = None
         if request.source.uri.startswith(SCHEME):
@@ -222,14 +220,11 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
         plan = await asyncio.to_thread(
             planner.plan,
             request,
-            int(info["context_tokens"]),
+            Abilities.model_validate(info),
             who.name,
             who.limits,
             is_user=is_user and rules is None,
             uploaded=rules,
-            thinking=able,
-            gives=None if info.get("gives") is None else [Gives(one) for one in info["gives"]],
-            max_images=info.get("max_images"),
         )
         plan, is_new = _once(plan, request.new, sent.headers.get(ONCE))
         try:

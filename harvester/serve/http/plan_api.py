@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,7 +19,7 @@ from jobs.ledger.history import recent_spans, task_key
 from jobs.plan.estimate import Known
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, JobSpec
-from jobs.tasks.embedding import Gives
+from jobs.tasks.abilities import Abilities
 
 
 async def _known(ledger: LedgerTables, info: dict[str, Any]) -> Known:
@@ -34,9 +33,7 @@ async def _known(ledger: LedgerTables, info: dict[str, Any]) -> Known:
 
     price = info.get("price")
     spans = recent_spans(harvest, info["model"], time.time())
-    known = Known(info["model"], spans, lengths, None if price is None else PriceConfig.model_validate(price))
-    gives = None if info.get("gives") is None else [Gives(one) for one in info["gives"]]
-    return replace(known, gives=gives, max_images=info.get("max_images"))
+    return Known(info["model"], spans, lengths, None if price is None else PriceConfig.model_validate(price), Abilities.model_validate(info))
 
 
 def add_plan(

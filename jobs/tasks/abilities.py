@@ -1,0 +1,23 @@
+"""What a served model can, as a job is checked against it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from jobs.tasks.embedding import Gives
+from jobs.tasks.thinking import ModelThinking
+
+
+class Abilities(BaseModel):
+    """Told by a replica; part of ``GET /api/server``. None: nobody asked it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    context_tokens: int | None = Field(default=None, description="Most tokens of prompt and answer together.")
+    thinking: ModelThinking | None = None
+    gives: tuple[Gives, ...] | None = Field(default=None, description="What it makes of a prompt.")
+    max_images: int | None = Field(default=None, description="Of one prompt; 0: it takes none.")
+    adapters: tuple[str, ...] | None = Field(default=None, description="Names of the LoRA adapters that it is served with.")
+
+
+UNKNOWN = Abilities()
