@@ -14,6 +14,7 @@ from harvester.access_config import AccessConfig, TierConfig
 from harvester.errors import ConfigError
 from harvester.logs import LogConfig
 from harvester.policy.parts import TABLES, check_name
+from harvester.scale_config import ReplicasConfig
 from harvester.traces import TraceConfig
 from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, JobsConfig, PriceConfig, SecretConfig, Section, SourcesConfig
 
@@ -159,7 +160,7 @@ class ServeConfig(Section):
         description="Host names that the server answers to beside localhost and addresses, such as that of a proxy before it. "
         "None given: a server on loopback answers to no other, one on the network to all.",
     )
-    replicas: int = Field(default=1, ge=1, description="Number of replicas, each with its own engine.")
+    replicas: ReplicasConfig = Field(default=ReplicasConfig(), description="Number of replicas, each with its own engine, or a range.")
     num_cpus: float | None = Field(
         default=None, gt=0.0, description="Ray CPUs of one replica. None: as many as fit `replicas` on this machine."
     )

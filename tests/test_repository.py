@@ -73,7 +73,7 @@ def test_every_shipped_config_loads_and_says_what_it_is_for(path: Path) -> None:
 def test_there_are_configs_for_a_laptop_a_gpu_and_several_replicas() -> None:
     devices = [load_config(path) for path in CONFIGS]
     assert {config.device for config in devices} == {"cpu", "cuda"}
-    assert max(config.replicas for config in devices) > 1
+    assert max(config.replicas.max for config in devices) > 1
 
 
 @pytest.mark.parametrize("package", ["harvester", "jobs", "connectors"])

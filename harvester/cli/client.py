@@ -141,6 +141,10 @@ class Client:
         """Of the rendered chat prompt, by the server's tokenizer."""
         return int(self._json("POST", "/tokenize", json={"model": model, "messages": list(messages)})["count"])
 
+    def scale(self, replicas: int) -> dict[str, Any]:
+        """Have so many replicas run. ``was``: how many there were to be before."""
+        return dict(self._json("POST", "/api/scale", json={"replicas": replicas}))
+
     def profile(self, seconds: float) -> dict[str, Any]:
         """Measure the engine for about ``seconds``; what `harvester.engine.launch.profiler.profile` returns."""
         wait_s = httpx.Timeout(2 * seconds + PROFILE_S, connect=CONNECT_S)

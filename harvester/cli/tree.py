@@ -27,6 +27,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "chat": ("chat", "Chat with the served model."),
     "tasks": ("tasks", "List the built-in tasks, or print one."),
     "key": ("server.key", "Make, list or revoke API keys. A running server follows at once."),
+    "scale": ("server.scale", "Have the running server use another number of replicas."),
     "profile": ("server.profile", "Measure the running engine: step times and KV copies."),
     "doctor": ("server.doctor", "Check what a server needs on this machine."),
     "env": ("server.env", "Print the variables that the nodes of a Ray cluster should have."),

@@ -53,12 +53,15 @@ OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 class Cluster:
     """``chat_app`` makes the application that answers chat and harvests, given the ledger's name; ``pid``: the server's."""
 
-    def __init__(self, config: ServeConfig, folder: StateFolder, choice: ModelChoice, url: str, chat_app: ChatApp, pid: int) -> None:
+    def __init__(
+        self, config: ServeConfig, folder: StateFolder, choice: ModelChoice, url: str, chat_app: ChatApp, cpu: bool, pid: int
+    ) -> None:
         self._config = config
         self._folder = folder
         self._choice = choice
         self._url = url
         self._chat_app = chat_app
+        self._cpu = cpu
         self._pid = pid
         self.node: OwnNode | None = None  # while it runs, where this process has started it
         self._ledger = ledger_name(folder.root)
@@ -73,7 +76,7 @@ class Cluster:
             "configure_logging": False,
         }
         if self._config.address is None:
-            needed = max(os.cpu_count() or 1, self._config.replicas)
+            needed = max(os.cpu_count() or 1, self._config.replicas.max)
             options |= {"address": "local", "num_cpus": needed, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
             options["_temp_dir"] = str(ray_folder(runtime_folder(self._folder, mark_of(self._folder.root))))
         else:
@@ -125,9 +128,10 @@ class Cluster:
                 name=CHAT_APP,
                 route_prefix="/",
                 logging_config=quiet,
+                external_scaler_enabled=self._config.replicas.is_fixed,
             ),
             serve.RunTarget(
-                jobs_app(self._config, self._choice, self._folder.root, self._ledger, self._url, self._pid),
+                jobs_app(self._config, self._choice, self._folder.root, self._ledger, self._url, self._cpu, self._pid),
                 name=JOBS_APP,
                 route_prefix="/api",
                 logging_config=quiet,

@@ -82,7 +82,9 @@ def _serve(
     from harvester.serve.deployments.replica import replica_app
 
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
-    with Cluster(deployment.config, deployment.folder, deployment.choice, deployment.url, chat_app, deployment.pid) as cluster:
+    with Cluster(
+        deployment.config, deployment.folder, deployment.choice, deployment.url, chat_app, deployment.cpu, deployment.pid
+    ) as cluster:
         listen()  # Ray has put its own handlers in
         cluster.deploy(stop, lambda what: told.send(("waiting", what)))
         if not stop.is_set():

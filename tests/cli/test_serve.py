@@ -49,7 +49,7 @@ def test_the_options_lie_over_the_config_file(cli, runs, tmp_path, state):
     words = ("--config", tmp_path / "c.yaml", "--model", "from-line", "--port", 9001, "--host", "0.0.0.0", "--address", "auto")
     assert cli("serve", *words).exit_code == 0
     config, state_dir = runs[0]
-    assert (config.model, config.replicas, config.port, config.host, config.address) == ("from-line", 2, 9001, "0.0.0.0", "auto")
+    assert (config.model, config.replicas.min, config.port, config.host, config.address) == ("from-line", 2, 9001, "0.0.0.0", "auto")
     assert state_dir == state
 
 

@@ -42,8 +42,8 @@ def test_the_job_asked_for_is_what_the_options_say(cli, server, docs, monkeypatc
     monkeypatch.chdir(docs.parent)
     cli(
         "submit", "docs.parquet", "--task", "classify", "--labels", "a,b", "--column", "text", "--keep", "title,text", "--id-column",
-        "title", "--image", "photo", "--image", "scan", "--model", "tiny", "--adapter", "polite", "--max-tokens", "7", "--temperature", "0.5", "--thinking", "64",
-        "--chat-template-kwargs", '{"reasoning_effort": "low"}', "--on-long", "split", "--max-error-rate", "0.2",
+        "title", "--image", "photo", "--image", "scan", "--model", "tiny", "--adapter", "polite", "--max-tokens", "7", "--temperature",
+        "0.5", "--thinking", "64", "--chat-template-kwargs", '{"reasoning_effort": "low"}', "--on-long", "split", "--max-error-rate", "0.2",
         "--weight", "3", "--deadline", "2286-11-20T17:46:40Z", "--new",
     )  # fmt: skip
     assert sent(server) == {

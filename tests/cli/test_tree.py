@@ -16,7 +16,7 @@ from harvester.cli.tree import PLACES
 COMMANDS = cast(typer.core.TyperGroup, typer.main.get_command(app)).commands
 CONTRACT = {
     "serve", "stop", "submit", "jobs", "show", "watch", "cancel", "pause", "resume", "retry", "rm", "results", "sql", "chat", "tasks",
-    "key", "profile", "doctor", "env", "verify", "repair",
+    "key", "scale", "profile", "doctor", "env", "verify", "repair",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -153,9 +154,11 @@ def site() -> Iterator[tuple[str, list[str]]]:
 
 
 async def fetched(hosts: tuple[str, ...], url: str) -> bytes:
-    from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, on import
+        from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-    from harvester.engine.vllm.media import fetch_checked
+        from harvester.engine.vllm.media import fetch_checked
 
     fetch_checked(hosts)
     try:

@@ -99,7 +99,7 @@ def test_a_key_gets_its_rate_once_from_all_replicas_together(tmp_path: Path, clo
     config = parse_config({"replicas": 2, "access": {"limits": {"requests_per_minute": 60, "tokens_per_minute": 600}}}, "test")
     monkeypatch.setattr("harvester.serve.access.gate.Meter", lambda quotas: None)  # whose metrics a process has once
     monkeypatch.setattr("harvester.serve.access.gate.time.monotonic", clock)
-    replicas = [gate_of(config, tmp_path / "keys.json", config.replicas) for _ in range(config.replicas)]
+    replicas = [gate_of(config, tmp_path / "keys.json", config.replicas.max) for _ in range(config.replicas.max)]
     ann, passed = replicas[0].nobody, 0
     for _ in range(6000):
         for one in replicas:

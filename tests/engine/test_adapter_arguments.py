@@ -65,9 +65,11 @@ def test_a_folder_that_cannot_be_served_is_refused_in_one_line(tmp_path: Path, c
 
 
 def test_what_is_not_there_or_named_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="adapter mine: /not/here/adapter_config.json cannot be read: No such file or directory; give the"):
+    with pytest.raises(
+        ConfigError, match=r"adapter mine: /not/here/adapter_config\.json cannot be read: No such file or directory; give the"
+    ):
         placed({"mine": "/not/here"}, "tiny")
     with pytest.raises(ConfigError, match="adapter tiny has the name of the model"):
         placed({"tiny": "org/a"}, "tiny")
-    with pytest.raises(ConfigError, match="adapters and engine.lora_modules both name LoRA adapters"):
+    with pytest.raises(ConfigError, match=r"adapters and engine\.lora_modules both name LoRA adapters"):
         parse_config({"adapters": {"a": "org/a"}, "engine": {"lora_modules": []}}, "test")

@@ -15,6 +15,7 @@ import pytest
 from harvester.config import ServeConfig, load_config, parse_config
 from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, check_gpus, described, embedded_defaults
 from harvester.errors import ConfigError
+from harvester.scale_config import ReplicasConfig
 from harvester.serve.deployments.turns import turn_on_gpu
 
 pytestmark = pytest.mark.engine
@@ -127,7 +128,7 @@ def test_a_replica_with_a_share_of_a_gpu_takes_its_share_of_the_memory(share: fl
     from harvester.engine.launch.arguments import engine_arguments
 
     def taken(**engine: Any) -> object:
-        config = ServeConfig(num_gpus=share, replicas=2, engine=engine)
+        config = ServeConfig(num_gpus=share, replicas=ReplicasConfig(min=2, max=2), engine=engine)
         return engine_arguments(config, "/model", "m", cpu=False, embedded=False).get("gpu_memory_utilization")
 
     assert taken() == memory

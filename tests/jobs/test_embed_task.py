@@ -84,7 +84,15 @@ def planned(folder: Path, gives: list[Gives] | None, **asked: Any) -> JobPlan:
     pq.write_table(pa.table({"text": ["a", "b"]}), path)
     request = JobRequest(source=SourceSpec(uri=str(path)), **asked)
     with open_source(str(path), snapshot_dir=folder / "snapshot") as source:
-        return plan_job(request, source, model="m", harvest=HarvestConfig(), now_s=0.0, token="0000", able=Abilities(gives=None if gives is None else tuple(gives)))
+        return plan_job(
+            request,
+            source,
+            model="m",
+            harvest=HarvestConfig(),
+            now_s=0.0,
+            token="0000",
+            able=Abilities(gives=None if gives is None else tuple(gives)),
+        )
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def one_option(**option: Any) -> dict[str, Any]:
         (
             {"name": "t", "prompt": "{text}", "xyz": 1},
             "mine.yaml: unknown key xyz; known keys: name, description, system, prompt, combine, answer, labels, json_schema, max_tokens, "
-            "temperature, thinking, chat_template_kwargs, images, options",
+            "temperature, thinking, chat_template_kwargs, images, adapter, options",
         ),
         (one_option(requird=True), "mine.yaml: unknown key options.to.requird; did you mean required?"),
         (

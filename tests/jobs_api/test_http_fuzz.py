@@ -43,7 +43,7 @@ CHECKS = [
 FUZZ = settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 SETTINGS = SchemathesisConfig.from_dict({"cache": {"enabled": False}})  # else it may write .schemathesis/ where the tests run
 # Operations that refuse some requests by their form, and those that take any text.
-JOBS = ("POST /jobs", "POST /plan", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile")
+JOBS = ("POST /jobs", "POST /plan", "PATCH /jobs/{job_id}", "POST /sql", "POST /profile", "POST /scale")
 JOBS_FREE = (
     "GET /server",
     "GET /tasks",

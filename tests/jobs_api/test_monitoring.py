@@ -66,7 +66,7 @@ class Server:
         self.ledger = Ledger(Path(":memory:"), folder.jobs, lease_s=10.0, now_s=self.clock(), new_server=True)
         self.told: list[dict[str, Any]] = []
         direct = DirectLedger(self.ledger, self.clock)
-        self.fleet = Fleet(direct, self.replicas, "scripted", 3)
+        self.fleet = Fleet(direct, self.replicas, "scripted", lambda: 3)
         app = jobs_api(direct, JobPlanner(folder, HarvestConfig(), "scripted"), self.info, fleet=self.fleet)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://jobs")
 

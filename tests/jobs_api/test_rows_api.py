@@ -178,7 +178,9 @@ async def test_an_adapter_that_the_server_does_not_have_is_refused_at_submit(
 ) -> None:
     wish: dict[str, Any] = {"source": {"uri": str(office.docs)}, "task": "summarize", "adapter": "polit"}
     monkeypatch.setitem(INFO, "adapters", [])
-    assert refused(await office.post(path, wish), 400).startswith(f"{MODEL} is served without adapters, so task summarize cannot run on polit")
+    assert refused(await office.post(path, wish), 400).startswith(
+        f"{MODEL} is served without adapters, so task summarize cannot run on polit"
+    )
     monkeypatch.setitem(INFO, "adapters", ["polite", "terse"])
     assert refused(await office.post(path, wish), 400) == f"{MODEL} has no adapter 'polit'; did you mean polite?"
     assert office.ledger.jobs() == []

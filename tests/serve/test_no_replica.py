@@ -60,13 +60,17 @@ def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("fault", "why"), FAULTS, indirect=["fault"])
 @pytest.mark.parametrize(
     ("method", "path", "body"),
-    [("GET", "/server", None), ("POST", "/profile", {"seconds": 1}), ("POST", "/jobs", {"source": {"uri": "/docs.parquet"}})],
+    [
+        ("GET", "/server", None),
+        ("POST", "/profile", {"seconds": 1}),
+        ("POST", "/jobs", {"source": {"uri": "/docs.parquet"}}),
+    ],
 )
 @pytest.mark.usefixtures("fault")
 async def test_what_needs_a_replica_is_answered_with_503_while_there_is_none(
     tmp_path: Path, why: str, method: str, path: str, body: object
 ) -> None:
-    app = await JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", 1).__serve_build_asgi_app__()
+    app = await JobsApp(ServeConfig(), CHOICE, str(tmp_path), "ledger", "http://127.0.0.1:8000", True, 1).__serve_build_asgi_app__()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
         answer = await http.request(method, path, json=body)
     assert answer.status_code == 503, answer.text

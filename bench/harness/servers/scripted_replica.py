@@ -22,6 +22,7 @@ from harvester.engine.launch.models import ModelChoice, on_this_machine
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.router import EXPECTED_S, routing
+from harvester.serve.deployments.scaling import REPLICA, scaling
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
@@ -133,8 +134,8 @@ class ScriptedReplica:
 def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, delay_s: float = 0.0) -> serve.Application:
     """A `harvester.serve.cluster.ChatApp`."""
     deployment = serve.deployment(
-        name="replica",
-        num_replicas=config.replicas,
+        name=REPLICA,
+        **scaling(config.replicas),
         max_ongoing_requests=100_000,
         request_router_config=routing(is_haproxy=use_haproxy(config)),
         ray_actor_options={"num_cpus": 1, "runtime_env": environment(config, config.env)},

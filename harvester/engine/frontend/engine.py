@@ -75,7 +75,7 @@ class Engine(Protocol):
         """Answer one prompt; cancelling the task aborts it in the engine.
 
         ``extra``: `vllm_xargs`, such as the job; ``sampling``: further sampling parameters by vLLM's names; ``thought``: what it is to
-        know of the thinking before the answer, see `harvester.engine.vllm.reasoning.Reader`; None: there is none. Raises `UsageError` for a
+        know of the thinking before the answer, see `harvester.engine.vllm.serving.Reader`; None: there is none. Raises `UsageError` for a
         prompt that is refused and `EngineError` when the engine is dead.
         """
 

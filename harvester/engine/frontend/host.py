@@ -22,10 +22,9 @@ from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 from harvester.engine.verify.serving import Verified
 from harvester.engine.vllm.client import HarvestLLM
-from harvester.engine.vllm.images import max_images
 from harvester.engine.vllm.launch import start_llm
-from harvester.engine.vllm.reasoning import Reasoning
-from harvester.engine.vllm.serving import OfflineApi, chat_app, given_template, served_adapters, served_models
+from harvester.engine.vllm.media import max_images
+from harvester.engine.vllm.serving import OfflineApi, Reasoning, chat_app, given_template, served_adapters, served_models
 from harvester.errors import EngineError
 from jobs.tasks.embedding import Gives
 from jobs.tasks.thinking import ModelThinking

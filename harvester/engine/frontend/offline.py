@@ -10,9 +10,8 @@ from typing import Any
 
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.vllm.client import HarvestLLM
-from harvester.engine.vllm.images import Images
-from harvester.engine.vllm.reasoning import Reasoning
-from harvester.engine.vllm.serving import OfflineApi
+from harvester.engine.vllm.media import Images
+from harvester.engine.vllm.serving import OfflineApi, Reasoning
 from harvester.errors import EngineError, UsageError
 from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowError, RowRequest
 from jobs.hint import SchedulingHint

@@ -48,7 +48,7 @@ def engine_arguments(
         extra[SAFEPOINTS_KEY] = {"shared_state": str(shared)} | extra.get(SAFEPOINTS_KEY, {})
     values["additional_config"] = extra
     if config.checkpoint.enabled is True and values.get("kv_transfer_config") is None:
-        values["kv_transfer_config"] = transfer_config(config.checkpoint, config.replicas)
+        values["kv_transfer_config"] = transfer_config(config.checkpoint, config.replicas.max)
     return values
 
 

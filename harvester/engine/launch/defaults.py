@@ -75,13 +75,18 @@ def check_gpus(config: ServeConfig) -> None:
     if share > 1 and share != int(share):
         raise ConfigError(f"num_gpus={share:g} must be a whole number above 1; only one GPU can be shared")
     given = config.engine.get("gpu_memory_utilization")
-    together = min(math.floor(1 / share + 1e-9), config.replicas)
+    together = min(math.floor(1 / share + 1e-9), config.replicas.max)
     if given is not None and together * float(given) > 1 and config.engine.get("kv_cache_memory_bytes") is None:
         most = _memory(1 / together)["gpu_memory_utilization"]
         raise ConfigError(
             f"engine.gpu_memory_utilization={given} is too much for {together} replicas on one GPU (num_gpus={share:g}); "
             f"give at most {most:g}, or leave it out"
         )
+
+
+def gpus_of_replica(config: ServeConfig) -> float:
+    """GPUs that a replica asks of Ray."""
+    return config.num_gpus if config.num_gpus is not None else gpus_of_engine(config)
 
 
 def gpus_of_engine(config: ServeConfig) -> int:

@@ -33,7 +33,6 @@ from harvester.engine.vllm.platform import additional, graph_sizes
 from harvester.errors import EngineError, UsageError
 from jobs.usage import Usage
 
-
 # The context of a trace that is not sampled (W3C): vLLM makes no span beneath it.
 UNTRACED = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 

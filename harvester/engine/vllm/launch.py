@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, get_args
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -62,6 +63,8 @@ def namespace(values: Mapping[str, Any]) -> tuple[Namespace, HarvestEngineArgs]:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"engine: vLLM refuses these arguments: {' '.join(str(error).split())}") from error
     front = {key: value for key, value in values.items() if key not in fields}
+    if front.get("lora_modules"):  # words on a command line; here a mapping for each
+        front["lora_modules"] = _adapters(front["lora_modules"])
     return Namespace(**(defaults | front | vars(engine))), engine
 
 
@@ -69,6 +72,16 @@ def _typed(kind: Any, value: Any) -> Any:
     """A mapping for an argument that is one of vLLM's config classes becomes one: ``structured_outputs_config: {backend: xgrammar}``."""
     classes = [item for item in (get_args(kind) or (kind,)) if isinstance(item, type) and dataclasses.is_dataclass(item)]
     return TypeAdapter(classes[0]).validate_python(value) if classes and isinstance(value, dict) else value
+
+
+def _adapters(given: Any) -> list[LoRAModulePath]:
+    try:
+        return TypeAdapter(list[LoRAModulePath]).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"engine: lora_modules {'.'.join(map(str, first['loc']))}: {first['msg']}; name them under adapters instead"
+        ) from error
 
 
 def configure(values: Mapping[str, Any]) -> tuple[Namespace, VllmConfig]:

@@ -202,6 +202,7 @@ JOBS_ROUTES = RouteTable(
         "POST /sql/answers": BATCH,
         "GET /sql/answers/{answer_id}": BATCH,
         "POST /profile": ADMIN,
+        "POST /scale": ADMIN,
     },
     streamed=("PUT /uploads/{upload_id}/{name:path}",),
 )

@@ -49,7 +49,7 @@ def chat(given: Arguments) -> serve.Application:
 
 def jobs(given: Arguments) -> serve.Application:
     config, choice, state, ledger = _prepared(given)
-    return jobs_app(config, choice, state, ledger, f"http://{config.host}:{config.port}", None)
+    return jobs_app(config, choice, state, ledger, f"http://{config.host}:{config.port}", device_of(config) == "cpu", None)
 
 
 def files(given: Arguments) -> serve.Application:

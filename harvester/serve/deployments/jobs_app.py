@@ -13,12 +13,14 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.core import __version__
+from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.engine.launch.models import ModelChoice
 from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import application_options
 from harvester.serve.deployments.replicas import Replicas
+from harvester.serve.deployments.scaling import Scale
 from harvester.serve.deployments.seam import keep_to_loopback
 from harvester.serve.deployments.version import bound
 from harvester.serve.http.jobs_api import jobs_api
@@ -33,26 +35,27 @@ from harvester.traces import tracer_of
 from jobs.access.handle import make_key
 from jobs.folder import StateFolder
 from jobs.plan.planner import JobPlanner
-from jobs.tasks.abilities import Abilities
 from jobs.sql.pool import QueryPool
 from jobs.sql.process import QueryProcesses
+from jobs.tasks.abilities import Abilities
 
 
 class JobsApp:
     """Asks the ledger and the replicas; keeps what replicas told in the state folder (`History`)."""
 
-    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, pid: int | None) -> None:
+    def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, cpu: bool, pid: int | None) -> None:
         keep_to_loopback()
         lower_priority()
         write_logs(config.logs, StateFolder(Path(state)).logs, "jobs")
-        self._fixed = {
+        self._fixed: dict[str, Any] = {
             "version": __version__,
             "model": choice.name,
             "model_note": choice.note,
             "state": state,
             "url": url,
             "pid": pid,
-            "replicas": config.replicas,
+            "replicas": config.replicas.min,  # or as many as were asked for since
+            "max_replicas": config.replicas.max,
             "price": None if config.price is None else config.price.model_dump(),
             "started_at_s": time.time(),
         }
@@ -60,6 +63,7 @@ class JobsApp:
         folder = StateFolder(Path(state))
         make_key(folder)
         self._replicas = Replicas()
+        self._scale = Scale(config, 0.0 if cpu else gpus_of_replica(config))
         actor = LedgerActor(ledger)
         queries = QueryPool(QueryProcesses({MARK: mark_of(folder.root)}))
         queries.start()
@@ -76,13 +80,19 @@ class JobsApp:
             Broadcaster(FrameSource(self._replicas.now, actor, self._fixed)),
             gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
             queries,
-            Fleet(actor, self._replicas.metrics, choice.name, config.replicas),
+            Fleet(actor, self._replicas.metrics, choice.name, lambda: self._fixed["replicas"]),
             self._history,
+            self._rescale,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         self._tasks = [asyncio.create_task(start()) for start in self._beside]
         return self._app
+
+    async def _rescale(self, number: int) -> dict[str, Any]:
+        await self._scale(number)
+        was, self._fixed["replicas"], self._fixed["max_replicas"] = self._fixed["replicas"], number, number
+        return {"replicas": number, "was": was}
 
     async def _info(self) -> dict[str, Any]:
         if not self._told:
@@ -91,7 +101,7 @@ class JobsApp:
         return {**self._fixed, **self._told}
 
 
-def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, pid: int | None) -> serve.Application:
+def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, cpu: bool, pid: int | None) -> serve.Application:
     deployment = serve.deployment(
         name="jobs",
         max_ongoing_requests=1000,
@@ -101,4 +111,4 @@ def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str,
         graceful_shutdown_timeout_s=1.0,
     )(serve.ingress()(JobsApp))
     # Of a joined cluster the application outlives the process that deployed it.
-    return bound(deployment, config, choice, str(state), ledger, url, beside=(pid if config.address is None else None,))
+    return bound(deployment, config, choice, str(state), ledger, url, cpu, beside=(pid if config.address is None else None,))

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from ray import serve
 
 from harvester.config import ServeConfig
-from harvester.engine.launch.defaults import gpus_of_engine
+from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.engine.launch.logs import kept_logs
 from harvester.engine.launch.models import ModelChoice, on_this_machine
 from harvester.logs import write_logs
@@ -27,6 +27,7 @@ from harvester.serve.cores import on_own_cores
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.router import EXPECTED_S, routing
+from harvester.serve.deployments.scaling import REPLICA, scaling
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.slice_spans import spans_of
 from harvester.serve.deployments.turns import turn_on_gpu
@@ -44,9 +45,9 @@ from jobs.run.slice import open_parts
 
 def _own_cores(config: ServeConfig) -> AbstractContextManager[None]:
     """Of replicas that share this machine; those of a joined cluster may be anywhere."""
-    if config.replicas == 1 or config.address is not None or sys.platform != "linux":
+    if config.replicas.max == 1 or config.address is not None or sys.platform != "linux":
         return nullcontext()
-    return on_own_cores(serve.get_replica_context().rank.rank, config.replicas)
+    return on_own_cores(serve.get_replica_context().rank.rank, config.replicas.max)
 
 
 class Replica:
@@ -94,7 +95,7 @@ class Replica:
             spans=spans_of(tracer),
             media_hosts=config.media_hosts,
         )
-        self._gate = gate_of(config, folder.keys, config.replicas, tracer)
+        self._gate = gate_of(config, folder.keys, config.replicas.min, tracer)
         self._table = CHAT_ROUTES.with_routes(config.access.routes)
         self._profile = profile
         assert self._gate.meter is not None
@@ -171,10 +172,10 @@ def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: s
     """The chat application. Serve's own limit on requests is lifted, because vLLM queues and refuses by itself."""
     options: dict[str, Any] = {"num_cpus": config.num_cpus if config.num_cpus is not None else 1}
     if not cpu:
-        options["num_gpus"] = config.num_gpus if config.num_gpus is not None else gpus_of_engine(config)
+        options["num_gpus"] = gpus_of_replica(config)
     deployment = serve.deployment(
-        name="replica",
-        num_replicas=config.replicas,
+        name=REPLICA,
+        **scaling(config.replicas),
         max_ongoing_requests=100_000,
         request_router_config=routing(is_haproxy=use_haproxy(config)),
         max_constructor_retry_count=1,  # a model that does not start now will not at the third try

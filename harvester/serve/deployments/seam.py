@@ -7,6 +7,9 @@ from typing import Any
 
 import ray
 from ray.serve._private import replica as serve_replica
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.exceptions import ExternalScalerDisabledError
+from ray.serve.context import _get_global_client
 
 LOOK_S = 0.25
 
@@ -28,3 +31,16 @@ async def told_to_leave() -> None:
     actor = worker.actors[worker.actor_id]
     while not actor._replica_impl._shutting_down:  # noqa: ASYNC110 - Serve has no event to wait for
         await asyncio.sleep(LOOK_S)
+
+
+async def set_replicas(app: str, deployment: str, number: int) -> bool:
+    """Have Serve run so many; False where the application was not deployed with ``external_scaler_enabled``.
+
+    Serve's own way is its dashboard, which we do not start. Raises `ValueError` for an application that is not there.
+    """
+    client: Any = _get_global_client()
+    try:
+        await client._controller.update_deployment_replicas.remote(DeploymentID(name=deployment, app_name=app), number)
+    except ExternalScalerDisabledError:
+        return False
+    return True

@@ -53,6 +53,7 @@ log = logging.getLogger("harvester.jobs")
 
 ServerInfo = Callable[[], Awaitable[dict[str, Any]]]
 Profile = Callable[[float | None], Awaitable[dict[str, Any]]]
+Rescale = Callable[[int], Awaitable[dict[str, Any]]]
 
 
 class JobsLedger(Protocol):
@@ -90,6 +91,15 @@ class Tasks(BaseModel):
 
 class ArrowStream(Response):
     media_type = "application/vnd.apache.arrow.stream"
+
+
+class ScaleWish(BaseModel):
+    replicas: int = Field(ge=1, le=10_000)
+
+
+class Scaled(BaseModel):
+    replicas: int
+    was: int
 
 
 class ProfileWish(BaseModel):
@@ -139,16 +149,18 @@ def jobs_api(
     queries: QueryPool | None = None,
     fleet: Fleet | None = None,
     history: History | None = None,
+    scale: Rescale | None = None,
 ) -> FastAPI:
     """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events, without ``history`` no past.
 
     ``gate``: whom it lets in; None: everybody. ``queries``: processes for SQL; None makes them. ``fleet``: whose metrics it shows.
+    ``scale``: has so many replicas run.
     """
     app = FastAPI(title="harvester jobs", version=__version__)
     gate = gate or Gate()
     describe(app, OpenAiRefusal, asks_for_key=gate.keys.asks_for_key)
     _answer_errors(app)
-    _add_server(app, server_info, profile)
+    _add_server(app, server_info, profile, scale)
     add_rows(app, ledger, planner.folder)
     uploads = add_uploads(app, ledger, planner.folder, planner.min_free_bytes)
     _add_jobs(app, ledger, planner, server_info, uploads)
@@ -192,7 +204,7 @@ def _answer_errors(app: FastAPI) -> None:
         return answer_of(HarvesterError("the server failed; its log has the cause"))
 
 
-def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) -> None:
+def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None, scale: Rescale | None) -> None:
     @app.get("/server", responses=_ASKS_A_REPLICA)
     async def server() -> dict[str, Any]:
         return await server_info()
@@ -206,6 +218,13 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None) 
         if profile is None:
             raise UsageError("this server has no engine to profile")
         return await profile(wish.seconds)
+
+    @app.post("/scale", responses=_ASKS_A_REPLICA)
+    async def rescale(wish: ScaleWish) -> Scaled:
+        """Have so many replicas run, until the server is started again. One that leaves ends its chats and gives its slices back."""
+        if scale is None:
+            raise UsageError("this server has no replicas to scale")
+        return Scaled.model_validate(await scale(wish.replicas))
 
 
 def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo, uploads: Uploads) -> None:

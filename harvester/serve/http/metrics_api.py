@@ -41,12 +41,12 @@ class LedgerSeen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a scrape shows. ``wanted``: replicas of the configuration."""
+    """What a scrape shows. ``wanted``: replicas that there are to be, of a range the fewest."""
 
     ledger: LedgerSeen
     replicas: ReplicaTexts
     model: str
-    wanted: int
+    wanted: Callable[[], int]
 
 
 class _Shown(Collector):
@@ -108,7 +108,7 @@ def is_at_risk(view: JobView, now_s: float) -> bool:
 
 def replica_metrics(told: Sequence[Mapping[str, str]], wanted: int) -> list[Metric]:
     answering = GaugeMetricFamily("harvester_replicas", "Replicas that answered this scrape.", value=len(told))
-    configured = GaugeMetricFamily("harvester_replicas_wanted", "Replicas of the configuration.", value=wanted)
+    configured = GaugeMetricFamily("harvester_replicas_wanted", "Replicas that there are to be; of a range the fewest.", value=wanted)
     return [answering, configured]
 
 
@@ -119,7 +119,7 @@ def add_metrics(app: FastAPI, fleet: Fleet) -> None:
     async def metrics() -> Response:
         told, jobs = await asyncio.gather(_replicas(fleet), _jobs(fleet))
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Shown([*replica_metrics(told, fleet.wanted), *jobs, *merged(told, fleet.model)]))
+        registry.register(_Shown([*replica_metrics(told, fleet.wanted()), *jobs, *merged(told, fleet.model)]))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -33,7 +33,9 @@ async def _known(ledger: LedgerTables, info: dict[str, Any]) -> Known:
 
     price = info.get("price")
     spans = recent_spans(harvest, info["model"], time.time())
-    return Known(info["model"], spans, lengths, None if price is None else PriceConfig.model_validate(price), Abilities.model_validate(info))
+    return Known(
+        info["model"], spans, lengths, None if price is None else PriceConfig.model_validate(price), Abilities.model_validate(info)
+    )
 
 
 def add_plan(
