@@ -50,6 +50,15 @@ def test_a_folder_is_made_absolute_and_an_id_left_as_it_is(tmp_path: Path, monke
     assert placed({"a": "/not/here"}, "tiny", elsewhere=True) == {"a": "/not/here"}
 
 
+def test_adapters_that_are_named_as_vllm_s_argument_are_served_too() -> None:
+    from harvester.engine.vllm.launch import namespace
+
+    args, _ = namespace({"model": "m", "lora_modules": [{"name": "a", "path": "org/a"}]})
+    assert [(one.name, one.path) for one in args.lora_modules] == [("a", "org/a")]
+    with pytest.raises(ConfigError, match=r"engine: lora_modules 0\.path: Field required; name them under adapters instead"):
+        namespace({"model": "m", "lora_modules": [{"name": "a"}]})
+
+
 REFUSED: dict[str, tuple[object, str]] = {
     "no rank": ({"peft_type": "LORA"}, "says no rank `r`; give the folder of a LoRA adapter in PEFT's format"),
     "no adapter at all": ([], "says no rank `r`"),

@@ -37,6 +37,7 @@ def submit(server: ScriptedServer, table: Path) -> str:
     return str(server.submit(source={"uri": str(table)}, task="summarize", column="text")["id"])
 
 
+@pytest.mark.long
 def test_replicas_follow_their_chats_and_a_job_asks_for_none(tmp_path: Path) -> None:
     with ScriptedServer(tmp_path / "state", delay_s=DELAY_S, replicas=FOLLOWS, harvest=HARVEST) as server:
         job, most = submit(server, tmp_path / "rows.parquet"), 0
@@ -56,6 +57,7 @@ def test_replicas_follow_their_chats_and_a_job_asks_for_none(tmp_path: Path) -> 
         assert "1 to 2 replicas, as its chats need" in refused.json()["error"]["message"]
 
 
+@pytest.mark.long
 def test_as_many_replicas_run_as_somebody_asks_for(tmp_path: Path) -> None:
     with ScriptedServer(tmp_path / "state", delay_s=DELAY_S, replicas=1, harvest=HARVEST) as server:
         job = submit(server, tmp_path / "rows.parquet")
