@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pyarrow as pa
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from harvester.config import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, UnreachableError, UsageError, from_json
@@ -42,6 +42,7 @@ class ServerInfo(Abilities):
     url: str
     pid: int | None = None
     replicas: int = 1
+    models: dict[str, Abilities | None] = Field(default_factory=dict)  # further ones
     price: PriceConfig | None = None
     started_at_s: float | None = None
 
@@ -141,9 +142,9 @@ class Client:
         """Of the rendered chat prompt, by the server's tokenizer."""
         return int(self._json("POST", "/tokenize", json={"model": model, "messages": list(messages)})["count"])
 
-    def scale(self, replicas: int) -> dict[str, Any]:
-        """Have so many replicas run. ``was``: how many there were to be before."""
-        return dict(self._json("POST", "/api/scale", json={"replicas": replicas}))
+    def scale(self, replicas: int, model: str | None) -> dict[str, Any]:
+        """Have so many replicas of a model run, None: of the first. ``was``: how many there were to be before."""
+        return dict(self._json("POST", "/api/scale", json={"replicas": replicas, "model": model}))
 
     def profile(self, seconds: float) -> dict[str, Any]:
         """Measure the engine for about ``seconds``; what `harvester.engine.launch.profiler.profile` returns."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import ray
 from ray import serve
@@ -23,11 +23,13 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig, ProxyStatus
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import ConfigError, EngineError
+from harvester.model_config import ModelConfig
 from harvester.serve.deployments.actor import NAMESPACE, has_ledger, ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
-from harvester.serve.deployments.openai_app import PREFIXES, openai_apps
+from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
+from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
-from harvester.serve.deployments.replicas import CHAT_APP
+from harvester.serve.deployments.replicas import CHAT_APP, FURTHER, chat_app_of, prefix_of
 from harvester.serve.environment import asked_with, process_variables, use_haproxy
 from harvester.serve.node import OwnNode, ports_of_agents
 from harvester.serve.nodes import check_ports, root_cause, session_logs
@@ -36,14 +38,16 @@ from harvester.serve.processes import mark_of
 from harvester.serve.reach import Reach, host_here
 from harvester.serve.runtime import ray_folder, runtime_folder
 from harvester.timers import patient_children
-from jobs.folder import StateFolder
 from jobs.ledger.store.place import ledger_place
+
+if TYPE_CHECKING:
+    from harvester.serve.session import Deployment
 
 log = logging.getLogger("harvester.cluster")
 
 JOBS_APP = "jobs"
-APPS = (CHAT_APP, JOBS_APP, *PREFIXES)
-PATHS = ("/", "/api/jobs", *PREFIXES.values())  # one of each application
+PREFIXES = {JOBS_APP: "/api", **OPENAI_PREFIXES}  # of the applications beside the models'
+PATHS = ("/", "/api/jobs", *OPENAI_PREFIXES.values())  # one of each
 ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 HARVEST_STOP_S = 5.0
 LOOK_S = 0.2
@@ -51,22 +55,18 @@ OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
 class Cluster:
-    """``chat_app`` makes the application that answers chat and harvests, given the ledger's name; ``pid``: the server's."""
+    """``chat_app`` makes the application that answers chat with one model and harvests, given the ledger's name."""
 
-    def __init__(
-        self, config: ServeConfig, folder: StateFolder, choice: ModelChoice, url: str, chat_app: ChatApp, cpu: bool, pid: int
-    ) -> None:
-        self._config = config
-        self._folder = folder
-        self._choice = choice
-        self._url = url
+    def __init__(self, deployment: Deployment, chat_app: ChatApp) -> None:
+        self._deployment = deployment
+        self._config = deployment.config
+        self._folder = deployment.folder
         self._chat_app = chat_app
-        self._cpu = cpu
-        self._pid = pid
+        self._chats = (CHAT_APP, *map(chat_app_of, self._config.models))
         self.node: OwnNode | None = None  # while it runs, where this process has started it
-        self._ledger = ledger_name(folder.root)
+        self._ledger = ledger_name(self._folder.root)
         self._found = False  # in a joined cluster: applications of an earlier server of this state
-        self._is_ours = config.address is None  # what runs; in a joined cluster, from when we know that it is nobody else's
+        self._is_ours = self._config.address is None  # what runs; in a joined cluster, from when we know that it is nobody else's
 
     def __enter__(self) -> Self:
         options: dict[str, Any] = {
@@ -76,7 +76,7 @@ class Cluster:
             "configure_logging": False,
         }
         if self._config.address is None:
-            needed = max(os.cpu_count() or 1, self._config.replicas.max)
+            needed = max(os.cpu_count() or 1, sum(one.replicas.max for one in (self._config, *self._config.models.values())))
             options |= {"address": "local", "num_cpus": needed, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
             options["_temp_dir"] = str(ray_folder(runtime_folder(self._folder, mark_of(self._folder.root))))
         else:
@@ -122,30 +122,35 @@ class Cluster:
         wait_for("the ledger to open")
         wait_opened()
         quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
-        apps = [
-            serve.RunTarget(
-                self._chat_app(self._config, self._choice, self._folder.root, self._ledger),
-                name=CHAT_APP,
-                route_prefix="/",
-                logging_config=quiet,
-                external_scaler_enabled=self._config.replicas.is_fixed,
-            ),
-            serve.RunTarget(
-                jobs_app(self._config, self._choice, self._folder.root, self._ledger, self._url, self._cpu, self._pid),
-                name=JOBS_APP,
-                route_prefix="/api",
-                logging_config=quiet,
-            ),
-        ]
-        beside = openai_apps(self._config, self._choice, self._folder.root, self._ledger)
+        apps = [self._chat_target(None, quiet), *(self._chat_target(name, quiet) for name in given.models)]
+        told = (given, self._deployment.choice, self._folder.root, self._ledger)
+        jobs = jobs_app(*told, self._deployment.url, self._deployment.cpu, self._deployment.pid)
+        beside = {JOBS_APP: jobs} | openai_apps(*told)
         apps += [serve.RunTarget(app, name=name, route_prefix=PREFIXES[name], logging_config=quiet) for name, app in beside.items()]
         serve.run_many(apps, wait_for_applications_running=False)
         wait_for("the model to load, and the applications to answer")
         self._wait_running(stop)
         if self._is_ingress_here():
-            reach = Reach(host_here(self._config.host), self._config.port, PATHS)
+            reach = Reach(
+                host_here(self._config.host), self._config.port, (*PATHS, *(f"{prefix_of(name)}/" for name in self._config.models))
+            )
             while not stop.is_set() and not reach.is_whole():
                 time.sleep(LOOK_S)
+
+    def _chat_target(self, model: str | None, quiet: LoggingConfig) -> serve.RunTarget:
+        """The application of a further model, or the first."""
+        given, choice = self._config, self._deployment.choice
+        if model is not None:
+            given, choice = given.of(model), self._deployment.further[model]
+        else:  # it sends requests on by name; what else changes of the others is nothing to it
+            given = given.model_copy(update={"models": dict.fromkeys(given.models, ModelConfig())})
+        return serve.RunTarget(
+            self._chat_app(given, choice, self._folder.root, self._ledger),
+            name=chat_app_of(model),
+            route_prefix="/" if model is None else prefix_of(model),
+            logging_config=quiet,
+            external_scaler_enabled=given.replicas.is_fixed,
+        )
 
     def _look_around(self) -> None:
         """In a joined cluster: are an earlier server's applications there, or else, can its nodes listen.
@@ -164,7 +169,7 @@ class Cluster:
                 f"Ray Serve listens on port {http.port} in the cluster at {self._config.address}, not on {self._config.port}; "
                 f"give --port {http.port}, or end Serve there first: serve shutdown"
             )
-        running = [name for name in APPS if name in serve.status().applications]
+        running = _ours(serve.status())
         if running and not has_ledger(self._ledger):
             raise ConfigError(
                 f"the cluster at {self._config.address} runs {', '.join(running)} for another state folder than {self._folder.root}; "
@@ -175,10 +180,12 @@ class Cluster:
     def drain(self, hurry: threading.Event) -> None:
         """Take no more chats and let those that are open end, for `drain_s` at the longest. The applications beside it answer meanwhile."""
         try:
-            serve.get_app_handle(CHAT_APP).broadcast("stop_harvest").results(timeout_s=HARVEST_STOP_S)
-            serve.delete(CHAT_APP, _blocking=False)
+            for told in [serve.get_app_handle(name).broadcast("stop_harvest") for name in self._chats]:
+                told.results(timeout_s=HARVEST_STOP_S)
+            for name in self._chats:
+                serve.delete(name, _blocking=False)
             end_s = time.monotonic() + self._config.drain_s
-            while CHAT_APP in serve.status().applications and time.monotonic() < end_s and not hurry.wait(0.1):
+            while serve.status().applications.keys() & self._chats and time.monotonic() < end_s and not hurry.wait(0.1):
                 pass
         except Exception:  # of Ray: it has nothing open that we could wait for
             log.debug("drain_failed", exc_info=True)
@@ -200,10 +207,11 @@ class Cluster:
         while not stop.is_set():
             status = serve.status()
             apps = status.applications
-            states = [apps[name].status if name in apps else None for name in APPS]
+            names = (*self._chats, *PREFIXES)
+            states = [apps[name].status if name in apps else None for name in names]
             if all(state == ApplicationStatus.RUNNING for state in states) and self._has_port(status):
                 return
-            for name in APPS:
+            for name in names:
                 if name in apps and apps[name].status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
                     reason = _reason(apps[name])
                     cause = root_cause() if "root cause" in reason else None
@@ -217,10 +225,15 @@ class Cluster:
         ray.shutdown()
 
 
+def _ours(status: Any) -> list[str]:
+    """Names of applications that are a server's."""
+    return [name for name in status.applications if name in (CHAT_APP, *PREFIXES) or name.startswith(FURTHER)]
+
+
 def leave(ledger: str) -> None:
     """End the applications and the ledger of a joined cluster; the cluster stays."""
-    for name in APPS:
-        with suppress(RayServeException, RayError):  # where Serve, or the application, is not there
+    with suppress(RayServeException, RayError):  # where Serve, or an application, is not there any more
+        for name in _ours(serve.status()):
             serve.delete(name, _blocking=True)
     with suppress(RayServeException, RayError):
         if not serve.status().applications:  # else its ports stay open

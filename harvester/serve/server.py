@@ -58,15 +58,14 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         if config.address is None:  # a cluster's proxy may have it from an earlier server of this state
             check_port(config.host, config.port)
         cpu = device_of(config) == "cpu"
-        from harvester.engine.launch.adapters import placed
         from harvester.engine.launch.defaults import check_gpus, described
-        from harvester.engine.launch.models import choose_model
+        from harvester.engine.launch.models import choose_model, settled
 
         if not cpu and config.address is None:
-            check_gpus(config)
+            for one in (config, *map(config.of, config.models)):
+                check_gpus(one)
         choice = choose_model(config.model, config.served_model_name, elsewhere=config.address is not None)
-        adapters = placed(config.adapters, choice.name, elsewhere=config.address is not None)
-        config = config.model_copy(update={"adapters": adapters})
+        config, further = settled(config, choice.name)
         engine = described(config, cpu=cpu, embedded=choice.embedded)
         host = host_here(config.host)
         url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
@@ -79,7 +78,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             on_event("ready", {**told, "open_to": open_to})
 
         front = front_of(config, folder, mark)
-        deployment = Deployment(config, folder, choice, url, mark, cpu, os.getpid(), chat_app)
+        deployment = Deployment(config, folder, choice, further, url, mark, cpu, os.getpid(), chat_app)
         try:
             Supervisor(deployment, front, on_event, on_ready, began_s).run(stop, hurry)
         finally:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ class Deployment:
     config: ServeConfig
     folder: StateFolder
     choice: ModelChoice
+    further: Mapping[str, ModelChoice]  # by the name that clients use
     url: str
     mark: str
     cpu: bool
@@ -82,9 +83,7 @@ def _serve(
     from harvester.serve.deployments.replica import replica_app
 
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
-    with Cluster(
-        deployment.config, deployment.folder, deployment.choice, deployment.url, chat_app, deployment.cpu, deployment.pid
-    ) as cluster:
+    with Cluster(deployment, chat_app) as cluster:
         listen()  # Ray has put its own handlers in
         cluster.deploy(stop, lambda what: told.send(("waiting", what)))
         if not stop.is_set():

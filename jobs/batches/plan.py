@@ -25,7 +25,10 @@ TASK = Task(name="batch", description="Requests to an OpenAI endpoint, one a row
 
 
 class BatchPlanner:
-    """Reads and writes files, for as long as the input is long: call it from a thread. ``model``: the one the job runs on."""
+    """Reads and writes files, for as long as the input is long: call it from a thread.
+
+    ``model``: the one that jobs run on, unless their requests name one of the ``further`` ones.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class BatchPlanner:
         harvest: HarvestConfig,
         model: str,
         media_hosts: Collection[str] = (),
+        further: Collection[str] = (),
     ) -> None:
         self._folder = folder
         self._files = files
@@ -42,6 +46,7 @@ class BatchPlanner:
         self._harvest = harvest
         self._model = model
         self._media_hosts = media_hosts
+        self._further = frozenset(further)
 
     def plan(self, record: BatchRecord, models: Collection[str], is_stopped: Callable[[], bool]) -> tuple[JobPlan, str]:
         """The job, and the model that its requests name, one of ``models``.
@@ -62,7 +67,7 @@ class BatchPlanner:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         assert reader.model is not None
-        return self._job(record), reader.model
+        return self._job(record, reader.model), reader.model
 
     def _read(self, record: BatchRecord, reader: InputReader, path: Path) -> None:
         file_id = record.wish.input_file_id
@@ -73,7 +78,7 @@ class BatchPlanner:
             message = f"The input file {file_id} was deleted before it was read; upload it again and make a new batch."
             raise InvalidInput([BatchError(code="file_not_found", message=message, param="input_file_id")]) from error
 
-    def _job(self, record: BatchRecord) -> JobPlan:
+    def _job(self, record: BatchRecord, model: str) -> JobPlan:
         uri = str(self.rows(record.id))
         with open_source(uri) as source:
             spec = JobSpec(
@@ -84,7 +89,7 @@ class BatchPlanner:
                 task=TASK,
                 column=BODY,
                 keep=(CUSTOM_ID,),
-                model=self._model,
+                model=model if model in self._further else self._model,
                 rows_total=source.row_count,
                 created_at_s=record.created_at_s,
                 owner=record.owner,

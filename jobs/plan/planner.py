@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,13 @@ class JobPlanner:
         model: str,
         sources: SourcesConfig | None = None,
         named_secrets: Mapping[str, SecretConfig] | None = None,
+        further: Collection[str] = (),
     ) -> None:
+        """``further``: names of models beside ``model`` that a job may run on."""
         self.folder = folder
         self._harvest = harvest
         self._model = model
+        self._models = (model, *further)
         about = sources or SourcesConfig()
         self._rules = SourceRules(about.roots or (), about.hosts, (str(folder.root.absolute()),))
         self._named_secrets = dict(named_secrets or {})
@@ -66,8 +69,9 @@ class JobPlanner:
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
-        if request.model not in (None, self._model):
-            raise UsageError(f"this server runs {self._model}, not {request.model}; remove --model, or serve {request.model}")
+        if request.model not in (None, *self._models):
+            runs = ", ".join(self._models)
+            raise UsageError(f"this server runs {runs}, not {request.model}; remove --model, or serve {request.model}")
         rules = uploaded or (None if is_user else self._rules)
         uri, kept = kept_apart(request.source.uri, self._named_secrets)
         request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
@@ -78,7 +82,7 @@ class JobPlanner:
             address = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
             plan = self._planned(request, address, staging, limits, rules=rules, owner=owner, able=able)
             check_job(plan.spec.task.most_tokens, plan.spec.task.json_schema or plan.spec.task.labels, plan.spec.rows_total, limits)
-            _check_room(plan.spec.task, self._model, able.context_tokens)
+            _check_room(plan.spec.task, plan.spec.model, able.context_tokens)
             if staging.exists():  # what the job reads from now on: a copy of its rows, credentials of its source
                 staging.rename(self.folder.jobs / plan.spec.id)
             return plan
@@ -95,7 +99,7 @@ class JobPlanner:
             return plan_job(
                 request,
                 source,
-                model=self._model,
+                model=request.model or self._model,
                 harvest=self._harvest,
                 now_s=time.time(),
                 token=self._token(source.name),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.tasks.embedding import Gives
@@ -21,3 +24,11 @@ class Abilities(BaseModel):
 
 
 UNKNOWN = Abilities()
+
+
+def abilities_of(info: Mapping[str, Any], model: str | None) -> Abilities | None:
+    """Of a model that a job asks for, by ``GET /api/server``; None where no replica of a further model has told yet."""
+    further = info.get("models") or {}
+    if model is None or model not in further:
+        return Abilities.model_validate(dict(info))  # of the first; the planner refuses a name that there is not
+    return None if further[model] is None else Abilities.model_validate(further[model])

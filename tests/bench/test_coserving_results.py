@@ -27,10 +27,11 @@ from bench.scenarios.coserving.ablation import NOTHING, SWITCHES, variants
 from bench.scenarios.coserving.burst import points
 from bench.scenarios.coserving.coserve import settings, spread
 from bench.scenarios.order.mlfq import rates_at
-from harvester.config import ScheduleConfig, parse_config
+from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.embedded import embedded_model
 from harvester.errors import EngineError, UsageError
+from harvester.model_config import ScheduleConfig
 
 CONTRACT = {
     "ttft_ms",

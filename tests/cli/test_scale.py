@@ -11,7 +11,7 @@ def test_the_server_is_asked_for_so_many_replicas(cli, server):
     server.answers["/api/scale"] = (200, {"replicas": 3, "was": 1})
     result = cli("scale", "3")
     assert result.exit_code == 0, result.output
-    assert ("POST", "/api/scale", {"replicas": 3}) in server.asked
+    assert ("POST", "/api/scale", {"replicas": 3, "model": None}) in server.asked
     assert result.output == "3 replica(s), 1 before; until the server is started again\n"
     assert json.loads(cli("scale", "3", "--json").output) == {"replicas": 3, "was": 1}
 

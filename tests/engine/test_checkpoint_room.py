@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harvester.config import CheckpointConfig
 from harvester.engine.checkpoints.budget import transfer_config
 from harvester.engine.checkpoints.worker.growth import RETRY_S, STEP_BYTES, Growth
 from harvester.engine.checkpoints.worker.room import GIB, Room, memory_room
 from harvester.errors import ConfigError
+from harvester.model_config import CheckpointConfig
 from harvester.policy.kv.hostpool import HostPool
 
 MIB = 1 << 20

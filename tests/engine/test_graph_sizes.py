@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harvester.config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
+from harvester.model_config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
 from harvester.policy.model.graphs import DECODE, EAGER, MIXED, GraphSizes
 from harvester.policy.model.latency import FEATURES, LatencyModel, StepLoad
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from harvester.config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
 from harvester.engine.core import reporting
 from harvester.engine.core.reporting import SAVE_S, SAVE_STEPS, Reporting
 from harvester.engine.core.steps import Step
 from harvester.engine.shared.settings import Settings
 from harvester.engine.shared.state import Field, SharedState
+from harvester.model_config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
 from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.prediction import LengthPredictor
 

@@ -42,11 +42,11 @@ class KvDrive:
         **chances: float,
     ) -> None:
         from bench.harness.engine.drive import Drive
-        from harvester.config import CheckpointConfig
         from harvester.engine.checkpoints.budget import transfer_config
         from harvester.engine.checkpoints.worker.room import GIB
         from harvester.engine.shared.state import Field, SharedState
         from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
+        from harvester.model_config import CheckpointConfig
 
         self.shared = SharedState.make()
         self.shared[Field.PLACES] = 4

@@ -35,7 +35,7 @@ class World:
         self.ready = 0
         self.shut_s: list[float] = []
         self.stop, self.hurry = threading.Event(), threading.Event()
-        self.deployment = Deployment(ServeConfig(), StateFolder(folder), CHOICE, "http://x", "test-supervisor", True, os.getpid(), None)
+        self.deployment = Deployment(ServeConfig(), StateFolder(folder), CHOICE, {}, "http://x", "test-supervisor", True, os.getpid(), None)
         monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.001)
 
     @property

@@ -54,7 +54,7 @@ def test_replicas_follow_their_chats_and_a_job_asks_for_none(tmp_path: Path) -> 
         assert (told["replicas"], told["max_replicas"]) == (1, 2)
         refused = asked(server, 2)
         assert refused.status_code == 400
-        assert "1 to 2 replicas, as its chats need" in refused.json()["error"]["message"]
+        assert "1 to 2 replicas, as their chats need" in refused.json()["error"]["message"]
 
 
 @pytest.mark.long

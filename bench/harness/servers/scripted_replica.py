@@ -27,6 +27,7 @@ from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
+from harvester.serve.http.sent_on import send_on
 from jobs.engine import ApiCall, EngineGone, Prompt
 from jobs.folder import StateFolder
 from jobs.run.runner import Runner
@@ -88,6 +89,7 @@ class ScriptedReplica:
         self._app = FastAPI()
         self._app.post("/v1/chat/completions")(chat)
         add_page(self._app)
+        send_on(self._app, config)
         self._harvest: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from bench.harness.load.arrivals import read_lengths, scaled
 from bench.harness.options import Options
 from bench.scenarios.order.peer_orders import Batches, ShortestRemaining
-from harvester.config import CheckpointConfig
 from harvester.engine.shared.settings import UNPROMISED_TTFT_S
+from harvester.model_config import CheckpointConfig
 from harvester.policy.brain import Brain
 from harvester.policy.kv.checkpoint import CPU_COST, CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints

@@ -20,6 +20,7 @@ from jobs.ledger.history import recent_spans, task_key
 from jobs.ledger.store.place import read_ledger
 from jobs.plan.estimate import CHARS_PER_TOKEN, Known, estimate
 from jobs.spec import JobRequest, JobSpec
+from jobs.tasks.abilities import UNKNOWN
 
 
 def print_estimate(here: Invocation, request: JobRequest) -> None:
@@ -29,7 +30,7 @@ def print_estimate(here: Invocation, request: JobRequest) -> None:
     else:
         client, info = reached
         with client:
-            found = estimate(request, _of_server(client, info))
+            found = estimate(request, _of_server(client, info, request.model))
     if here.json:
         here.print_json(found)
     else:
@@ -49,19 +50,20 @@ def _of_folder(here: Invocation, model: str | None) -> Known:
     return Known(model=model or "unknown", spans=recent_spans(table("harvest"), model, time.time()), lengths=_lengths(table))
 
 
-def _of_server(client: Client, info: ServerInfo) -> Known:
+def _of_server(client: Client, info: ServerInfo, asked: str | None) -> Known:
     def table(name: str) -> list[dict[str, Any]]:
         rows: pa.Table = client.ledger(name)
         return list(rows.to_pylist())
 
-    spans = recent_spans(table("harvest"), info.model, time.time()) or _newest_rate(client, info.model)
+    model = asked or info.model
+    spans = recent_spans(table("harvest"), model, time.time()) or _newest_rate(client, model)
     return Known(
-        model=info.model,
+        model=model,
         spans=spans,
         lengths=_lengths(table),
         price=info.price,
-        able=info,
-        count=lambda messages: _count(client, info.model, messages),
+        able=info if model not in info.models else info.models[model] or UNKNOWN,
+        count=lambda messages: _count(client, model, messages),
     )
 
 

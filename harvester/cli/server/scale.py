@@ -15,6 +15,7 @@ app = typer.Typer()
 def scale(
     here: Invocation,
     replicas: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of replicas.")],
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Model that they serve. Default: the first.")] = None,
 ) -> None:
     """Have the running server use another number of replicas.
 
@@ -24,9 +25,10 @@ def scale(
     \b
     Example:
         harvester scale 3
+        harvester scale 2 --model small
     """
     with here.reach()[0] as client:
-        found = client.scale(replicas)
+        found = client.scale(replicas, model)
     if here.json:
         here.print_json(found)
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from harvester.config import CheckpointConfig
 from harvester.engine.checkpoints.worker.room import GIB, Room, memory_room
 from harvester.errors import ConfigError
+from harvester.model_config import CheckpointConfig
 
 log = logging.getLogger(__name__)
 

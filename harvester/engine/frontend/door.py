@@ -43,7 +43,7 @@ class Door:
         self._app, self._overload, self._tiers, self._slo_of = app, overload, tiers, slo_of
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].removeprefix(scope.get("root_path", "")) not in GENERATING:
             await self._app(scope, receive, send)
             return
         body = await _read(receive)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import httpx
 
+from harvester.config import ServeConfig
 from harvester.engine.embedded import EMBEDDED_NAME, EMBEDDED_NOTE, embedded_model
+from harvester.engine.launch.adapters import placed
 from harvester.errors import ConfigError
 
 HUB_WAIT_S = 10.0
@@ -42,6 +44,22 @@ def choose_model(model: str | None, served_name: str | None, *, elsewhere: bool 
         raise ConfigError(f"model folder {model} does not exist; give a Hugging Face model folder or id, such as Qwen/Qwen3-8B")
     _check_hub(model)
     return ModelChoice(model, served_name or model, None, embedded=False)
+
+
+def settled(config: ServeConfig, first: str) -> tuple[ServeConfig, dict[str, ModelChoice]]:
+    """The configuration with its adapters' folders absolute, and its further models by name. ``first``: the name of the first model.
+
+    Raises `ConfigError` as `choose_model` and `placed` do.
+    """
+    elsewhere = config.address is not None
+    if first in config.models:
+        raise ConfigError(f"models: {first} is the name of the first model; give it another, or set served_model_name")
+    further = {name: choose_model(one.model, name, elsewhere=elsewhere) for name, one in config.models.items()}
+    models = {
+        name: one.model_copy(update={"adapters": placed(one.adapters, name, elsewhere=elsewhere)}) for name, one in config.models.items()
+    }
+    adapters = placed(config.adapters, first, elsewhere=elsewhere)
+    return config.model_copy(update={"adapters": adapters, "models": models}), further
 
 
 def on_this_machine(choice: ModelChoice) -> ModelChoice:

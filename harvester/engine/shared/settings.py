@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harvester.config import CheckpointConfig, ScheduleConfig, ServeConfig, ShareConfig, SloConfig
+from harvester.config import ServeConfig
+from harvester.model_config import CheckpointConfig, ScheduleConfig, ShareConfig, SloConfig
 from harvester.policy.kv.checkpoint import CPU_COST, CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints
 from harvester.policy.parts import PartsConfig

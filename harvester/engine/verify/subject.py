@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harvester.config import ServeConfig, ShareConfig
+from harvester.config import ServeConfig
 from harvester.engine.launch.arguments import engine_arguments
 from harvester.engine.shared.steporder import SAFEPOINTS_KEY
+from harvester.model_config import ShareConfig
 
 CONTEXT_TOKENS, STEP_TOKENS, SLOTS = 512, 128, 12  # of the engines whose tokens are compared: many steps for few tokens
 FEW_REQUESTS = 4  # have room in the KV of the engine that is put under pressure

@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 
 from harvester.config import ServeConfig, load_config
-from harvester.engine.launch.adapters import placed
-from harvester.engine.launch.models import ModelChoice, choose_model
-from harvester.errors import StateError
+from harvester.engine.launch.models import ModelChoice, choose_model, settled
+from harvester.errors import ConfigError, StateError
 from harvester.serve.access.gate import check_listening
 from harvester.serve.deployments.actor import ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
@@ -73,7 +72,9 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     where = ledger_options(config)
     start_ledger(name, folder.root, ledger_place(folder), config.harvest.lease_s, config.deadlines, where, config.logs)()
     choice = choose_model(config.model, config.served_model_name, elsewhere=True)
-    config = config.model_copy(update={"adapters": placed(config.adapters, choice.name, elsewhere=True)})
+    if config.models:
+        raise ConfigError("models: one model for each application here; deploy several with harvester serve --address auto")
+    config, _ = settled(config, choice.name)
     return config, choice, folder.root, name
 
 

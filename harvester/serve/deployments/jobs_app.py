@@ -13,7 +13,6 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.core import __version__
-from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.engine.launch.models import ModelChoice
 from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
@@ -62,8 +61,10 @@ class JobsApp:
         self._told: dict[str, Any] = {}  # of the model, by a replica
         folder = StateFolder(Path(state))
         make_key(folder)
-        self._replicas = Replicas()
-        self._scale = Scale(config, 0.0 if cpu else gpus_of_replica(config))
+        self._replicas = Replicas(config.models)
+        self._further: dict[str, dict[str, Any]] = {}  # what further models can, as soon as one of their replicas has told
+        self._models = tuple(config.models)
+        self._scale = Scale(config, cpu=cpu)
         actor = LedgerActor(ledger)
         queries = QueryPool(QueryProcesses({MARK: mark_of(folder.root)}))
         queries.start()
@@ -72,15 +73,21 @@ class JobsApp:
         days = config.jobs.retention_days
         if days is not None:
             self._beside.append(lambda: keep_removing(actor, folder, days))
+        beside = sum(one.replicas.min for one in config.models.values())
         self._app = jobs_api(
             actor,
-            JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets),
+            JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models),
             self._info,
             self._replicas.profile,
             Broadcaster(FrameSource(self._replicas.now, actor, self._fixed)),
             gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
             queries,
-            Fleet(actor, self._replicas.metrics, choice.name, lambda: self._fixed["replicas"]),
+            Fleet(
+                actor,
+                self._replicas.metrics,
+                choice.name,
+                lambda: self._fixed["replicas"] + beside,
+            ),
             self._history,
             self._rescale,
         )
@@ -89,16 +96,24 @@ class JobsApp:
         self._tasks = [asyncio.create_task(start()) for start in self._beside]
         return self._app
 
-    async def _rescale(self, number: int) -> dict[str, Any]:
-        await self._scale(number)
-        was, self._fixed["replicas"], self._fixed["max_replicas"] = self._fixed["replicas"], number, number
+    async def _rescale(self, number: int, model: str | None) -> dict[str, Any]:
+        model = None if model == self._fixed["model"] else model
+        was = await self._scale(number, model)
+        if model is None:
+            self._fixed["replicas"] = self._fixed["max_replicas"] = number
         return {"replicas": number, "was": was}
 
     async def _info(self) -> dict[str, Any]:
         if not self._told:
             info = await self._replicas.info()
-            self._told = {name: info.get(name) for name in Abilities.model_fields}
-        return {**self._fixed, **self._told}
+            self._told = _able(info)
+        if len(self._further) < len(self._models):
+            self._further |= {name: _able(info) for name, info in (await self._replicas.further()).items()}
+        return {**self._fixed, **self._told, "models": {name: self._further.get(name) for name in self._models}}
+
+
+def _able(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: info.get(name) for name in Abilities.model_fields}
 
 
 def jobs_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, url: str, cpu: bool, pid: int | None) -> serve.Application:

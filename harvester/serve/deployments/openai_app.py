@@ -79,9 +79,10 @@ class BatchesApp:
         folder = StateFolder(Path(state))
         write_logs(config.logs, folder.logs, "batches")
         files = FileStore(folder.files, time.time)
-        planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name, config.media_hosts)
+        planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name, config.media_hosts, config.models)
         self._model = choice.name
         self._replicas = Replicas()
+        self._further = tuple(config.models)
         self._controller = BatchController(LedgerActor(ledger), BatchStore(folder.batches), files, planner, folder, self._models, time.time)
         self._app = openai_api(None, self._controller, gate=gate_of(config, folder.keys, tracer=tracer_of(config.traces, "batches")))
         self._keeping: asyncio.Task[None] | None = None
@@ -94,7 +95,7 @@ class BatchesApp:
     async def _models(self) -> Collection[str]:
         """Names that a replica answers to. Raises `NoReplicaError` while none is there."""
         info = await self._replicas.info()
-        return tuple(info.get("models", (self._model,)))
+        return (*info.get("models", (self._model,)), *self._further)
 
     async def check_health(self) -> None:
         if self._keeping is not None and self._keeping.done():

@@ -34,6 +34,7 @@ from harvester.serve.deployments.turns import turn_on_gpu
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
+from harvester.serve.http.sent_on import send_on
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
 from harvester.traces import tracer_of
@@ -95,6 +96,7 @@ class Replica:
             spans=spans_of(tracer),
             media_hosts=config.media_hosts,
         )
+        self._config = config
         self._gate = gate_of(config, folder.keys, config.replicas.min, tracer)
         self._table = CHAT_ROUTES.with_routes(config.access.routes)
         self._profile = profile
@@ -116,6 +118,7 @@ class Replica:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         add_page(self._host.app)
+        send_on(self._host.app, self._config)
         guard(self._host.app, self._table, self._gate)
         return self._host.app
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from ray import serve
@@ -11,18 +12,40 @@ from ray.serve.exceptions import RayServeException
 
 from harvester.errors import NoReplicaError
 
-CHAT_APP = "chat"
+CHAT_APP = "chat"  # of the first model
+FURTHER = "model-"  # before the name of a further one
 ANSWER_WAIT_S = 20.0
+LOOK_WAIT_S = 2.0  # for what is asked again later
+
+
+def chat_app_of(model: str | None) -> str:
+    """The application that answers chat with a further model; None: with the first."""
+    return CHAT_APP if model is None else f"{FURTHER}{model}"
+
+
+def prefix_of(model: str) -> str:
+    """Where a further model's application answers; requests to the first that name the model are sent on to there."""
+    return f"/models/{model}"
 
 
 class Replicas:
-    """Serve picks the replica that answers. `info` and `profile` raise `NoReplicaError` if there is none, or if it dies meanwhile."""
+    """Of the first model and of ``further`` ones. Serve picks the replica that answers.
 
-    def __init__(self) -> None:
-        self._handle: Any = None
+    `info` and `profile` raise `NoReplicaError` if there is none, or if it dies meanwhile.
+    """
 
-    async def info(self) -> dict[str, Any]:
-        return dict(await self._ask("info", wait_s=ANSWER_WAIT_S))
+    def __init__(self, further: Collection[str] = ()) -> None:
+        self._further = tuple(further)
+        self._handles: dict[str | None, Any] = {}
+
+    async def info(self, model: str | None = None, wait_s: float = ANSWER_WAIT_S) -> dict[str, Any]:
+        """Of a further model, or the first."""
+        return dict(await self._ask("info", wait_s=wait_s, model=model))
+
+    async def further(self) -> dict[str, dict[str, Any]]:
+        """`info` of those further models that answer now, by name."""
+        told = await asyncio.gather(*(self.info(name, LOOK_WAIT_S) for name in self._further), return_exceptions=True)
+        return {name: one for name, one in zip(self._further, told, strict=True) if not isinstance(one, BaseException)}
 
     async def profile(self, seconds: float | None) -> dict[str, Any]:
         await self.info()  # a measurement takes its time, but only where somebody measures
@@ -37,21 +60,27 @@ class Replicas:
         return await self._each("metrics")
 
     async def _each(self, method: str) -> list[dict[str, Any]]:
-        told = await self._chat().broadcast(method).results_async(return_exceptions=True)
-        found = [dict(one) for one in told if not isinstance(one, BaseException)]
+        found = await self._each_of(None, method)
+        for one in await asyncio.gather(*(self._each_of(name, method) for name in self._further), return_exceptions=True):
+            found += [] if isinstance(one, BaseException) else one  # its application may not be there yet
         if not found:
             raise NoReplicaError("no replica answers; it may be restarting: try again in a moment")
         return found
 
-    def _chat(self) -> Any:
-        if self._handle is None:
-            self._handle = serve.get_app_handle(CHAT_APP)
-        return self._handle
+    async def _each_of(self, model: str | None, method: str) -> list[dict[str, Any]]:
+        told = await self._chat(model).broadcast(method).results_async(return_exceptions=True)
+        named = {} if model is None else {"model": model}
+        return [{**one, **named} for one in told if not isinstance(one, BaseException)]
 
-    async def _ask(self, method: str, *given: Any, wait_s: float | None = None) -> Any:
+    def _chat(self, model: str | None = None) -> Any:
+        if model not in self._handles:
+            self._handles[model] = serve.get_app_handle(chat_app_of(model))
+        return self._handles[model]
+
+    async def _ask(self, method: str, *given: Any, wait_s: float | None = None, model: str | None = None) -> Any:
         try:
             async with asyncio.timeout(wait_s):
-                return await getattr(self._chat(), method).remote(*given)
+                return await getattr(self._chat(model), method).remote(*given)
         except TimeoutError as error:
             if wait_s is None:  # the replica's own
                 raise

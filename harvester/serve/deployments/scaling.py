@@ -10,9 +10,10 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from harvester.config import ServeConfig
+from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.errors import NoReplicaError, UsageError
 from harvester.scale_config import ReplicasConfig
-from harvester.serve.deployments.replicas import CHAT_APP
+from harvester.serve.deployments.replicas import chat_app_of
 from harvester.serve.deployments.seam import set_replicas
 
 REPLICA = "replica"  # the deployment's name
@@ -35,34 +36,54 @@ def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
     }
 
 
-def room(config: ServeConfig, gpus: float) -> int:
-    """Replicas that fit the cluster of this server, by what Ray counts. ``gpus``: of one replica."""
-    found: dict[str, float] = ray.cluster_resources()
-    fit = math.floor(found.get("CPU", 0.0) / (config.num_cpus or 1.0) + 1e-9)
-    return fit if not gpus else min(fit, math.floor(found.get("GPU", 0.0) / gpus + 1e-9))
-
-
 class Scale:
-    """Changes the number of replicas while they serve. ``gpus``: of one replica; 0 on a CPU."""
+    """Changes the number of replicas of a model while they serve. ``cpu``: its engines run on one."""
 
-    def __init__(self, config: ServeConfig, gpus: float) -> None:
+    def __init__(self, config: ServeConfig, *, cpu: bool) -> None:
         self._config = config
-        self._gpus = gpus
+        self._cpu = cpu
+        self._now = {None: config.replicas.max} | {name: one.replicas.max for name, one in config.models.items()}  # as asked for last
 
-    async def __call__(self, number: int) -> None:
-        """From now on there are ``number``, until the next start. Raises `UsageError` where chat decides, or they do not fit."""
-        given = self._config.replicas
+    async def __call__(self, number: int, model: str | None = None) -> int:
+        """From now on there are ``number``, until the next start; returns how many there were. ``model``: a further one; None: the first.
+
+        Raises `UsageError` where chat decides, where they do not fit, and for a model that there is not.
+        """
+        if model not in self._now:
+            raise UsageError(f"there is no further model {model}; there are {', '.join(self._config.models) or 'none'}")
+        given = self._of(model).replicas
         if not given.is_fixed:
             raise UsageError(
-                f"this server has {given.min} to {given.max} replicas, as its chats need; change replicas in its config instead"
+                f"there are {given.min} to {given.max} replicas, as their chats need; change replicas in the server's config instead"
             )
         if self._config.address is None:  # a joined cluster may grow
-            fit = await asyncio.to_thread(room, self._config, self._gpus)
+            fit = await asyncio.to_thread(self._room, model)
             if number > fit:
                 raise UsageError(f"replicas {number} do not fit this machine, which has room for {fit}; give a smaller number")
         try:
-            is_done = await set_replicas(CHAT_APP, REPLICA, number)
+            is_done = await set_replicas(chat_app_of(model), REPLICA, number)
         except (RayServeException, ValueError) as error:
             raise NoReplicaError("the chat application is being started or stopped; try again in a moment") from error
         if not is_done:
             raise UsageError("these replicas were deployed by the configuration of their cluster; change num_replicas there")
+        was, self._now[model] = self._now[model], number
+        return was
+
+    def _of(self, model: str | None) -> ServeConfig:
+        return self._config if model is None else self._config.of(model)
+
+    def _room(self, model: str | None) -> int:
+        """Replicas of ``model`` that fit beside those of the others, by what Ray counts."""
+        found: dict[str, float] = ray.cluster_resources()
+        cpus, gpus = found.get("CPU", 0.0), found.get("GPU", 0.0)
+        for other, count in self._now.items():
+            if other != model:
+                cpus -= count * (self._of(other).num_cpus or 1.0)
+                gpus -= count * self._gpus(other)
+        own = self._gpus(model)
+        fit = math.floor(cpus / (self._of(model).num_cpus or 1.0) + 1e-9)
+        return fit if not own else min(fit, math.floor(gpus / own + 1e-9))
+
+    def _gpus(self, model: str | None) -> float:
+        """Of one replica."""
+        return 0.0 if self._cpu else gpus_of_replica(self._of(model))

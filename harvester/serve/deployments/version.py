@@ -29,4 +29,6 @@ def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = ()) -> serve.A
 def _told(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return {name: _told(getattr(value, name)) for name in type(value).model_fields if name not in IN_PLACE}
+    if isinstance(value, dict):
+        return {name: _told(one) for name, one in value.items()}
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -30,7 +30,7 @@ from harvester.serve.http.live.history_api import add_history
 from harvester.serve.http.metrics_api import Fleet, add_metrics
 from harvester.serve.http.owned import own_job, own_table
 from harvester.serve.http.page import add_assets
-from harvester.serve.http.plan_api import add_plan
+from harvester.serve.http.plan_api import add_plan, told_abilities
 from harvester.serve.http.removal import removed
 from harvester.serve.http.rows_api import add_rows
 from harvester.serve.http.sql_api import add_sql
@@ -43,7 +43,6 @@ from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobChange, JobPlan, JobRequest, JobView, SeenFile
 from jobs.sql.pool import QueryPool
-from jobs.tasks.abilities import Abilities
 from jobs.tasks.load import list_tasks
 from jobs.tasks.options import TaskOption
 
@@ -53,7 +52,7 @@ log = logging.getLogger("harvester.jobs")
 
 ServerInfo = Callable[[], Awaitable[dict[str, Any]]]
 Profile = Callable[[float | None], Awaitable[dict[str, Any]]]
-Rescale = Callable[[int], Awaitable[dict[str, Any]]]
+Rescale = Callable[[int, str | None], Awaitable[dict[str, Any]]]
 
 
 class JobsLedger(Protocol):
@@ -95,6 +94,7 @@ class ArrowStream(Response):
 
 class ScaleWish(BaseModel):
     replicas: int = Field(ge=1, le=10_000)
+    model: str | None = Field(default=None, max_length=256)  # None: the first
 
 
 class Scaled(BaseModel):
@@ -224,13 +224,14 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None, 
         """Have so many replicas run, until the server is started again. One that leaves ends its chats and gives its slices back."""
         if scale is None:
             raise UsageError("this server has no replicas to scale")
-        return Scaled.model_validate(await scale(wish.replicas))
+        return Scaled.model_validate(await scale(wish.replicas, wish.model))
 
 
 def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo, uploads: Uploads) -> None:
     @app.post("/jobs", status_code=201, responses=_SUBMIT)
     async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
         info = await server_info()
+        able = told_abilities(info, request.model)
         is_user = await _is_user(sent, planner.folder)
         rules = None
         if request.source.uri.startswith(SCHEME):
@@ -239,7 +240,7 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
         plan = await asyncio.to_thread(
             planner.plan,
             request,
-            Abilities.model_validate(info),
+            able,
             who.name,
             who.limits,
             is_user=is_user and rules is None,

@@ -58,17 +58,21 @@ class _Shown(Collector):
 
 
 def merged(told: Sequence[Mapping[str, str]], model: str) -> list[Metric]:
-    """The families of all replicas, each once. ``told``: ``replica``, ``id`` and ``text``; of two with one rank, the first is taken."""
+    """The families of all replicas, each once. ``told``: ``replica``, ``id``, ``text``, and ``model`` where it is a further one.
+
+    Of two replicas with one rank, the first is taken.
+    """
     families: dict[str, Metric] = {}
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for one in told:
-        if one["replica"] in seen:  # one that leaves, whose rank its successor has
+        own = one.get("model", model)
+        if (own, one["replica"]) in seen:  # one that leaves, whose rank its successor has
             continue
-        seen.add(one["replica"])
+        seen.add((own, one["replica"]))
         for family in text_string_to_metric_families(one["text"]):
             whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
-                whole.add_sample(sample.name, {"model": model, **sample.labels, "replica": one["replica"]}, sample.value)
+                whole.add_sample(sample.name, {"model": own, **sample.labels, "replica": one["replica"]}, sample.value)
     return list(families.values())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from harvester.errors import NoReplicaError
 from harvester.serve.access.who import Who
 from harvester.serve.http.owned import LedgerTables
 from harvester.serve.http.uploads_api import SCHEME, Uploads
@@ -19,10 +20,18 @@ from jobs.ledger.history import recent_spans, task_key
 from jobs.plan.estimate import Known
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, JobSpec
-from jobs.tasks.abilities import Abilities
+from jobs.tasks.abilities import Abilities, abilities_of
 
 
-async def _known(ledger: LedgerTables, info: dict[str, Any]) -> Known:
+def told_abilities(info: dict[str, Any], model: str | None) -> Abilities:
+    """Raises `NoReplicaError` for a further model of which no replica has told yet."""
+    able = abilities_of(info, model)
+    if able is None:
+        raise NoReplicaError(f"no replica of {model} answers; it may be starting: try again in a moment")
+    return able
+
+
+async def _known(ledger: LedgerTables, info: dict[str, Any], model: str | None) -> Known:
     """Rates and lengths of earlier jobs. Tokens of a prompt are told by its characters."""
     harvest, told = [(await ledger.table(name)).to_pylist() for name in ("harvest", "lengths")]
     counts = {line["task_key"]: line["counts"] for line in told}
@@ -32,10 +41,9 @@ async def _known(ledger: LedgerTables, info: dict[str, Any]) -> Known:
         return None if found is None else Lengths.from_json(json.loads(found))
 
     price = info.get("price")
-    spans = recent_spans(harvest, info["model"], time.time())
-    return Known(
-        info["model"], spans, lengths, None if price is None else PriceConfig.model_validate(price), Abilities.model_validate(info)
-    )
+    name = model or info["model"]
+    spans = recent_spans(harvest, name, time.time())
+    return Known(name, spans, lengths, None if price is None else PriceConfig.model_validate(price), told_abilities(info, model))
 
 
 def add_plan(
@@ -44,7 +52,7 @@ def add_plan(
     @app.post("/plan")
     async def plan(request: JobRequest, who: Who) -> dict[str, Any]:
         """What a job would be: rows, tokens, time and price. Nothing is computed or kept."""
-        known, rules = await _known(ledger, await server_info()), None
+        known, rules = await _known(ledger, await server_info(), request.model), None
         if request.source.uri.startswith(SCHEME):
             uri, rules = uploads.opened(request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})

@@ -1,0 +1,175 @@
+"""Several models behind one door: a request that names a further model is answered by that model's application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from harvester.config import ServeConfig
+from harvester.errors import NoReplicaError
+from harvester.serve.access.wall import put_before
+from harvester.serve.openai.errors import answer_of
+from harvester.serve.reach import host_here
+
+CONNECT_S = 5.0
+LIST_S = 2.0  # of a model that is asked what it is called
+MODELS = "/v1/models"
+# Of a connection, not of a message; `accept-encoding` stays, so that an answer goes on as it comes.
+_OWN = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding", b"keep-alive"})
+
+
+class SentOn:
+    """ASGI middleware before the first model's application, behind its wall. ``places``: URL of each further model's, by name.
+
+    The client's headers go along, its key among them: the other application has a wall of its own. Both count the request
+    against the key's limits, each against its own part of them.
+    """
+
+    def __init__(self, app: ASGIApp, places: Mapping[str, str]) -> None:
+        self._app = app
+        self._places = dict(places)
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=CONNECT_S), limits=httpx.Limits(max_connections=None), trust_env=False
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
+        if method == "GET" and path == MODELS:
+            await self._list(scope, receive, send)
+        elif method == "GET" and (name := path.removeprefix(f"{MODELS}/")) in self._places:
+            await self._send_on(name, path, b"", scope, receive, send)
+        elif method == "POST" and "json" in Headers(scope=scope).get("content-type", ""):
+            body, receive = await _read(receive)
+            name = _model(body)
+            if name in self._places:
+                await self._send_on(name, path, body, scope, receive, send)
+            else:
+                await self._app(scope, _again(body, receive), send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The first model's list, and those of the others that answer."""
+        status, own = await _answer(self._app, scope, receive)
+        if status != 200:
+            await JSONResponse(own, status)(scope, receive, send)
+            return
+        told = await asyncio.gather(*(self._listed(place, scope) for place in self._places.values()), return_exceptions=True)
+        own["data"] = [*own.get("data", []), *(one for found in told if not isinstance(found, BaseException) for one in found)]
+        await JSONResponse(own)(scope, receive, send)
+
+    async def _listed(self, place: str, scope: Scope) -> list[Any]:
+        answer = await self._http.get(f"{place}{MODELS}", headers=_headers(scope), timeout=LIST_S)
+        return list(answer.raise_for_status().json()["data"])
+
+    async def _send_on(self, name: str, path: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = asyncio.create_task(self._pass(name, path, body, scope, receive, send))
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await answering  # raises what it raised
+        finally:
+            for task in (answering, gone):
+                task.cancel()
+                with suppress(asyncio.CancelledError, httpx.HTTPError):
+                    await task
+
+    async def _pass(self, name: str, path: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """The other application's answer, as it comes. Ends its request there when it is cancelled."""
+        query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
+        has_begun = False
+        try:
+            url = f"{self._places[name]}{path}{query}"
+            async with self._http.stream(scope["method"], url, headers=_headers(scope), content=body) as answer:
+                headers = [(key.lower(), value) for key, value in answer.headers.raw if key.lower() not in _OWN]
+                await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+                has_begun = True
+                async for chunk in answer.aiter_raw():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except httpx.HTTPError as error:
+            if has_begun:  # cut there, and so here
+                raise
+            raised = NoReplicaError(f"no replica of {name} answers; it may be starting: try again in a moment")
+            raised.__cause__ = error
+            await answer_of(raised)(scope, receive, send)
+
+
+def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in scope["headers"] if name not in _OWN]
+
+
+def _model(body: bytes) -> str | None:
+    """The model that a JSON body names."""
+    if b'"model"' not in body:
+        return None
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return None  # the application refuses it
+    name = asked.get("model") if isinstance(asked, dict) else None
+    return name if isinstance(name, str) else None
+
+
+async def _read(receive: Receive) -> tuple[bytes, Receive]:
+    """The body, which the wall has bounded."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"".join(parts), receive
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts), receive
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    left = [body]
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return replay
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[int, dict[str, Any]]:
+    """Status and JSON object that ``app`` answers with."""
+    status, parts = 500, list[bytes]()
+
+    async def keep(message: MutableMapping[str, Any]) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, keep)
+    return status, dict(json.loads(b"".join(parts)))
+
+
+def send_on(app: FastAPI, config: ServeConfig) -> None:
+    """Put it before the first model's ``app``, where there are further models. Call it before `harvester.serve.access.wall.guard`."""
+    if config.models:
+        host = host_here(config.host)
+        here = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+        places = {name: f"{here}/models/{name}" for name in config.models}
+        put_before(app, lambda inner: SentOn(inner, places))

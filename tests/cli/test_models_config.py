@@ -1,0 +1,48 @@
+"""A configuration with several models: what each one's replicas are told, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harvester.config import parse_config
+from harvester.engine.launch.models import settled
+from harvester.errors import ConfigError
+
+BIG = {"model": "org/big", "slo": {"ttft_slo_ms": 500, "tpot_slo_ms": 100}, "port": 9001, "env": {"VLLM_API_KEY": "k"}}
+
+
+def test_a_further_model_has_its_own_keys_and_the_server_s() -> None:
+    config = parse_config({**BIG, "models": {"small": {"model": "org/small", "replicas": 3, "engine": {"max_num_seqs": 4}}}}, "test")
+    small = config.of("small")
+    assert (small.model, small.served_model_name, small.replicas.max, small.engine) == ("org/small", "small", 3, {"max_num_seqs": 4})
+    assert (small.slo.ttft_slo_ms, small.models) == (None, {})
+    assert (small.port, small.api_keys) == (9001, ("k",)), "who may not ask the first may not ask the others"
+    assert small.harvest == config.harvest
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a path": ({"models": {"a/b": {}}}, "test: models.a/b.[key]: String should match pattern"),
+    "the first": ({"served_model_name": "x", "models": {"x": {}}}, "models: x is the name of another model or adapter; give it another"),
+    "an adapter": ({"adapters": {"x": "org/x"}, "models": {"x": {}}}, "models: x is the name of another model or adapter; give it another"),
+    "a key of its own": ({"models": {"x": {"engine": {"api_key": "k"}}}}, "models.x has an API key of its own; keys are the server's"),
+    "the server's": ({"models": {"x": {"port": 9}}}, "test: unknown key models.x.port"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+        parse_config(given, "test")
+    assert "\n" not in refused.value.message
+
+
+def test_models_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    config = parse_config({"models": {"small": {"model": str(tmp_path / "gone")}}}, "test")
+    with pytest.raises(ConfigError, match=r"model folder .*gone does not exist"):
+        settled(config, "big")
+    with pytest.raises(ConfigError, match="models: small is the name of the first model"):
+        settled(config, "small")
