@@ -73,8 +73,8 @@ def test_the_replicas_of_one_model_are_scaled(server: TwoModels) -> None:
 def test_a_batch_runs_on_the_model_that_its_requests_name(server: TwoModels) -> None:
     body = {"model": "small", "messages": [{"role": "user", "content": "say hello"}]}
     line = json.dumps({"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": body})
-    files = {"file": ("in.jsonl", line.encode()), "purpose": (None, "batch")}
-    file = httpx.post(f"{server.url}/v1/files", files=files, timeout=READY_S).json()["id"]
+    files = {"file": ("in.jsonl", line.encode())}
+    file = httpx.post(f"{server.url}/v1/files", files=files, data={"purpose": "batch"}, timeout=READY_S).json()["id"]
     wish = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     batch = httpx.post(f"{server.url}/v1/batches", json=wish, timeout=READY_S).json()["id"]
     end_s = time.monotonic() + READY_S

@@ -153,7 +153,8 @@ async def _gone(receive: Receive) -> None:
 
 async def _answer(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[int, dict[str, Any]]:
     """Status and JSON object that ``app`` answers with."""
-    status, parts = 500, list[bytes]()
+    status = 500
+    parts: list[bytes] = []
 
     async def keep(message: MutableMapping[str, Any]) -> None:
         nonlocal status
