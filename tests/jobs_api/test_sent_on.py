@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -75,7 +76,8 @@ def further() -> Iterator[Further]:
         yield running
 
 
-def door(further: Further, **places: str) -> httpx.AsyncClient:
+@asynccontextmanager
+async def door(further: Further, **places: str) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
 
     @app.post("/v1/chat/completions")
@@ -87,7 +89,10 @@ def door(further: Further, **places: str) -> httpx.AsyncClient:
         return {"object": "list", "data": [{"id": "big"}]}
 
     given = {"small": f"http://127.0.0.1:{further.port}/models/small", **places}
-    return httpx.AsyncClient(transport=httpx.ASGITransport(SentOn(app, given)), base_url="http://127.0.0.1")
+    layer = SentOn(app, given)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(layer), base_url="http://127.0.0.1") as http:
+        yield http
+    await layer.close()
 
 
 async def test_a_request_goes_to_the_model_that_it_names_with_all_that_it_said(further: Further) -> None:
@@ -153,3 +158,4 @@ async def test_a_client_that_hangs_up_ends_the_request_there(further: Further) -
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"", "headers": headers}
     await app(scope, receive, send)
     assert await asyncio.to_thread(further.was_left.wait, GONE_S)
+    await app.close()

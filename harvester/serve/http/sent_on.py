@@ -41,6 +41,9 @@ class SentOn:
             timeout=httpx.Timeout(None, connect=CONNECT_S), limits=httpx.Limits(max_connections=None), trust_env=False
         )
 
+    async def close(self) -> None:
+        await self._http.aclose()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
