@@ -129,7 +129,7 @@ def _model(body: bytes) -> str | None:
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
     """The body, which the wall has bounded."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         message = await receive()
         if message["type"] != "http.request":
