@@ -40,6 +40,9 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", metavar="S", help="System message of the conversation.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Maximum output tokens of an answer.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Model or adapter to ask. Default: the server's first.")
+    ] = None,
 ) -> None:
     """Chat with the served model.
 
@@ -49,6 +52,7 @@ def chat(
     Example:
         harvester chat "What is a KV cache?"
         echo "Say hello" | harvester chat --json
+        harvester chat "Say hello" --model small
     """
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if prompt is None and not sys.stdin.isatty():
@@ -56,7 +60,7 @@ def chat(
         if prompt is None:
             return
     with serving(here, None, lambda line: print(line, file=sys.stderr, flush=True)) as (client, _):
-        model = client.server().model
+        model = model or client.server().model
         if prompt is not None:
             _ask(here, client, model, [*opening, {"role": "user", "content": prompt}], max_tokens)
         else:

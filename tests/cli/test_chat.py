@@ -20,6 +20,11 @@ def test_the_answer_is_printed_and_its_times_go_to_stderr(cli, server):
     assert (body["model"], body["max_tokens"], body["stream"]) == ("tiny", 5, True)
 
 
+def test_another_model_can_be_asked(cli, server):
+    assert cli("chat", "hi", "--model", "small").exit_code == 0
+    assert next(body for _, path, body in server.asked if path == "/v1/chat/completions")["model"] == "small"
+
+
 def test_json_prints_one_object(cli, server):
     answer = json.loads(cli("chat", "hi", "--json").stdout)
     assert (answer["text"], answer["model"], answer["finish_reason"]) == ("Hello", "tiny", "stop")
