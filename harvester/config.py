@@ -18,7 +18,6 @@ from harvester.traces import TraceConfig
 from jobs.config import BatchConfig, DeadlineConfig, HarvestConfig, JobsConfig, PriceConfig, SecretConfig, SourcesConfig
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # part of a path
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class ServeConfig(ModelConfig):
@@ -139,21 +138,3 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> S
         parse_config(values, str(path))
     values |= {key: value for key, value in (overrides or {}).items() if value is not None}
     return parse_config(values, "command line" if path is None else f"{path} with the command line")
-
-
-def default_state_dir() -> Path:
-    """``HARVESTER_STATE``, else the user's state folder (``$XDG_STATE_HOME/harvester``)."""
-    given = os.environ.get("HARVESTER_STATE")
-    if given:
-        return Path(given).expanduser().absolute()
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser().absolute() / "harvester"
-
-
-def default_api_key() -> str | None:
-    """Of the server that commands talk to; None where it asks for none."""
-    return os.environ.get("HARVESTER_API_KEY") or None
-
-
-def default_url() -> str:
-    return os.environ.get("HARVESTER_URL", DEFAULT_URL).rstrip("/")

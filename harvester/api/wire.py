@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +14,8 @@ import httpx
 
 from harvester.api.errors import HarvesterError, RefusedError, UnreachableError, error_of
 from harvester.api.flow import Answer, Ask, Flow, Pause, Step, T, Work, drive, drive_async
+from harvester.client_environment import DEFAULT_URL, default_api_key, default_url
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 3.0
 ANSWER_S = 60.0
 
@@ -25,8 +24,8 @@ class Address:
     """A server and the key for it. ``url`` None: HARVESTER_URL, else this machine's port 8000; ``api_key`` None: HARVESTER_API_KEY."""
 
     def __init__(self, url: str | None, api_key: str | None) -> None:
-        self.url = (url or os.environ.get("HARVESTER_URL") or DEFAULT_URL).rstrip("/")
-        self._key = api_key or os.environ.get("HARVESTER_API_KEY")
+        self.url = url.rstrip("/") if url else default_url()
+        self._key = api_key or default_api_key()
         if not self.url.startswith(("http://", "https://")):
             raise RefusedError(f"{self.url!r} is not a URL; use one like {DEFAULT_URL}", "usage")
 

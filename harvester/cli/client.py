@@ -10,20 +10,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 import httpx
-import pyarrow as pa
 from pydantic import Field, ValidationError
 
-from harvester.config import default_api_key
+from harvester.client_environment import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, UnreachableError, UsageError, from_json
 from jobs.access.handle import HEADER, read_key, signed
 from jobs.config import PriceConfig
 from jobs.folder import StateFolder
 from jobs.spec import JobChange, JobRequest, JobView
 from jobs.tasks.abilities import Abilities
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CONNECT_S = 3.0
 READ_S = 30.0
@@ -156,6 +158,8 @@ class Client:
         with self._reached():
             answer = self._send("GET", f"/api/ledger/{table}")
         _check(answer)
+        import pyarrow as pa  # which most commands do without
+
         return pa.ipc.open_stream(io.BytesIO(answer.content)).read_all()
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from harvester.config import default_state_dir
+from harvester.client_environment import default_state_dir
 from jobs.folder import StateFolder
 
 

@@ -15,7 +15,7 @@ import typer
 
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.shared import DebugOption, JsonOption, StateOption, UrlOption, remember
-from harvester.config import default_state_dir, default_url
+from harvester.client_environment import default_state_dir, default_url
 from harvester.errors import HarvesterError, StorageError, UnreachableError
 from jobs.folder import StateFolder
 

@@ -6,12 +6,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from rich.cells import cell_len, set_cell_size
 
-from connectors.value import text
+if TYPE_CHECKING:  # a list of jobs does without
+    import pyarrow as pa
 
 MAX_CELL = 60  # columns on the screen that one value may take
 MIN_CELL = 8  # below that a column is left out
@@ -83,6 +83,8 @@ def cell(value: object) -> str:
         case datetime():
             return value.isoformat(" ", "seconds")
         case _:
+            from connectors.value import text
+
             return text(value)
 
 
@@ -105,4 +107,6 @@ def _clip(value: str, columns: int) -> str:
 
 
 def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import harvester.config
+import harvester.client_environment
 from harvester.cli.job import progress
 from harvester.cli.main import app
 from tests.fakes.http_server import FakeServer, handler_of
@@ -24,7 +24,7 @@ def state(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
     """No server by default: nothing listens on port 9 of this machine. Polls come at once."""
-    monkeypatch.setattr(harvester.config, "DEFAULT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(harvester.client_environment, "DEFAULT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HARVESTER_STATE", str(state))
     monkeypatch.delenv("HARVESTER_URL", raising=False)
     monkeypatch.delenv("HARVESTER_API_KEY", raising=False)
@@ -48,7 +48,7 @@ def silent_server(state: Path) -> Iterator[FakeServer]:
 
 @pytest.fixture
 def server(silent_server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> FakeServer:
-    monkeypatch.setattr(harvester.config, "DEFAULT_URL", silent_server.url)
+    monkeypatch.setattr(harvester.client_environment, "DEFAULT_URL", silent_server.url)
     return silent_server
 
 

@@ -21,7 +21,7 @@ from harvester.api.uploads import upload
 from harvester.api.wire import Address, Wire
 from harvester.cli.client import SUBMIT_S, Client, ServerInfo
 from harvester.cli.invocation import Invocation
-from harvester.config import default_api_key
+from harvester.client_environment import default_api_key
 from harvester.errors import from_json
 from jobs.folder import StateFolder
 from jobs.sql.guard import check_target

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 from pydantic import ValidationError
 
@@ -19,9 +18,11 @@ from harvester.cli.job.progress import show as show_progress
 from harvester.cli.job.text import NO_SERVER, job_lines, job_table
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.folder import StateFolder
-from jobs.ledger.store.place import read_ledger
 from jobs.spec import JobChange, JobView
 from jobs.states import ACTIVE, ENDED, JobState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 app = typer.Typer()
 
@@ -241,6 +242,8 @@ def all_views(here: Invocation) -> list[JobView]:
     else:
         with client:
             return client.jobs()
+    from jobs.ledger.store.place import read_ledger  # and Arrow, which a server spares
+
     table = read_ledger(here.state_dir, "jobs")
     return [] if table is None else [_stored_view(here, line) for line in _newest_first(table)]
 
