@@ -69,9 +69,7 @@ class JobPlanner:
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
-        if request.model not in (None, *self._models):
-            runs = ", ".join(self._models)
-            raise UsageError(f"this server runs {runs}, not {request.model}; remove --model, or serve {request.model}")
+        self._check_model(request)
         rules = uploaded or (None if is_user else self._rules)
         uri, kept = kept_apart(request.source.uri, self._named_secrets)
         request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
@@ -111,10 +109,16 @@ class JobPlanner:
         self, request: JobRequest, known: Known, limits: Limits | None = None, uploaded: SourceRules | None = None
     ) -> dict[str, Any]:
         """What `plan` would make of a client's request, and what that takes. Keeps nothing. Raises what `plan` raises."""
+        self._check_model(request)
         uri, kept = kept_apart(request.source.uri, self._named_secrets)
         uri = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
         request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         return estimate(request, known, uploaded or self._rules, None if limits is None else limits.max_copied_bytes)
+
+    def _check_model(self, request: JobRequest) -> None:
+        if request.model not in (None, *self._models):
+            runs = ", ".join(self._models)
+            raise UsageError(f"this server runs {runs}, not {request.model}; remove --model, or serve {request.model}")
 
     def _token(self, name: str) -> str:
         """Four hex digits for a job id that no folder has yet."""

@@ -234,6 +234,16 @@ def test_a_dry_run_takes_the_rate_of_a_server_that_has_one(cli, server, docs):
     assert not any(method == "POST" and path == "/api/jobs" for method, path, _ in server.asked)
 
 
+def test_a_dry_run_on_a_model_or_adapter_that_the_server_does_not_have_is_wrong_use(cli, server, docs):
+    server.answers["/api/server"] = (200, {**server.info(), "adapters": ["polite"], "models": {"small": {"adapters": []}}})
+    other = cli("submit", docs, "--dry-run", "--model", "other")
+    assert (other.exit_code, other.stderr) == (2, "error: this server runs tiny, small, not other; remove --model, or serve other\n")
+    adapter = cli("submit", docs, "--dry-run", "--adapter", "polit")
+    assert (adapter.exit_code, adapter.stderr) == (2, "error: tiny has no adapter 'polit'; did you mean polite?\n")
+    assert "small is served without adapters" in cli("submit", docs, "--dry-run", "--model", "small", "--adapter", "polite").stderr
+    assert cli("submit", docs, "--dry-run", "--adapter", "polite").exit_code == 0
+
+
 def test_a_dry_run_of_a_source_without_text_is_wrong_use(cli, tmp_path):
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "numbers.parquet")
     result = cli("submit", tmp_path / "numbers.parquet", "--dry-run")

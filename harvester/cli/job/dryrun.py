@@ -12,7 +12,7 @@ import pyarrow as pa
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.cli.job.text import duration
-from harvester.errors import HarvesterError
+from harvester.errors import HarvesterError, UsageError
 from jobs.engine import Message
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Lengths
@@ -56,6 +56,9 @@ def _of_server(client: Client, info: ServerInfo, asked: str | None) -> Known:
         return list(rows.to_pylist())
 
     model = asked or info.model
+    runs = (info.model, *info.models)
+    if model not in runs:
+        raise UsageError(f"this server runs {', '.join(runs)}, not {model}; remove --model, or serve {model}")
     spans = recent_spans(table("harvest"), model, time.time()) or _newest_rate(client, model)
     return Known(
         model=model,

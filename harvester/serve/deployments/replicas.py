@@ -15,7 +15,7 @@ from harvester.errors import NoReplicaError
 CHAT_APP = "chat"  # of the first model
 FURTHER = "model-"  # before the name of a further one
 ANSWER_WAIT_S = 20.0
-LOOK_WAIT_S = 2.0  # for what is asked again later
+LOOK_WAIT_S = 1.0  # for what is asked again later
 
 
 def chat_app_of(model: str | None) -> str:

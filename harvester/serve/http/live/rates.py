@@ -34,6 +34,7 @@ class RateWindow:
             past.popleft()
         return {
             "id": name,
+            **({"model": now["model"]} if "model" in now else {}),  # a further one
             "at_s": round(now["at_s"], 3),
             "kv_used": now["kv_used"],
             "ended_steps": now["ended_steps"],

@@ -90,7 +90,8 @@ export function showReplicas(list) {
       replicas.set(now.id, entry);
       box.append(entry.node);
     }
-    say(entry.node.querySelector("h3"), list.length === 1 ? `Replica ${now.id}` : `Replica ${at + 1}, ${now.id}`);
+    const of = now.model ? ` of ${now.model}` : "";
+    say(entry.node.querySelector("h3"), list.length === 1 ? `Replica ${now.id}` : `Replica ${at + 1}${of}, ${now.id}`);
     drawReplica(entry, now);
   });
 }
