@@ -60,9 +60,10 @@ class Replicas:
         return await self._each("metrics")
 
     async def _each(self, method: str) -> list[dict[str, Any]]:
-        found = await self._each_of(None, method)
-        for one in await asyncio.gather(*(self._each_of(name, method) for name in self._further), return_exceptions=True):
-            found += [] if isinstance(one, BaseException) else one  # its application may not be there yet
+        told = await asyncio.gather(*(self._each_of(name, method) for name in (None, *self._further)), return_exceptions=True)
+        found = [one for of_model in told if not isinstance(of_model, BaseException) for one in of_model]
+        if not found and isinstance(told[0], BaseException):  # applications may be missing, and one that answers is enough
+            raise told[0]
         if not found:
             raise NoReplicaError("no replica answers; it may be restarting: try again in a moment")
         return found
