@@ -107,7 +107,7 @@ def test_a_request_lays_its_thinking_and_its_arguments_over_the_files() -> None:
 
 def test_jobs_of_before_and_jobs_that_do_not_think_are_the_same_jobs() -> None:
     stored = scripted_plan("docs").spec.model_dump(mode="json")
-    for name in ("thinking", "chat_template_kwargs", "images"):
+    for name in ("thinking", "chat_template_kwargs", "images", "adapter"):
         del stored["task"][name]
     before = JobSpec.model_validate(stored)
     assert before.task.thinking_tokens == 0
