@@ -39,6 +39,10 @@ def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
         raise SourceError(f"cannot read {shown(what)}: permission denied; ask for the right to read it") from error
     except pa.ArrowInvalid as error:
         raise SourceError(f"{shown(what)} is not {kind}, or is damaged: {_plain(error)}; write it again") from error
+    except OSError as error:
+        if error.errno is None and "://" not in what:  # Arrow's: the bytes are there, and wrong
+            raise SourceError(f"{shown(what)} is damaged: {_plain(error)}; write it again") from error
+        raise SourceError(f"cannot read {shown(what)}: {_plain(error)}; check the address and that it can be reached") from error
     except Exception as error:
         raise SourceError(f"cannot read {shown(what)}: {_plain(error)}; check the address and that it can be reached") from error
 

@@ -51,6 +51,7 @@ def draw(drawn: dict[str, Any]) -> None:
         _label(axis, title, [f"{value:,.0f} ms" for value in drawn[key]])
     tokens.bar(places, drawn["chat"], color=COLOURS)
     batch = tokens.bar(places, drawn["batch"], bottom=drawn["chat"], color=BATCH, label="batch job")
+    tokens.set_ylim(top=1.2 * max(map(sum, zip(drawn["chat"], drawn["batch"], strict=True))))  # room for the legend
     tokens.legend(handles=[batch], loc="upper left", frameon=False)
     _label(tokens, "tokens per second", [f"{sum(pair):,.0f}" for pair in zip(drawn["chat"], drawn["batch"], strict=True)])
     figure.savefig(PICTURE, dpi=120, metadata={"Source": digest(drawn), "Software": None})
