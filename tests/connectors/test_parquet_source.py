@@ -127,7 +127,10 @@ def test_a_damaged_page_is_an_error_of_the_source(tmp_path: Path) -> None:
     content[4:2000] = os.urandom(1996)
     path.write_bytes(content)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with open_source(str(path)) as source, pytest.raises(SourceError, match=r"x.parquet is (not Parquet, or is )?damaged: .*; write it again"):
+    with (
+        open_source(str(path)) as source,
+        pytest.raises(SourceError, match=r"x.parquet is (not Parquet, or is )?damaged: .*; write it again"),
+    ):
         source.read(source.row_groups()[0], 0, 2000)
 
 

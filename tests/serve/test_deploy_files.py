@@ -96,7 +96,7 @@ def test_the_config_in_the_manifest_is_one() -> None:
     config = parse_config(yaml.safe_load(manifests()["ConfigMap"]["data"]["harvester.yaml"]), "ConfigMap")
     assert config.host == "0.0.0.0"
     workers = manifests()["RayService"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    assert config.replicas == sum(group["replicas"] for group in workers)
+    assert config.replicas.min == config.replicas.max == sum(group["replicas"] for group in workers)
 
 
 @pytest.mark.parametrize("pod", ["head", "gpu"])

@@ -38,9 +38,9 @@ class Replicas:
         self._further = tuple(further)
         self._handles: dict[str | None, Any] = {}
 
-    async def info(self, model: str | None = None, wait_s: float = ANSWER_WAIT_S) -> dict[str, Any]:
-        """Of a further model, or the first."""
-        return dict(await self._ask("info", wait_s=wait_s, model=model))
+    async def info(self, model: str | None = None, wait_s: float | None = None) -> dict[str, Any]:
+        """Of a further model, or the first; ``wait_s``: at the longest `ANSWER_WAIT_S`."""
+        return dict(await self._ask("info", wait_s=ANSWER_WAIT_S if wait_s is None else wait_s, model=model))
 
     async def further(self) -> dict[str, dict[str, Any]]:
         """`info` of those further models that answer now, by name."""
