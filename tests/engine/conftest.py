@@ -14,7 +14,7 @@ import pytest
 MODULES = (
     "harvester.engine.vllm.scheduler",
     "harvester.engine.vllm.launch",
-    "harvester.engine.vllm.workers",
+    "harvester.engine.vllm.runner",
     "bench.harness.engine.counting_harvest",
     "vllm.v1.structured_output",
     "vllm.v1.cudagraph_dispatcher",
