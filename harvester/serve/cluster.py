@@ -29,8 +29,9 @@ from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
-from harvester.serve.deployments.replicas import CHAT_APP, FURTHER, chat_app_of, prefix_of
+from harvester.serve.deployments.replicas import CHAT_APP, FURTHER, chat_app_of
 from harvester.serve.environment import asked_with, process_variables, use_haproxy
+from harvester.serve.http.sent_on import prefix_of
 from harvester.serve.node import OwnNode, ports_of_agents
 from harvester.serve.nodes import check_ports, root_cause, session_logs
 from harvester.serve.port import check_port
@@ -176,19 +177,25 @@ class Cluster:
                 "give that one with --state, or end its applications first: harvester stop --state FOLDER"
             )
         self._found, self._is_ours = CHAT_APP in running, True
+        for name in set(running) - {*self._chats, *PREFIXES}:  # of a model that is in the configuration no more
+            serve.delete(name, _blocking=False)
 
     def drain(self, hurry: threading.Event) -> None:
         """Take no more chats and let those that are open end, for `drain_s` at the longest. The applications beside it answer meanwhile."""
         try:
-            for told in [serve.get_app_handle(name).broadcast("stop_harvest") for name in self._chats]:
-                told.results(timeout_s=HARVEST_STOP_S)
             for name in self._chats:
-                serve.delete(name, _blocking=False)
+                self._stop_taking(name)
             end_s = time.monotonic() + self._config.drain_s
             while serve.status().applications.keys() & self._chats and time.monotonic() < end_s and not hurry.wait(0.1):
                 pass
         except Exception:  # of Ray: it has nothing open that we could wait for
             log.debug("drain_failed", exc_info=True)
+
+    def _stop_taking(self, name: str) -> None:
+        """Of one model: no more rows, no more chats. One that has no replica, or has died, hinders no other."""
+        with suppress(Exception):  # of Ray, of many kinds
+            serve.get_app_handle(name).broadcast("stop_harvest").results(timeout_s=HARVEST_STOP_S)
+        serve.delete(name, _blocking=False)
 
     def _has_port(self, status: Any) -> bool:
         """Whether the ingress of our own node listens; a joined cluster looks after its own."""
@@ -232,8 +239,11 @@ def _ours(status: Any) -> list[str]:
 
 def leave(ledger: str) -> None:
     """End the applications and the ledger of a joined cluster; the cluster stays."""
-    with suppress(RayServeException, RayError):  # where Serve, or an application, is not there any more
-        for name in _ours(serve.status()):
+    names: list[str] = []
+    with suppress(RayServeException, RayError):  # where Serve is not there
+        names = _ours(serve.status())
+    for name in names:
+        with suppress(RayServeException, RayError):
             serve.delete(name, _blocking=True)
     with suppress(RayServeException, RayError):
         if not serve.status().applications:  # else its ports stay open

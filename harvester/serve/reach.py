@@ -19,6 +19,12 @@ def host_here(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
+def url_here(host: str, port: int) -> str:
+    """Of a server that listens on ``host``, for a client on this machine."""
+    here = host_here(host)
+    return f"http://{f'[{here}]' if ':' in here else here}:{port}"
+
+
 class Reach:
     """Of the port at ``host``, that a client on this machine uses. ``paths``: one of each application."""
 

@@ -24,7 +24,7 @@ from harvester.serve.environment import front_of, token_from
 from harvester.serve.notify import notify
 from harvester.serve.port import check_port
 from harvester.serve.processes import mark_of, stop_marked
-from harvester.serve.reach import host_here
+from harvester.serve.reach import url_here
 from harvester.serve.runtime import clear, runtime_folder
 from harvester.serve.session import Deployment
 from harvester.serve.supervisor import OnEvent, Supervisor
@@ -67,8 +67,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         choice = choose_model(config.model, config.served_model_name, elsewhere=config.address is not None)
         config, further = settled(config, choice.name)
         engine = described(config, cpu=cpu, embedded=choice.embedded)
-        host = host_here(config.host)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+        url = url_here(config.host, config.port)
         on_event("starting", {"model": choice.name, "note": choice.note, "state": str(folder.root), "url": url, "engine": engine})
 
         def on_ready(seconds: float) -> None:

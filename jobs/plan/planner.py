@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.credentials import put_back
-from connectors.errors import SourceError, UsageError
+from connectors.errors import SourceError
 from connectors.open import open_source
 from connectors.paths.rules import SourceRules
 from jobs.access.secrets import kept_apart, looked_up, write_secrets
@@ -22,7 +22,7 @@ from jobs.limits import Limits, check_job
 from jobs.plan.estimate import Known, estimate
 from jobs.plan.job import check_deadline, plan_job
 from jobs.spec import JobPlan, JobRequest, SeenFile
-from jobs.tasks.abilities import Abilities
+from jobs.tasks.abilities import Abilities, check_served
 from jobs.tasks.spec import Task
 
 
@@ -69,7 +69,7 @@ class JobPlanner:
         """
         check_deadline(request.deadline_at_s, time.time())  # before a source is copied
         self.folder.check_free(self._harvest.min_free_bytes)
-        self._check_model(request)
+        check_served(request.model or self._model, self._models)
         rules = uploaded or (None if is_user else self._rules)
         uri, kept = kept_apart(request.source.uri, self._named_secrets)
         request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
@@ -109,16 +109,11 @@ class JobPlanner:
         self, request: JobRequest, known: Known, limits: Limits | None = None, uploaded: SourceRules | None = None
     ) -> dict[str, Any]:
         """What `plan` would make of a client's request, and what that takes. Keeps nothing. Raises what `plan` raises."""
-        self._check_model(request)
+        check_served(request.model or self._model, self._models)
         uri, kept = kept_apart(request.source.uri, self._named_secrets)
         uri = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
         request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         return estimate(request, known, uploaded or self._rules, None if limits is None else limits.max_copied_bytes)
-
-    def _check_model(self, request: JobRequest) -> None:
-        if request.model not in (None, *self._models):
-            runs = ", ".join(self._models)
-            raise UsageError(f"this server runs {runs}, not {request.model}; remove --model, or serve {request.model}")
 
     def _token(self, name: str) -> str:
         """Four hex digits for a job id that no folder has yet."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from connectors.errors import UsageError
 from jobs.tasks.embedding import Gives
 from jobs.tasks.thinking import ModelThinking
 
@@ -24,6 +25,12 @@ class Abilities(BaseModel):
 
 
 UNKNOWN = Abilities()
+
+
+def check_served(model: str, served: Collection[str]) -> None:
+    """Raises `UsageError` for a model that a server, which runs those, does not run."""
+    if model not in served:
+        raise UsageError(f"this server runs {', '.join(served)}, not {model}; remove --model, or serve {model}")
 
 
 def abilities_of(info: Mapping[str, Any], model: str | None) -> Abilities | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.harness.device import on_cpu
+from tests.engine.host_child import main, with_host
 from tests.engine.kinds import adapter, plain
 
 NAMES = (None, "first", "second")
@@ -50,30 +48,11 @@ async def found(host: Any, model: str) -> dict[str, Any]:
 
 
 async def run(models: Path) -> dict[str, Any]:
-    from harvester.config import parse_config
-    from harvester.engine.frontend.host import EngineHost
-    from harvester.engine.launch.arguments import engine_arguments
-    from harvester.engine.shared.state import SharedState
-
     model = plain(models)
     adapters = {name: str(adapter(models / name, seed, of=model)) for seed, name in enumerate(("first", "second"))}
-    config = parse_config({"engine": {"dtype": "float32", "max_model_len": 512}, "adapters": adapters}, "test")
-    shared = SharedState.make()
-    host = await EngineHost.start(engine_arguments(config, str(model), model.name, cpu=on_cpu(), embedded=False, shared=shared.path))
-    try:
-        return await found(host, model.name)
-    finally:
-        host.close()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    given.output.write_text(json.dumps(asyncio.run(run(given.models))), encoding="utf-8")
-    return 0
+    wanted = {"engine": {"dtype": "float32", "max_model_len": 512}, "adapters": adapters}
+    return await with_host(model, wanted, lambda host: found(host, model.name))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, run))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import io
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.harness.device import on_cpu
+from tests.engine.host_child import main, with_host
 from tests.engine.kinds import seeing
 
 COLOURS = ("red", "green", "navy", "white")
@@ -74,30 +72,9 @@ async def found(host: Any) -> dict[str, Any]:
 
 
 async def run(models: Path) -> dict[str, Any]:
-    from harvester.config import parse_config
-    from harvester.engine.frontend.host import EngineHost
-    from harvester.engine.launch.arguments import engine_arguments
-    from harvester.engine.shared.state import SharedState
-
-    model = seeing(models)
     wanted = {"engine": {"dtype": "float32", "max_model_len": 512, "allowed_media_domains": ["127.0.0.1"]}}
-    shared = SharedState.make()
-    values = engine_arguments(parse_config(wanted, "test"), str(model), model.name, cpu=on_cpu(), embedded=False, shared=shared.path)
-    host = await EngineHost.start(values)
-    try:
-        return await found(host)
-    finally:
-        host.close()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    given.output.write_text(json.dumps(asyncio.run(run(given.models))), encoding="utf-8")
-    return 0
+    return await with_host(seeing(models), wanted, found)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, run))

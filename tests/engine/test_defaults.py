@@ -15,7 +15,7 @@ import pytest
 from harvester.config import ServeConfig, load_config, parse_config
 from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS, check_gpus, described, embedded_defaults
 from harvester.errors import ConfigError
-from harvester.scale_config import ReplicasConfig
+from harvester.model_config import ReplicasConfig
 from harvester.serve.deployments.turns import turn_on_gpu
 
 pytestmark = pytest.mark.engine

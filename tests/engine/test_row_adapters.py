@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.engine.adapters_child import NAMES, TEXTS
+from tests.engine.host_child import found_by
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("adapters")
-    output, log = folder / "found.json", folder / "log.txt"
-    command = [sys.executable, "-m", "tests.engine.adapters_child", "--models", str(folder), "--output", str(output)]
-    with log.open("wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ, timeout=500, check=False)
-    assert done.returncode == 0, log.read_text("utf-8", "replace")[-3000:]
-    return dict(json.loads(output.read_text("utf-8")))
+    return found_by("adapters_child", tmp_path_factory)
 
 
 def test_each_adapter_answers_in_its_own_way(found: dict[str, Any]) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests.engine.host_child import found_by
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -17,13 +15,7 @@ IMAGE_TOKENS = 8  # of `kinds.seeing`
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("images")
-    output, log = folder / "found.json", folder / "log.txt"
-    command = [sys.executable, "-m", "tests.engine.images_child", "--models", str(folder), "--output", str(output)]
-    with log.open("wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ, timeout=500, check=False)
-    assert done.returncode == 0, log.read_text("utf-8", "replace")[-3000:]
-    return dict(json.loads(output.read_text("utf-8")))
+    return found_by("images_child", tmp_path_factory)
 
 
 @pytest.mark.parametrize("which", ["rows", "together"])

@@ -118,3 +118,16 @@ def test_a_port_that_one_machine_has_taken_is_named_with_that_machine(fleet: Fle
         pytest.raises(EngineError, match=f"on n1: port {other.port} on 0.0.0.0 is in use"),
     ):
         other.start()
+
+
+def test_a_model_that_is_in_the_configuration_no_more_goes_with_the_next_server(fleet: Fleet, disk: Path, server: FleetServer) -> None:
+    server.stop()
+    first = FleetServer(fleet, disk / "models", replicas=1, models={"small": {}})
+    first.start()
+    assert fleet.where("ServeReplica:model-small")
+    first.kill_main()
+    second = FleetServer(fleet, disk / "models", replicas=1)
+    second.listen_on(first.port)
+    with second:
+        wait_until(lambda: not fleet.where("ServeReplica:model-small"), "the model to go")
+        assert whole([Stream(second.url, SHORT)]) == [True]

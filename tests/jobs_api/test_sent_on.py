@@ -138,6 +138,23 @@ async def test_a_model_without_replicas_is_503_in_openai_s_shape(further: Furthe
     assert answer.json()["error"]["message"].startswith("no replica of lost answers; it may be starting")
 
 
+async def test_a_body_that_the_wall_has_not_bounded_is_not_read(further: Further) -> None:
+    """Of a route whose application reads an upload in pieces, whatever kind of body the client says it is."""
+    passed: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(True)
+
+    async def never(*given: Any) -> Any:
+        raise AssertionError("the body was read")
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/audio/transcriptions", "headers": [(b"content-type", b"application/json")]}
+    layer = SentOn(app, {"small": f"http://127.0.0.1:{further.port}/models/small"})
+    await layer(scope, never, never)
+    assert passed == [True]
+    await layer.close()
+
+
 async def test_a_client_that_hangs_up_ends_the_request_there(further: Further) -> None:
     further.was_left.clear()
     app, heard = SentOn(FastAPI(), {"small": f"http://127.0.0.1:{further.port}/models/small"}), asyncio.Event()

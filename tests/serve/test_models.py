@@ -35,7 +35,7 @@ class TwoModels(ScriptedServer):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoModels]:
     folder = tmp_path_factory.mktemp("models")
-    with TwoModels(folder / "state", served_model_name="big", models={"small": {}}, harvest=HARVEST) as running:
+    with TwoModels(folder / "state", served_model_name="big", models={"small": {"num_cpus": 0.5}}, harvest=HARVEST) as running:
         yield running
 
 
@@ -67,7 +67,12 @@ def test_the_replicas_of_one_model_are_scaled(server: TwoModels) -> None:
 
     assert "there is no further model other" in scaled(2, "other").json()["error"]["message"]
     assert "do not fit this machine" in scaled(1000, "small").json()["error"]["message"]
-    assert scaled(1, "small").json() == {"replicas": 1, "was": 1}
+    assert scaled(2, "small").json() == {"replicas": 2, "was": 1}
+    wait_until(lambda: len(server.of("model-small")) == 2, "a second replica of small")
+    assert "harvester_replicas_wanted 3.0" in httpx.get(f"{server.url}/api/metrics", timeout=READY_S).text
+    assert scaled(1, "small").json() == {"replicas": 1, "was": 2}
+    wait_until(lambda: len(server.of("model-small")) == 1, "one replica of small")
+    assert server.get("/api/server")["replicas"] == 1
 
 
 def test_a_batch_runs_on_the_model_that_its_requests_name(server: TwoModels) -> None:

@@ -19,6 +19,7 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice, on_this_machine
+from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.router import EXPECTED_S, routing
@@ -89,7 +90,7 @@ class ScriptedReplica:
         self._app = FastAPI()
         self._app.post("/v1/chat/completions")(chat)
         add_page(self._app)
-        send_on(self._app, config)
+        send_on(self._app, config, CHAT_ROUTES)
         self._harvest: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
 
@@ -140,7 +141,7 @@ def scripted_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: 
         **scaling(config.replicas),
         max_ongoing_requests=100_000,
         request_router_config=routing(is_haproxy=use_haproxy(config)),
-        ray_actor_options={"num_cpus": 1, "runtime_env": environment(config, config.env)},
+        ray_actor_options={"num_cpus": config.num_cpus or 1, "runtime_env": environment(config, config.env)},
         health_check_period_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.drain_s,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from harvester.cli.client import Client, ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.cli.job.text import duration
-from harvester.errors import HarvesterError, UsageError
+from harvester.errors import HarvesterError
 from jobs.engine import Message
 from jobs.forecast.finish import Span
 from jobs.forecast.lengths import Lengths
@@ -20,7 +20,7 @@ from jobs.ledger.history import recent_spans, task_key
 from jobs.ledger.store.place import read_ledger
 from jobs.plan.estimate import CHARS_PER_TOKEN, Known, estimate
 from jobs.spec import JobRequest, JobSpec
-from jobs.tasks.abilities import UNKNOWN
+from jobs.tasks.abilities import UNKNOWN, check_served
 
 
 def print_estimate(here: Invocation, request: JobRequest) -> None:
@@ -56,9 +56,7 @@ def _of_server(client: Client, info: ServerInfo, asked: str | None) -> Known:
         return list(rows.to_pylist())
 
     model = asked or info.model
-    runs = (info.model, *info.models)
-    if model not in runs:
-        raise UsageError(f"this server runs {', '.join(runs)}, not {model}; remove --model, or serve {model}")
+    check_served(model, (info.model, *info.models))
     spans = recent_spans(table("harvest"), model, time.time()) or _newest_rate(client, model)
     return Known(
         model=model,

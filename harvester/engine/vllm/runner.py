@@ -200,8 +200,8 @@ def _nothing(scheduler_output: SchedulerOutput, transfers: KVConnectorOutput | N
 class CpuAdapters(PunicaWrapperCPU):
     """LoRA on a CPU, where a token without an adapter gets none.
 
-    vLLM 0.32 gives such a token index -1, which PyTorch takes for the last adapter's place: in a step with an adapter, every request
-    without one was answered by whichever adapter lay there. Tensors are of shape (tokens, width), or (requests, width) for logits.
+    vLLM 0.32 gives such a token index -1. PyTorch takes that for the last place: in a step with an adapter, every request without one
+    was answered by the adapter that lay there. Tensors are of shape (tokens, width), or (requests, width) for logits.
     """
 
     def add_lora_linear(self, y: torch.Tensor, x: torch.Tensor, *given: Any, **named: Any) -> None:

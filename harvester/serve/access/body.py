@@ -92,6 +92,16 @@ async def read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
             return b"".join(chunks)
 
 
+def again(body: bytes, receive: Receive) -> Receive:
+    """A body that was read, once more; then what comes after it."""
+    left = [body]
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return replay
+
+
 def check_encoding(headers: Headers) -> None:
     """Nothing is decompressed: a small body stays small. Raises `ParameterError`."""
     encoding = headers.get("content-encoding", "identity").strip().lower()

@@ -13,12 +13,12 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harvester.engine.frontend.spending import ASKER, SPENT
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, ParameterError, RoleError
 from harvester.logs import about
-from harvester.serve.access.body import answering, check_brackets, check_encoding, paced, read
+from harvester.serve.access.body import again, answering, check_brackets, check_encoding, paced, read
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
@@ -99,7 +99,7 @@ class Wall:
             else:
                 body = await read(receive, headers, who.limits.max_body_bytes)
                 check_brackets(body)
-                receive = _again(body, receive)
+                receive = again(body, receive)
                 requests = _checked(scope, body, who, self._gate) if route.is_asked else 1
         if self._gate.meter is not None:
             stack.callback(SPENT.reset, SPENT.set(partial(self._gate.meter.spent, who)))
@@ -145,16 +145,6 @@ def _checked(scope: Scope, body: bytes, who: Identity, gate: Gate) -> int:
     check_class(asked, gate.slo_classes)
     check_media(asked, gate.media_hosts)
     return check_size(asked, who.limits)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, once more; then what comes after it."""
-    left = [body]
-
-    async def replay() -> Message:
-        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
-
-    return replay
 
 
 def request_id(scope: Scope) -> str:

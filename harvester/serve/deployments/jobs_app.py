@@ -53,8 +53,6 @@ class JobsApp:
             "state": state,
             "url": url,
             "pid": pid,
-            "replicas": config.replicas.min,  # or as many as were asked for since
-            "max_replicas": config.replicas.max,
             "price": None if config.price is None else config.price.model_dump(),
             "started_at_s": time.time(),
         }
@@ -73,21 +71,15 @@ class JobsApp:
         days = config.jobs.retention_days
         if days is not None:
             self._beside.append(lambda: keep_removing(actor, folder, days))
-        beside = sum(one.replicas.min for one in config.models.values())
         self._app = jobs_api(
             actor,
             JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models),
             self._info,
             self._replicas.profile,
-            Broadcaster(FrameSource(self._replicas.now, actor, self._fixed)),
+            Broadcaster(FrameSource(self._replicas.now, actor, self._fixed | self._scale.bounds())),
             gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
             queries,
-            Fleet(
-                actor,
-                self._replicas.metrics,
-                choice.name,
-                lambda: self._fixed["replicas"] + beside,
-            ),
+            Fleet(actor, self._replicas.metrics, choice.name, self._scale.all_wanted),
             self._history,
             self._rescale,
         )
@@ -98,10 +90,7 @@ class JobsApp:
 
     async def _rescale(self, number: int, model: str | None) -> dict[str, Any]:
         model = None if model == self._fixed["model"] else model
-        was = await self._scale(number, model)
-        if model is None:
-            self._fixed["replicas"] = self._fixed["max_replicas"] = number
-        return {"replicas": number, "was": was}
+        return {"replicas": number, "was": await self._scale(number, model)}
 
     async def _info(self) -> dict[str, Any]:
         if not self._told:
@@ -109,7 +98,7 @@ class JobsApp:
             self._told = _able(info)
         if len(self._further) < len(self._models):
             self._further |= {name: _able(info) for name, info in (await self._replicas.further()).items()}
-        return {**self._fixed, **self._told, "models": {name: self._further.get(name) for name in self._models}}
+        return {**self._fixed, **self._scale.bounds(), **self._told, "models": {name: self._further.get(name) for name in self._models}}
 
 
 def _able(info: dict[str, Any]) -> dict[str, Any]:

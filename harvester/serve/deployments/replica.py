@@ -118,7 +118,7 @@ class Replica:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         add_page(self._host.app)
-        send_on(self._host.app, self._config)
+        send_on(self._host.app, self._config, self._table)
         guard(self._host.app, self._table, self._gate)
         return self._host.app
 

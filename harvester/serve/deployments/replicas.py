@@ -23,11 +23,6 @@ def chat_app_of(model: str | None) -> str:
     return CHAT_APP if model is None else f"{FURTHER}{model}"
 
 
-def prefix_of(model: str) -> str:
-    """Where a further model's application answers; requests to the first that name the model are sent on to there."""
-    return f"/models/{model}"
-
-
 class Replicas:
     """Of the first model and of ``further`` ones. Serve picks the replica that answers.
 

@@ -12,7 +12,7 @@ from ray.serve.exceptions import RayServeException
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.errors import NoReplicaError, UsageError
-from harvester.scale_config import ReplicasConfig
+from harvester.model_config import ReplicasConfig
 from harvester.serve.deployments.replicas import chat_app_of
 from harvester.serve.deployments.seam import set_replicas
 
@@ -42,7 +42,8 @@ class Scale:
     def __init__(self, config: ServeConfig, *, cpu: bool) -> None:
         self._config = config
         self._cpu = cpu
-        self._now = {None: config.replicas.max} | {name: one.replicas.max for name, one in config.models.items()}  # as asked for last
+        # By model, as asked for last.
+        self._now = {None: config.replicas.max} | {name: one.replicas.max for name, one in config.models.items()}
 
     async def __call__(self, number: int, model: str | None = None) -> int:
         """From now on there are ``number``, until the next start; returns how many there were. ``model``: a further one; None: the first.
@@ -68,6 +69,20 @@ class Scale:
             raise UsageError("these replicas were deployed by the configuration of their cluster; change num_replicas there")
         was, self._now[model] = self._now[model], number
         return was
+
+    def wanted(self, model: str | None = None) -> int:
+        """Replicas that there are to be; where chat decides, the fewest."""
+        given = self._of(model).replicas
+        return self._now[model] if given.is_fixed else given.min
+
+    def bounds(self) -> dict[str, int]:
+        """Of the first model, as ``GET /api/server`` tells them."""
+        given = self._config.replicas
+        return {"replicas": self.wanted(), "max_replicas": self._now[None] if given.is_fixed else given.max}
+
+    def all_wanted(self) -> int:
+        """Of all models."""
+        return sum(map(self.wanted, self._now))
 
     def _of(self, model: str | None) -> ServeConfig:
         return self._config if model is None else self._config.of(model)

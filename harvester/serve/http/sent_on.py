@@ -12,13 +12,15 @@ import httpx
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harvester.config import ServeConfig
 from harvester.errors import NoReplicaError
+from harvester.serve.access.body import again
+from harvester.serve.access.routes import CHAT_ROUTES, RouteTable
 from harvester.serve.access.wall import put_before
 from harvester.serve.openai.errors import answer_of
-from harvester.serve.reach import host_here
+from harvester.serve.reach import url_here
 
 CONNECT_S = 5.0
 LIST_S = 2.0  # of a model that is asked what it is called
@@ -27,15 +29,21 @@ MODELS = "/v1/models"
 _OWN = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding", b"keep-alive"})
 
 
+def prefix_of(model: str) -> str:
+    """Where a further model's application answers."""
+    return f"/models/{model}"
+
+
 class SentOn:
     """ASGI middleware before the first model's application, behind its wall. ``places``: URL of each further model's, by name.
 
-    The client's headers go along, its key among them: the other application has a wall of its own. Both count the request
-    against the key's limits, each against its own part of them.
+    ``table``: the wall's. The client's headers go along, its key among them: the other application has a wall of its own. Both count the
+    request against the key's limits, each against its own part of them.
     """
 
-    def __init__(self, app: ASGIApp, places: Mapping[str, str]) -> None:
+    def __init__(self, app: ASGIApp, places: Mapping[str, str], table: RouteTable = CHAT_ROUTES) -> None:
         self._app = app
+        self._table = table
         self._places = dict(places)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_S), limits=httpx.Limits(max_connections=None), trust_env=False
@@ -53,15 +61,20 @@ class SentOn:
             await self._list(scope, receive, send)
         elif method == "GET" and (name := path.removeprefix(f"{MODELS}/")) in self._places:
             await self._send_on(name, path, b"", scope, receive, send)
-        elif method == "POST" and "json" in Headers(scope=scope).get("content-type", ""):
+        elif method == "POST" and self._is_bounded(path) and "json" in Headers(scope=scope).get("content-type", ""):
             body, receive = await _read(receive)
             name = _model(body)
             if name in self._places:
                 await self._send_on(name, path, body, scope, receive, send)
             else:
-                await self._app(scope, _again(body, receive), send)
+                await self._app(scope, again(body, receive), send)
         else:
             await self._app(scope, receive, send)
+
+    def _is_bounded(self, path: str) -> bool:
+        """Whether the wall has read the body, and so bounded it."""
+        route = self._table.find("POST", path)
+        return route is not None and not route.is_streamed
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The first model's list, and those of the others that answer."""
@@ -139,15 +152,6 @@ async def _read(receive: Receive) -> tuple[bytes, Receive]:
             return b"".join(parts), receive
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    left = [body]
-
-    async def replay() -> Message:
-        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
-
-    return replay
-
-
 async def _gone(receive: Receive) -> None:
     """Return when the client has hung up."""
     while (await receive())["type"] != "http.disconnect":
@@ -170,10 +174,9 @@ async def _answer(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[int, di
     return status, dict(json.loads(b"".join(parts)))
 
 
-def send_on(app: FastAPI, config: ServeConfig) -> None:
+def send_on(app: FastAPI, config: ServeConfig, table: RouteTable) -> None:
     """Put it before the first model's ``app``, where there are further models. Call it before `harvester.serve.access.wall.guard`."""
     if config.models:
-        host = host_here(config.host)
-        here = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
-        places = {name: f"{here}/models/{name}" for name in config.models}
-        put_before(app, lambda inner: SentOn(inner, places))
+        here = url_here(config.host, config.port)
+        places = {name: f"{here}{prefix_of(name)}" for name in config.models}
+        put_before(app, lambda inner: SentOn(inner, places, table))
