@@ -52,6 +52,7 @@ PATHS = ("/", "/api/jobs", *OPENAI_PREFIXES.values())  # one of each
 ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 HARVEST_STOP_S = 5.0
 LOOK_S = 0.2
+STATUS_S = 1.0  # between two questions to Serve's controller, which take 0.1 s of a core each while the applications need it to start
 OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
@@ -223,7 +224,7 @@ class Cluster:
                     reason = _reason(apps[name])
                     cause = root_cause() if "root cause" in reason else None
                     raise EngineError(f"{reason.split(' See root cause')[0]} Cause: {cause}" if cause else reason)
-            time.sleep(LOOK_S)
+            stop.wait(STATUS_S)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         is_new = error is None or not self._found  # what ran before stays where a change of it failed

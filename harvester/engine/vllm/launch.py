@@ -7,19 +7,24 @@ import difflib
 import logging
 import os
 from argparse import Namespace
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, get_args
 
+import torch
 from pydantic import TypeAdapter, ValidationError
+from vllm import platforms
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.ompmultiprocessing import OMPProcessManager
+from vllm.v1.engine import utils
+from vllm.v1.executor import multiproc_executor
 
-from harvester.engine.launch import abilities
+from harvester.engine.launch import abilities, forked
 from harvester.engine.launch.abilities import Asked, Parallel
 from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS
 from harvester.engine.shared.settings import KEY
@@ -33,6 +38,7 @@ from harvester.errors import ConfigError, EngineError
 # Every process of vLLM sets this again. Where it came as the first variable of all, setproctitle finds the command line no more: no engine
 # process would have its name.
 SET_BY_VLLM = "TORCHINDUCTOR_COMPILE_THREADS"
+PRELOADED = ("tcmalloc", "iomp", "libomp")  # libraries that a process has from its first moment, or not at all
 
 log = logging.getLogger(__name__)
 
@@ -140,15 +146,64 @@ def start_llm(values: Mapping[str, Any]) -> tuple[Namespace, HarvestLLM]:
     os.environ.pop(SET_BY_VLLM, None)
     surface.require()
     try:
-        args, vllm_config = configure(values)
-        _keep_cores(vllm_config)
-        llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
+        with forked.method_kept():
+            args, vllm_config = configure(values)
+            _keep_cores(vllm_config)
+        with _forked_core(vllm_config):
+            llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
     except ConfigError:
         raise
     except Exception as error:
         raise EngineError(f"vLLM did not start with model {values['model']}: {' '.join(str(error).split())[:600]}") from error
     assert isinstance(llm, HarvestLLM)
     return args, llm
+
+
+@contextmanager
+def _forked_core(vllm_config: VllmConfig) -> Iterator[None]:
+    """An engine core that is started in here is forked, where it can be (`harvester.engine.launch.forked`). vLLM would spawn it."""
+    context: forked.ServedContext | forked.ForkedContext | None = None
+    if not vllm_config.parallel_config.numa_bind and (on_cpu() or platforms.current_platform.is_cuda()):
+        if forked.has_begun():
+            context = forked.ServedContext(_in_core)
+        elif forked.may_fork():
+            context = forked.ForkedContext(_in_core)
+    if context is None:
+        yield
+        return
+    stock = utils.get_mp_context
+    utils.get_mp_context = lambda: stock() and context
+    try:
+        yield
+    finally:
+        utils.get_mp_context = stock
+
+
+def _in_core(arguments: Mapping[str, Any]) -> None:
+    """Fork the workers of a CPU engine too, where each computes on one core: vLLM spawns them to bind the threads of OpenMP."""
+    vllm_config: VllmConfig = arguments["vllm_config"]
+    if not on_cpu() or any(name in os.environ.get("LD_PRELOAD", "") for name in PRELOADED):
+        return
+    cores = _cores(vllm_config)
+    if cores and all(len(those) == 1 for those in cores):
+        context = forked.ForkedContext(_in_worker)
+        multiproc_executor.get_mp_context = lambda: context
+
+
+def _in_worker(arguments: Mapping[str, Any]) -> None:
+    os.sched_setaffinity(0, _cores(arguments["vllm_config"])[arguments["local_rank"]])
+    torch.set_num_threads(1)
+
+
+def _cores(vllm_config: VllmConfig) -> list[list[int]]:
+    """Logical CPUs of each worker of this machine, as vLLM binds them; empty where it binds none. It tells its log of them by itself."""
+    told = logging.getLogger(OMPProcessManager.__module__)
+    before = told.level
+    told.setLevel(logging.WARNING)
+    try:
+        return OMPProcessManager(vllm_config).cpu_lists
+    finally:
+        told.setLevel(before)
 
 
 def _keep_cores(vllm_config: VllmConfig) -> None:

@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from ray import serve
 
 from harvester.config import ServeConfig
+from harvester.engine.launch import forked
 from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.engine.launch.logs import kept_logs
 from harvester.engine.launch.models import ModelChoice, on_this_machine
@@ -57,9 +58,12 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits an async constructor
         self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, cpu: bool
     ) -> None:
+        lower_priority(whole=False)
+        set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         write_logs(config.logs, StateFolder(Path(state)).logs, "replica")
         tracer = tracer_of(config.traces, "replica")  # sets what vLLM's processes are to read
-        with kept_logs():
+        forked.begin()
+        with kept_logs(), forked.uncollected():
             from harvester.engine.vllm import surface
 
             surface.require()  # before what a vLLM of another version may not have is imported
@@ -72,8 +76,6 @@ class Replica:
         keep_to_loopback()
         if config.address is not None:
             choice = await asyncio.to_thread(on_this_machine, choice)
-        lower_priority(whole=False)
-        set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         profile = profile_path(Path(state), choice.name, config)
         config = fitted(config, read(profile))
         values = engine_arguments(

@@ -1,0 +1,139 @@
+"""Processes that are forked from one that has imported vLLM already: an import takes 10 s of a core, and an engine has two further ones.
+
+`multiprocessing`'s own contexts, with what they leave to do. A forked process has the parent's event loop as the place where signals are
+told; it would tell the parent of its own. A process of a fork server has the environment and the cores of the server's start, and outlives
+the server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import context, forkserver, get_context
+from typing import Any
+
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: set to spawn by a user, nothing is forked
+# What an engine core imports. The main module is imported with it: each process would do so by itself, and in Ray that is Ray's worker.
+PRELOAD = ("__main__", "vllm.v1.engine.core", "harvester.engine.vllm.scheduler")
+_PR_SET_PDEATHSIG = 1
+
+First = Callable[[Mapping[str, Any]], None]
+"""What a new process does before its own work, of whose arguments by name it is told."""
+
+
+def is_wanted() -> bool:
+    return sys.platform == "linux" and os.environ.get(METHOD) != "spawn"
+
+
+def begin(preload: Sequence[str] = PRELOAD) -> None:
+    """Start a fork server, which imports ``preload`` while this process does. It ends with the last of its processes and this one."""
+    if is_wanted():
+        get_context("forkserver").set_forkserver_preload(list(preload))
+        forkserver.ensure_running()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import in here: what is imported stays, and looking through it again and again takes a sixth of the import's time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def has_begun() -> bool:
+    return forkserver._forkserver._forkserver_pid is not None  # type: ignore[attr-defined]
+
+
+@contextmanager
+def method_kept() -> Iterator[None]:
+    """vLLM sets `METHOD` for every engine on a CPU and within Ray; what is asked here is what the user has set."""
+    before = os.environ.get(METHOD)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(METHOD, None)
+
+
+def may_fork() -> bool:
+    """Whether this process has no other thread of Python's, which might hold a lock that the forked one waits for."""
+    return is_wanted() and threading.active_count() == 1
+
+
+class _Surroundings:
+    """Environment and cores of the process that makes it, which the one that reads it takes over."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _surround, (dict(os.environ), os.sched_getaffinity(0))
+
+
+def _surround(environment: Mapping[str, str], cores: set[int]) -> _Surroundings:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
+    with suppress(OSError):  # cores that are gone
+        os.sched_setaffinity(0, cores)
+    return _Surroundings()
+
+
+class _Served(context.ForkServerProcess):
+    """Of the fork server. ``_around`` is read before what comes after it, whose import may ask the environment."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self._around = _Surroundings()
+        super().__init__(*given, **named)
+
+    first: First | None = None
+
+    def run(self) -> None:
+        with suppress(OSError, AttributeError):  # the server knows alone when this process has ended
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self.first is not None:
+            self.first(self._kwargs)  # type: ignore[attr-defined]
+        super().run()
+
+
+class _Forked(context.ForkProcess):
+    first: First | None = None
+
+    def run(self) -> None:
+        signal.set_wakeup_fd(-1)
+        if self.first is not None:
+            self.first(self._kwargs)  # type: ignore[attr-defined]
+        super().run()
+
+
+class ServedContext(context.ForkServerContext):
+    """Processes come from the fork server that `begin` started."""
+
+    def __init__(self, first: First | None = None) -> None:
+        super().__init__()
+        self._first = first
+
+    def Process(self, *given: Any, **named: Any) -> _Served:  # type: ignore[override]  # noqa: N802  # as `multiprocessing` names it
+        process = _Served(*given, **named)
+        process.first = self._first
+        return process
+
+
+class ForkedContext(context.ForkContext):
+    """Processes are forked from this one."""
+
+    def __init__(self, first: First | None = None) -> None:
+        super().__init__()
+        self._first = first
+
+    def Process(self, *given: Any, **named: Any) -> _Forked:  # type: ignore[override]  # noqa: N802
+        process = _Forked(*given, **named)
+        process.first = self._first
+        return process
