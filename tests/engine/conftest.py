@@ -37,6 +37,12 @@ def _logs() -> None:
     logging.getLogger().setLevel(logging.WARNING)
 
 
+@pytest.fixture(autouse=True)
+def _method() -> None:
+    """Whoever makes a configuration for a CPU has vLLM spawn all processes from then on."""
+    os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
+
+
 @pytest.fixture(scope="session")
 def model() -> Path:
     """The embedded model's folder."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from harvester.engine.launch import forked
+from harvester.engine.processes import forked
 from harvester.errors import EngineError
 from tests.engine.host_child import main, with_host
 
@@ -30,7 +30,7 @@ async def _found(_: Path) -> dict[str, Any]:
         answer = await host.llm.complete("one", [1, 2, 3], max_tokens=4)
         found = {
             "names": [one.cmdline()[0] for one in (core, worker)],
-            "cores": len(worker.cpu_affinity()),
+            "cores": worker.cpu_affinity(),
             "tokens": len(answer.token_ids),
         }
         os.kill(server.pid, signal.SIGKILL)

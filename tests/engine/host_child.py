@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,7 @@ from typing import Any
 import pytest
 
 from bench.harness.device import on_cpu
-
-CHILD_S = 500
+from tests.engine.forks import run
 
 
 async def with_host(model: Path, config: dict[str, Any], work: Callable[[Any], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
@@ -53,8 +49,5 @@ def found_by(module: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """What the child ``tests.engine.MODULE`` wrote down."""
     folder = tmp_path_factory.mktemp(module)
     output, log = folder / "found.json", folder / "log.txt"
-    command = [sys.executable, "-m", f"tests.engine.{module}", "--models", str(folder), "--output", str(output)]
-    with log.open("wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ, timeout=CHILD_S, check=False)
-    assert done.returncode == 0, log.read_text("utf-8", "replace")[-3000:]
+    run(module, ["--models", str(folder), "--output", str(output)], log)
     return dict(json.loads(output.read_text("utf-8")))

@@ -9,7 +9,7 @@ import pytest
 
 from bench.harness.models import small_model
 from bench.scenarios.admission.real import Round, Row, run_engine
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
-from harvester.engine.launch import forked
+from harvester.engine.processes import forked
 from tests.engine.forked_child import CORE
 from tests.engine.host_child import found_by
 
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.skipif(sys.platform != "linux", re
 
 SERVED = """
 import os
-from harvester.engine.launch import forked
+from harvester.engine.processes import forked
 
 def first(arguments):
     os.environ["FIRST"] = arguments["word"]
@@ -43,7 +44,7 @@ if __name__ == "__main__":
 """
 FORKED = """
 import asyncio, os, signal
-from harvester.engine.launch import forked
+from harvester.engine.processes import forked
 
 def work(pipe):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
@@ -53,7 +54,7 @@ def work(pipe):
 async def main():
     told = []
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.append, "the front end")
-    assert forked.may_fork()
+    assert forked.is_single()
     context = forked.ForkedContext()
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs,))
@@ -79,14 +80,16 @@ def test_a_forked_process_has_what_one_that_is_spawned_would_have(tmp_path: Path
 
 def test_nothing_is_forked_where_the_user_has_told_vllm_to_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(forked.METHOD, "spawn")
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: pytest.fail("a server was started"))
     forked.begin()
-    assert not forked.has_begun()
-    assert not forked.may_fork()
+    with forked.method_kept() as may_fork:
+        assert not may_fork
 
 
 def test_vllm_s_own_setting_of_the_method_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(forked.METHOD, raising=False)
-    with forked.method_kept():
+    with forked.method_kept() as may_fork:
+        assert may_fork
         os.environ[forked.METHOD] = "spawn"
     assert forked.is_wanted()
     monkeypatch.setenv(forked.METHOD, "spawn")

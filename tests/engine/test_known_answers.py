@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.engine.forks import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -17,10 +17,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 )
 def test_answers_are_the_right_ones_under_preemption_and_aborted_steps(words: tuple[str, ...], tmp_path: Path) -> None:
     output, log = tmp_path / "found.json", tmp_path / "log.txt"
-    command = [sys.executable, "-m", "tests.engine.answers_child", "--chaos", "0.6", "--turns", "2", "--output", str(output), *words]
-    with log.open("wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=900, check=False)
-    assert done.returncode == 0, log.read_text("utf-8", "replace")[-3000:]
+    run("answers_child", ["--chaos", "0.6", "--turns", "2", "--output", str(output), *words], log)
     found = json.loads(output.read_text(encoding="utf-8"))
     wrong = [pair for pair in found["answers"] if pair[1] != pair[2]]
     assert wrong == [], f"{len(wrong)} of {len(found['answers'])} answers are wrong"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.child import forms
+from tests.engine.forks import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -24,10 +22,7 @@ CLOSE = 1e-3  # of a normed embedding
 
 def child(folder: Path, models: Path, *words: str) -> Any:
     output, log = folder / "found.json", folder / "log.txt"
-    command = [sys.executable, "-m", "tests.engine.kinds_child", *words, "--models", str(models), "--output", str(output)]
-    with log.open("wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=os.environ, timeout=800, check=False)
-    assert done.returncode == 0, log.read_text("utf-8", "replace")[-3000:]
+    run("kinds_child", [*words, "--models", str(models), "--output", str(output)], log)
     return json.loads(output.read_text("utf-8"))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from harvester.config import parse_config
 from harvester.engine.launch.arguments import engine_arguments
 from harvester.errors import ConfigError
+from tests.engine.forks import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -22,10 +21,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `thinking_child` was answered."""
     folder = tmp_path_factory.mktemp("thinking")
     output, log = folder / "found.json", folder / "log.txt"
-    command = [sys.executable, "-m", "tests.engine.thinking_child", "--output", str(output)]
-    with log.open("wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=500, check=False)
-    assert done.returncode == 0, log.read_text("utf-8", "replace")[-3000:]
+    run("thinking_child", ["--output", str(output)], log)
     told: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return told
 

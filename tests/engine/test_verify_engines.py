@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from harvester.config import parse_config
     from harvester.engine.embedded import embedded_model
-    from harvester.engine.launch.in_subprocess import apart
+    from harvester.engine.processes.in_subprocess import apart
     from harvester.engine.verify.subject import Subject
     from harvester.engine.verify.ties import compare
     from harvester.engine.verify.tokens import pressed_tokens, stock_tokens

@@ -17,7 +17,7 @@ from bench.gpu.load.requests import Rows, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig
 from bench.harness.measure.work import work_between
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.vllm.client import HarvestLLM
 

@@ -18,7 +18,7 @@ from bench.gpu.load.requests import Rows, capacity_per_s, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig
 from bench.harness.measure.work import work_between
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.errors import EngineError
 

@@ -8,7 +8,7 @@ from typing import Any
 from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig, small_model
 from harvester.config import parse_config
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.verify.subject import Subject
 from harvester.engine.verify.ties import compare
 from harvester.engine.verify.tokens import pressed_tokens, stock_tokens

@@ -13,7 +13,7 @@ from bench.gpu.part import Found, Part, Run
 from bench.gpu.parts.versions import chosen
 from bench.gpu.run_config import RunConfig
 from bench.harness.measure.latency import percentiles
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.signals import signals

@@ -17,7 +17,7 @@ from bench.gpu.parts.versions import chosen
 from bench.gpu.residuals import Row, residuals
 from bench.gpu.run_config import RunConfig
 from harvester.engine.launch import profiler
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 
 
 def _run(run_config: RunConfig, found: Found) -> dict[str, Any]:

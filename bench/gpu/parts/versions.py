@@ -8,7 +8,7 @@ from typing import Any
 from bench.gpu.engines.start import harvester, stock
 from bench.gpu.part import Found, Part
 from bench.gpu.run_config import RunConfig
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.vllm.client import HarvestLLM
 
 

@@ -24,7 +24,7 @@ from bench.harness.options import Options
 from bench.harness.servers.systems import CPU_ENGINE, counted
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 from harvester.errors import UsageError
 from harvester.sim.trace import Drawn, LogNormal
 from jobs.hint import SchedulingHint

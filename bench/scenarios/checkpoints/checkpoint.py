@@ -28,7 +28,7 @@ from bench.harness.models import bench_model
 from bench.harness.options import Options
 from bench.harness.servers.systems import CPU_ENGINE, counted
 from harvester.config import parse_config
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 from harvester.errors import EngineError, UsageError
 
 KV_MIB, PLENTY_MIB = 288, 2048

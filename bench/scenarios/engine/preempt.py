@@ -19,7 +19,7 @@ from bench.harness.models import deep_model
 from bench.harness.options import Options
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE
-from harvester.engine.launch.in_subprocess import apart
+from harvester.engine.processes.in_subprocess import apart
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1500, 16
 STREAMS = 12

@@ -72,12 +72,12 @@ def _rendered(tokenizer: Any, text: str) -> list[int]:
 
 
 def stock_tokens(subject: Subject) -> Stock:
-    """Stock vLLM's answers, and how well it repeats itself. For `harvester.engine.launch.in_subprocess.apart`."""
+    """Stock vLLM's answers, and how well it repeats itself. For `harvester.engine.processes.in_subprocess.apart`."""
     return asyncio.run(asyncio.wait_for(_stock(subject), MAX_S))
 
 
 def pressed_tokens(subject: Subject, block_tokens: int, longest_tokens: int) -> Pressed:
-    """Harvester's, with KV for few requests and steps that end early. For `harvester.engine.launch.in_subprocess.apart`."""
+    """Harvester's, with KV for few requests and steps that end early. For `harvester.engine.processes.in_subprocess.apart`."""
     return asyncio.run(asyncio.wait_for(_pressed(subject, block_tokens, longest_tokens), MAX_S))
 
 

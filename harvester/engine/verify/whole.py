@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harvester.config import ServeConfig
-from harvester.engine.launch.in_subprocess import apart
 from harvester.engine.launch.models import choose_model
 from harvester.engine.launch.profiles import profile_path
+from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
 from harvester.engine.verify.answers import Pressed, Stock

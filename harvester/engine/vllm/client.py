@@ -26,7 +26,7 @@ from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.signal import ArrivalSignal
 from harvester.engine.frontend.spending import told
-from harvester.engine.launch.in_subprocess import kill
+from harvester.engine.processes.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm.platform import additional, graph_sizes

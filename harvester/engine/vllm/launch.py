@@ -8,7 +8,7 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, get_args
 
 import torch
@@ -24,9 +24,10 @@ from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.engine import utils
 from vllm.v1.executor import multiproc_executor
 
-from harvester.engine.launch import abilities, forked
+from harvester.engine.launch import abilities
 from harvester.engine.launch.abilities import Asked, Parallel
 from harvester.engine.launch.defaults import CUDA_SLOTS, CUDA_STEP_TOKENS
+from harvester.engine.processes import forked
 from harvester.engine.shared.settings import KEY
 from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm import surface
@@ -146,11 +147,11 @@ def start_llm(values: Mapping[str, Any]) -> tuple[Namespace, HarvestLLM]:
     os.environ.pop(SET_BY_VLLM, None)
     surface.require()
     try:
-        with forked.method_kept():
+        with forked.method_kept() as may_fork:
             args, vllm_config = configure(values)
             _keep_cores(vllm_config)
-        with _forked_core(vllm_config):
-            llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
+            with _forked_core(vllm_config) if may_fork else nullcontext():
+                llm = HarvestLLM.from_vllm_config(vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=False)
     except ConfigError:
         raise
     except Exception as error:
@@ -161,22 +162,23 @@ def start_llm(values: Mapping[str, Any]) -> tuple[Namespace, HarvestLLM]:
 
 @contextmanager
 def _forked_core(vllm_config: VllmConfig) -> Iterator[None]:
-    """An engine core that is started in here is forked, where it can be (`harvester.engine.launch.forked`). vLLM would spawn it."""
+    """An engine core that is started in here is forked, where it can be (`harvester.engine.processes.forked`). vLLM would spawn it."""
     context: forked.ServedContext | forked.ForkedContext | None = None
     if not vllm_config.parallel_config.numa_bind and (on_cpu() or platforms.current_platform.is_cuda()):
         if forked.has_begun():
             context = forked.ServedContext(_in_core)
-        elif forked.may_fork():
+        elif forked.is_single() and not torch.cuda.is_initialized():
             context = forked.ForkedContext(_in_core)
     if context is None:
         yield
         return
-    stock = utils.get_mp_context
-    utils.get_mp_context = lambda: stock() and context
+    starts: Any = utils
+    stock = starts.get_mp_context
+    starts.get_mp_context = lambda: stock() and context  # vLLM's has effects that stay
     try:
         yield
     finally:
-        utils.get_mp_context = stock
+        starts.get_mp_context = stock
 
 
 def _in_core(arguments: Mapping[str, Any]) -> None:
@@ -186,8 +188,9 @@ def _in_core(arguments: Mapping[str, Any]) -> None:
         return
     cores = _cores(vllm_config)
     if cores and all(len(those) == 1 for those in cores):
+        starts: Any = multiproc_executor
         context = forked.ForkedContext(_in_worker)
-        multiproc_executor.get_mp_context = lambda: context
+        starts.get_mp_context = lambda: context
 
 
 def _in_worker(arguments: Mapping[str, Any]) -> None:

@@ -16,10 +16,10 @@ from prometheus_client import generate_latest
 from ray import serve
 
 from harvester.config import ServeConfig
-from harvester.engine.launch import forked
 from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.engine.launch.logs import kept_logs
 from harvester.engine.launch.models import ModelChoice, on_this_machine
+from harvester.engine.processes import forked
 from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.routes import CHAT_ROUTES

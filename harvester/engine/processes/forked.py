@@ -19,8 +19,8 @@ from multiprocessing import context, forkserver, get_context
 from typing import Any
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: set to spawn by a user, nothing is forked
-# What an engine core imports. The main module is imported with it: each process would do so by itself, and in Ray that is Ray's worker.
-PRELOAD = ("__main__", "vllm.v1.engine.core", "harvester.engine.vllm.scheduler")
+# With it the main module, which each process would import by itself; in Ray that is Ray's worker.
+PRELOAD = ("__main__", "harvester.engine.processes.preload")
 _PR_SET_PDEATHSIG = 1
 
 First = Callable[[Mapping[str, Any]], None]
@@ -32,8 +32,8 @@ def is_wanted() -> bool:
 
 
 def begin(preload: Sequence[str] = PRELOAD) -> None:
-    """Start a fork server, which imports ``preload`` while this process does. It ends with the last of its processes and this one."""
-    if is_wanted():
+    """Start a fork server, if there is none. It imports ``preload`` meanwhile, and ends with this process and the last of its own."""
+    if is_wanted() and not has_begun():
         get_context("forkserver").set_forkserver_preload(list(preload))
         forkserver.ensure_running()
 
@@ -55,19 +55,19 @@ def has_begun() -> bool:
 
 
 @contextmanager
-def method_kept() -> Iterator[None]:
-    """vLLM sets `METHOD` for every engine on a CPU and within Ray; what is asked here is what the user has set."""
+def method_kept() -> Iterator[bool]:
+    """Gives whether the user lets processes be forked. vLLM, which sets `METHOD` itself on a CPU and within Ray, does so in here alone."""
     before = os.environ.get(METHOD)
     try:
-        yield
+        yield is_wanted()
     finally:
         if before is None:
             os.environ.pop(METHOD, None)
 
 
-def may_fork() -> bool:
-    """Whether this process has no other thread of Python's, which might hold a lock that the forked one waits for."""
-    return is_wanted() and threading.active_count() == 1
+def is_single() -> bool:
+    """Whether this process has no other thread of Python's, which might hold a lock that a forked one would wait for."""
+    return threading.active_count() == 1
 
 
 class _Surroundings:
@@ -89,14 +89,15 @@ def _surround(environment: Mapping[str, str], cores: set[int]) -> _Surroundings:
 class _Served(context.ForkServerProcess):
     """Of the fork server. ``_around`` is read before what comes after it, whose import may ask the environment."""
 
+    first: First | None = None
+
     def __init__(self, *given: Any, **named: Any) -> None:
         self._around = _Surroundings()
         super().__init__(*given, **named)
 
-    first: First | None = None
-
     def run(self) -> None:
-        with suppress(OSError, AttributeError):  # the server knows alone when this process has ended
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the server ignores
+        with suppress(OSError, AttributeError):  # the server alone knows when this process has ended
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.first is not None:
             self.first(self._kwargs)  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import psutil
 
+from harvester.engine.processes import forked
 from harvester.errors import EngineError
 
 T = TypeVar("T")
@@ -27,7 +28,8 @@ def apart(work: Callable[..., T], *given: object, log: Path | None = None) -> T:
 
     What that process prints goes to ``log``, or to stderr where it is None: stdout belongs to the command's own result.
     """
-    context = get_context("spawn")
+    forked.begin()
+    context = forked.ServedContext() if forked.has_begun() else get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(theirs, log, work, given))
     process.start()
@@ -37,7 +39,7 @@ def apart(work: Callable[..., T], *given: object, log: Path | None = None) -> T:
     except EOFError:
         process.join()
         raise EngineError(f"the process of the engine ended with exit code {process.exitcode} and no result") from None
-    except KeyboardInterrupt:
+    except BaseException:  # of Ctrl-C, or of whoever has waited long enough
         process.terminate()
         process.join(PATIENCE_S)
         process.kill()

@@ -1,0 +1,1 @@
+"""How the processes of an engine start, and how they end."""

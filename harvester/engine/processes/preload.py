@@ -1,0 +1,19 @@
+"""Imported by a fork server (`harvester.engine.processes.forked`): what every process of an engine imports, before any is forked.
+
+It stays until the last of them has ended: a signal for a whole group of processes is for those to answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import signal
+
+MODULES = ("vllm.v1.engine.core", "harvester.engine.vllm.launch", "harvester.engine.vllm.scheduler", "harvester.engine.vllm.connector")
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+gc.disable()
+for module in MODULES:
+    importlib.import_module(module)
+gc.enable()
+gc.freeze()  # collecting would write to the pages that the processes share
