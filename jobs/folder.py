@@ -119,6 +119,11 @@ class StateFolder:
         return self.root / "batches"
 
     @property
+    def scale(self) -> Path:
+        """Numbers of replicas that somebody asked for since the applications were deployed."""
+        return self.root / "scale.json"
+
+    @property
     def history(self) -> Path:
         """What the page shows of the last day. The jobs application alone writes it."""
         return self.root / "history"

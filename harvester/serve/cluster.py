@@ -123,6 +123,7 @@ class Cluster:
             )
         wait_for("the ledger to open")
         wait_opened()
+        self._folder.scale.unlink(missing_ok=True)  # what is deployed now has the configuration's numbers
         quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
         apps = [self._chat_target(None, quiet), *(self._chat_target(name, quiet) for name in given.models)]
         told = (given, self._deployment.choice, self._folder.root, self._ledger)

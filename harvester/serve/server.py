@@ -63,7 +63,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
 
         if not cpu and config.address is None:
             for one in (config, *map(config.of, config.models)):
-                check_gpus(one)
+                check_gpus(one, beside_others=bool(config.models))
         choice = choose_model(config.model, config.served_model_name, elsewhere=config.address is not None)
         config, further = settled(config, choice.name)
         engine = described(config, cpu=cpu, embedded=choice.embedded)

@@ -159,6 +159,15 @@ def test_what_cannot_fit_is_refused_in_one_line(values: dict[str, Any], message:
     assert "\n" not in str(refused.value)
 
 
+def test_beside_other_models_a_replica_keeps_to_its_share_of_a_gpu() -> None:
+    alone = parse_config({"num_gpus": 0.4, "engine": {"gpu_memory_utilization": 0.6}}, "test")
+    check_gpus(alone)
+    with pytest.raises(ConfigError, match=r"=0.6 is more than the share of a GPU \(num_gpus=0.4\).*; give at most 0.36, or leave it out"):
+        check_gpus(alone, beside_others=True)
+    check_gpus(parse_config({"num_gpus": 0.4, "engine": {"gpu_memory_utilization": 0.4}}, "test"), beside_others=True)
+    check_gpus(parse_config({"num_gpus": 1, "engine": {"gpu_memory_utilization": 0.95}}, "test"), beside_others=True)
+
+
 def test_a_server_refuses_what_cannot_fit_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from harvester.ports import free_port
     from harvester.serve import server

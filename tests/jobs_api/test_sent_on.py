@@ -88,6 +88,11 @@ async def door(further: Further, **places: str) -> AsyncIterator[httpx.AsyncClie
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [{"id": "big"}]}
 
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> JSONResponse:
+        known = {"error": {"message": "the model does not exist; this server has: big"}}
+        return JSONResponse({"id": name}) if name == "big" else JSONResponse(known, 404)
+
     given = {"small": f"http://127.0.0.1:{further.port}/models/small", **places}
     layer = SentOn(app, given)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(layer), base_url="http://127.0.0.1") as http:
@@ -129,6 +134,13 @@ async def test_all_models_are_listed_and_one_that_does_not_answer_is_left_out(fu
     async with door(further, lost="http://127.0.0.1:9/models/lost") as http:
         assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == ["big", "small"]
         assert (await http.get("/v1/models/small")).json() == {"id": "small"}
+        assert (await http.get("/v1/models/big")).json() == {"id": "big"}
+
+
+async def test_the_refusal_of_an_unknown_model_names_all_that_there_are(further: Further) -> None:
+    async with door(further) as http:
+        answer = await http.get("/v1/models/none")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "the model does not exist; this server has: big, small")
 
 
 async def test_a_model_without_replicas_is_503_in_openai_s_shape(further: Further) -> None:

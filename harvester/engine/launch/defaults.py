@@ -64,8 +64,11 @@ def described(config: ServeConfig, *, cpu: bool, embedded: bool) -> str:
     return f"{device}, with {shown} (defaults; `engine:` in the config overrides)" if shown else f"{device}, sized by the config"
 
 
-def check_gpus(config: ServeConfig) -> None:
-    """Raise `ConfigError` where `num_gpus` of one replica cannot hold its engine, or the replicas of one GPU want more than its memory."""
+def check_gpus(config: ServeConfig, *, beside_others: bool = False) -> None:
+    """Raise `ConfigError` where `num_gpus` of one replica cannot hold its engine, or the replicas of one GPU want more than its memory.
+
+    ``beside_others``: replicas of other models may be on the same GPU, so that each keeps to its own share.
+    """
     share = config.num_gpus
     if share is None or config.engine.get("distributed_executor_backend") == "ray":  # Ray then places the workers by itself
         return
@@ -75,6 +78,11 @@ def check_gpus(config: ServeConfig) -> None:
     if share > 1 and share != int(share):
         raise ConfigError(f"num_gpus={share:g} must be a whole number above 1; only one GPU can be shared")
     given = config.engine.get("gpu_memory_utilization")
+    if beside_others and share < 1 and given is not None and float(given) > share and config.engine.get("kv_cache_memory_bytes") is None:
+        raise ConfigError(
+            f"engine.gpu_memory_utilization={given} is more than the share of a GPU (num_gpus={share:g}), which other models may have the "
+            f"rest of; give at most {_memory(share)['gpu_memory_utilization']:g}, or leave it out"
+        )
     together = min(math.floor(1 / share + 1e-9), config.replicas.max)
     if given is not None and together * float(given) > 1 and config.engine.get("kv_cache_memory_bytes") is None:
         most = _memory(1 / together)["gpu_memory_utilization"]

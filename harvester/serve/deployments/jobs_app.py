@@ -62,7 +62,7 @@ class JobsApp:
         self._replicas = Replicas(config.models)
         self._further: dict[str, dict[str, Any]] = {}  # what further models can, as soon as one of their replicas has told
         self._models = tuple(config.models)
-        self._scale = Scale(config, cpu=cpu)
+        self._scale = Scale(config, folder.scale, cpu=cpu)
         actor = LedgerActor(ledger)
         queries = QueryPool(QueryProcesses({MARK: mark_of(folder.root)}))
         queries.start()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.serve.exceptions import RayServeException
 
+from connectors.durable import publish
+from connectors.errors import StorageError
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.errors import NoReplicaError, UsageError
@@ -37,13 +42,18 @@ def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
 
 
 class Scale:
-    """Changes the number of replicas of a model while they serve. ``cpu``: its engines run on one."""
+    """Changes the number of replicas of a model while they serve. ``cpu``: its engines run on one.
 
-    def __init__(self, config: ServeConfig, *, cpu: bool) -> None:
+    ``kept``: a file for the numbers that were asked for, which Serve keeps where this process has to start again.
+    """
+
+    def __init__(self, config: ServeConfig, kept: Path, *, cpu: bool) -> None:
         self._config = config
+        self._kept = kept
         self._cpu = cpu
         # By model, as asked for last.
         self._now = {None: config.replicas.max} | {name: one.replicas.max for name, one in config.models.items()}
+        self._now |= {model: number for model, number in _read(kept).items() if model in self._now}
 
     async def __call__(self, number: int, model: str | None = None) -> int:
         """From now on there are ``number``, until the next start; returns how many there were. ``model``: a further one; None: the first.
@@ -68,6 +78,8 @@ class Scale:
         if not is_done:
             raise UsageError("these replicas were deployed by the configuration of their cluster; change num_replicas there")
         was, self._now[model] = self._now[model], number
+        with suppress(StorageError), publish(self._kept) as file:  # Serve has the number; without the file it is told wrongly, at worst
+            file.write(json.dumps([[name, count] for name, count in self._now.items()]).encode())
         return was
 
     def wanted(self, model: str | None = None) -> int:
@@ -102,3 +114,10 @@ class Scale:
     def _gpus(self, model: str | None) -> float:
         """Of one replica."""
         return 0.0 if self._cpu else gpus_of_replica(self._of(model))
+
+
+def _read(kept: Path) -> dict[str | None, int]:
+    try:
+        return {name: int(count) for name, count in json.loads(kept.read_bytes())}
+    except (OSError, ValueError, TypeError):  # none, or a damaged one: the configuration's
+        return {}

@@ -59,8 +59,8 @@ class SentOn:
         path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
         if method == "GET" and path == MODELS:
             await self._list(scope, receive, send)
-        elif method == "GET" and (name := path.removeprefix(f"{MODELS}/")) in self._places:
-            await self._send_on(name, path, b"", scope, receive, send)
+        elif method == "GET" and path.startswith(f"{MODELS}/"):
+            await self._show(path.removeprefix(f"{MODELS}/"), path, scope, receive, send)
         elif method == "POST" and self._is_bounded(path) and "json" in Headers(scope=scope).get("content-type", ""):
             body, receive = await _read(receive)
             name = _model(body)
@@ -85,6 +85,15 @@ class SentOn:
         told = await asyncio.gather(*(self._listed(place, scope) for place in self._places.values()), return_exceptions=True)
         own["data"] = [*own.get("data", []), *(one for found in told if not isinstance(found, BaseException) for one in found)]
         await JSONResponse(own)(scope, receive, send)
+
+    async def _show(self, name: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if name in self._places:
+            await self._send_on(name, path, b"", scope, receive, send)
+            return
+        status, own = await _answer(self._app, scope, receive)
+        if status == 404 and isinstance(own.get("error"), dict):  # it names its own models
+            own["error"]["message"] = ", ".join([str(own["error"].get("message", "")), *self._places])
+        await JSONResponse(own, status)(scope, receive, send)
 
     async def _listed(self, place: str, scope: Scope) -> list[Any]:
         answer = await self._http.get(f"{place}{MODELS}", headers=_headers(scope), timeout=LIST_S)

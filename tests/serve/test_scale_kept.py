@@ -1,0 +1,54 @@
+"""The numbers that `harvester scale` asked for, where the jobs application has to start again."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harvester.config import parse_config
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    from harvester.serve.deployments import scaling
+    from harvester.serve.deployments.scaling import Scale
+
+CONFIG = {"replicas": 2, "models": {"small": {"replicas": 1}}}
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    told: list[tuple[Any, ...]] = []
+
+    async def set_replicas(*given: Any) -> bool:
+        told.append(given)
+        return True
+
+    monkeypatch.setattr(scaling, "set_replicas", set_replicas)
+    monkeypatch.setattr(scaling.ray, "cluster_resources", lambda: {"CPU": 8.0})
+    return told
+
+
+def scale_of(kept: Path) -> Scale:
+    return Scale(parse_config(CONFIG, "test"), kept, cpu=True)
+
+
+async def test_an_application_that_starts_again_knows_them(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
+    kept = tmp_path / "scale.json"
+    first = scale_of(kept)
+    assert (first.wanted(), first.wanted("small"), first.all_wanted()) == (2, 1, 3)
+    assert await first(3, "small") == 1
+    assert await first(1) == 2
+    assert [number for _, _, number in asked] == [3, 1]
+    again = scale_of(kept)
+    assert (again.wanted(), again.wanted("small"), again.all_wanted()) == (1, 3, 4)
+    assert again.bounds() == {"replicas": 1, "max_replicas": 1}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[["gone", 4]]', '[[null, "two"]]'], ids=repr)
+def test_a_file_that_says_nothing_leaves_the_configuration_s(tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "scale.json"
+    kept.write_text(text, encoding="utf-8")
+    assert (scale_of(kept).wanted(), scale_of(kept).wanted("small")) == (2, 1)
