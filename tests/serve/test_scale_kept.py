@@ -12,6 +12,8 @@ from harvester.config import parse_config
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
+    import ray
+
     from harvester.serve.deployments import scaling
     from harvester.serve.deployments.scaling import Scale
 
@@ -27,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return True
 
     monkeypatch.setattr(scaling, "set_replicas", set_replicas)
-    monkeypatch.setattr(scaling.ray, "cluster_resources", lambda: {"CPU": 8.0})
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
     return told
 
 
