@@ -138,13 +138,19 @@ class CheckpointConfig(Section):
 
 
 class ReplicasConfig(Section):
-    """`replicas: 2` is two of them; `replicas: {min: 1, max: 4}` as many as open chats need. Batch work never asks for one."""
+    """`replicas: 2` is two of them; `replicas: {min: 1, max: 4}` as many as open chats need. Batch work asks for none, unless it may."""
 
     min: int = Field(default=1, ge=1, description="Minimum number of replicas.")
     max: int = Field(default=1, ge=1, description="Maximum number of replicas.")
     target: float = Field(default=16.0, gt=0.0, description="Open chats of one replica; more of them on average ask for another.")
     up_s: float = Field(default=10.0, ge=0.0, description="Seconds for which chats must be too many before a replica is added.")
     down_s: float = Field(default=300.0, ge=0.0, description="Seconds for which they must be few enough before one is taken away.")
+    jobs: int | None = Field(
+        default=None, ge=1, description="Minimum number while a job has rows to do for this model. None: batch work asks for no replica."
+    )
+    at_risk: int | None = Field(
+        default=None, ge=1, description="Minimum number while a job may end after its deadline. None: a deadline asks for no replica."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -155,11 +161,18 @@ class ReplicasConfig(Section):
     def _check(self) -> ReplicasConfig:
         if self.max < self.min:
             raise ValueError(f"replicas.max={self.max} must be at least replicas.min={self.min}")
+        for name, number in (("jobs", self.jobs), ("at_risk", self.at_risk)):
+            if number is not None and not self.min <= number <= self.max:
+                raise ValueError(f"replicas.{name}={number} must be from replicas.min={self.min} to replicas.max={self.max}")
         return self
 
     @property
     def is_fixed(self) -> bool:
         return self.min == self.max
+
+    @property
+    def follows_jobs(self) -> bool:
+        return not self.is_fixed and (self.jobs is not None or self.at_risk is not None)
 
 
 class ModelConfig(Section):

@@ -20,6 +20,14 @@ MAX_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What the jobs of a model ask for: ``has_work``, rows to do; ``is_late``, more than their share, since one may miss its deadline."""
+
+    has_work: bool = False
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulingHint:
     """Jobs share the engine by tokens served over weight; a ``share`` of it can be guaranteed to one that would miss its deadline."""
 

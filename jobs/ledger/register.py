@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
-from jobs.hint import SchedulingHint
+from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.forecast import JobForecast
 from jobs.ledger.history import UsageLog
 from jobs.ledger.jobfile import write_missing_jobs
@@ -72,6 +72,11 @@ class Register:
     def hints(self, now_s: float) -> dict[str, SchedulingHint]:
         """How each active job stands beside the others: its weight, and what its deadline adds."""
         return self._forecast.hints(self._jobs.values(), now_s)
+
+    def demand(self, model: str, now_s: float) -> Demand:
+        """What the active jobs of ``model`` ask for."""
+        own = [record for job_id in self.hints(now_s) if (record := self._jobs[job_id]).serves(model)]
+        return Demand(has_work=bool(own), is_late=any(record.standing is not None for record in own))
 
     def spend(self, spent: Sequence[Spent], now_s: float) -> None:
         """Add what chat used, as its replicas tell it."""

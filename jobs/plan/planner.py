@@ -37,12 +37,14 @@ class JobPlanner:
         sources: SourcesConfig | None = None,
         named_secrets: Mapping[str, SecretConfig] | None = None,
         further: Collection[str] = (),
+        deadline_notes: Mapping[str, str] | None = None,
     ) -> None:
-        """``further``: names of models beside ``model`` that a job may run on."""
+        """``further``: names of models beside ``model`` that a job may run on. ``deadline_notes``: by model, for jobs with a deadline."""
         self.folder = folder
         self._harvest = harvest
         self._model = model
         self._models = (model, *further)
+        self._deadline_notes = dict(deadline_notes or {})
         about = sources or SourcesConfig()
         self._rules = SourceRules(about.roots or (), about.hosts, (str(folder.root.absolute()),))
         self._named_secrets = dict(named_secrets or {})
@@ -94,7 +96,7 @@ class JobPlanner:
         spec = request.source
         most = None if limits is None else limits.max_copied_bytes
         with open_source(uri, **spec.choices(), snapshot_dir=staging / "input", rules=rules, max_copied_bytes=most) as source:
-            return plan_job(
+            plan = plan_job(
                 request,
                 source,
                 model=request.model or self._model,
@@ -104,6 +106,11 @@ class JobPlanner:
                 rules=rules,
                 **about,
             )
+        return plan.model_copy(update={"notes": (*plan.notes, *self._noted(request))})
+
+    def _noted(self, request: JobRequest) -> list[str]:
+        note = self._deadline_notes.get(request.model or self._model)
+        return [] if request.deadline_at_s is None or note is None else [note]
 
     def estimate(
         self, request: JobRequest, known: Known, limits: Limits | None = None, uploaded: SourceRules | None = None
@@ -113,7 +120,8 @@ class JobPlanner:
         uri, kept = kept_apart(request.source.uri, self._named_secrets)
         uri = put_back(uri, {name: looked_up(name, one) for name, one in kept.items()})
         request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
-        return estimate(request, known, uploaded or self._rules, None if limits is None else limits.max_copied_bytes)
+        found = estimate(request, known, uploaded or self._rules, None if limits is None else limits.max_copied_bytes)
+        return {**found, "notes": [*found["notes"], *self._noted(request)]}
 
     def _token(self, name: str) -> str:
         """Four hex digits for a job id that no folder has yet."""

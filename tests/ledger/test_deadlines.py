@@ -10,7 +10,7 @@ import pytest
 
 from jobs.config import DeadlineConfig
 from jobs.forecast.lengths import MIN_ROWS, bucket_of, bucket_tokens
-from jobs.hint import SchedulingHint
+from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.history import recent_spans
 from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, LeaseProgress, PartStats
@@ -174,6 +174,19 @@ def test_a_job_that_will_be_late_is_raised_and_says_so(ledger: Ledger) -> None:
     assert ledger.hints(NOW_S + 300)["other"] == SchedulingHint("other")
     got = Counter(work(ledger, NOW_S + 301) for _ in range(18))
     assert got["late"] == 16
+
+
+def test_a_model_s_jobs_ask_for_more_while_one_is_late_by_its_deadline(ledger: Ledger) -> None:
+    assert ledger.demand("scripted", NOW_S) == Demand()
+    late = enter(ledger, "late", rows=4000, deadline_at_s=NOW_S + 600)
+    assert ledger.demand("scripted", NOW_S) == Demand(has_work=True)
+    run_for(ledger, 300, NOW_S)
+    assert ledger.demand("scripted", NOW_S + 300) == Demand(has_work=True, is_late=True)
+    assert ledger.demand("another", NOW_S + 300) == Demand()
+    ledger.adjust(late, JobChange(deadline_at_s=NOW_S + 900_000))
+    assert ledger.demand("scripted", NOW_S + 301) == Demand(has_work=True)
+    ledger.pause(late, NOW_S + 302)
+    assert ledger.demand("scripted", NOW_S + 303) == Demand()
 
 
 def test_a_rate_seen_for_seconds_raises_nobody_while_there_is_time(ledger: Ledger) -> None:

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(900)]
 LONG = 400  # tokens, ten a second
 HARVEST = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 8, "lease_s": 30.0}
 ROWS, DELAY_S = 1200, 0.2  # 30 s of one replica: longer than Serve looks back
+LATE_S, LATE_ROWS = 600.0, 60_000  # 25 minutes of one replica
 FOLLOWS = {"min": 1, "max": 2, "target": 2, "up_s": 1, "down_s": 1}
 
 
@@ -32,9 +33,9 @@ def replicas(server: ScriptedServer, count: int) -> None:
     wait_until(lambda: len(server.find("replica")) == count, f"{count} replicas")
 
 
-def submit(server: ScriptedServer, table: Path) -> str:
-    pq.write_table(pa.table({"text": [f"row {row}" for row in range(ROWS)]}), table)
-    return str(server.submit(source={"uri": str(table)}, task="summarize", column="text")["id"])
+def submit(server: ScriptedServer, table: Path, rows: int = ROWS, **more: Any) -> str:
+    pq.write_table(pa.table({"text": [f"row {row}" for row in range(rows)]}), table)
+    return str(server.submit(source={"uri": str(table)}, task="summarize", column="text", **more)["id"])
 
 
 @pytest.mark.long
@@ -73,11 +74,46 @@ def test_as_many_replicas_run_as_somebody_asks_for(tmp_path: Path) -> None:
         assert "do not fit this machine, which has room for" in asked(server, 1000).json()["error"]["message"]
 
 
+@pytest.mark.long
+def test_a_deadline_at_risk_asks_for_replicas_that_go_with_the_job(tmp_path: Path) -> None:
+    with ScriptedServer(tmp_path / "state", delay_s=DELAY_S, replicas=FOLLOWS | {"at_risk": 2}, harvest=HARVEST) as server:
+        job = submit(server, tmp_path / "calm.parquet")
+        assert server.wait_rows(job, ROWS + 1)["state"] == "completed"
+        assert len(server.find("replica")) == 1, "a job without a deadline asks for none"
+        late = submit(server, tmp_path / "late.parquet", LATE_ROWS, deadline_at_s=time.time() + LATE_S)
+        replicas(server, 2)
+        view = server.get(f"/api/jobs/{late}")
+        assert "after its deadline" in view["standing"]
+        assert any("at least 2 replicas, 1 above the fewest" in note for note in view["notes"])
+        assert httpx.post(f"{server.url}/api/jobs/{late}/cancel", timeout=60).status_code == 200
+        replicas(server, 1)
+
+
+@pytest.mark.long
+def test_a_job_may_ask_for_replicas_while_it_has_rows(tmp_path: Path) -> None:
+    with ScriptedServer(tmp_path / "state", delay_s=DELAY_S, replicas=FOLLOWS | {"jobs": 2}, harvest=HARVEST) as server:
+        job = submit(server, tmp_path / "rows.parquet")
+        replicas(server, 2)
+        assert server.wait_rows(job, ROWS + 1)["rows_recomputed"] == 0
+        replicas(server, 1)
+
+
 def asked(server: ScriptedServer, number: int) -> httpx.Response:
     return httpx.post(f"{server.url}/api/scale", json={"replicas": number}, timeout=60)
 
 
-@pytest.mark.parametrize("given", [{"min": 2, "max": 1}, {"min": 0, "max": 1}, 0, "many", {"min": 1, "max": 2, "most": 3}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"min": 2, "max": 1},
+        {"min": 0, "max": 1},
+        0,
+        "many",
+        {"min": 1, "max": 2, "most": 3},
+        {"min": 1, "max": 2, "at_risk": 3},
+        {"min": 2, "max": 3, "jobs": 1},
+    ],
+)
 def test_a_range_that_is_none_is_refused_in_one_line(given: Any) -> None:
     from harvester.config import parse_config
     from harvester.errors import ConfigError

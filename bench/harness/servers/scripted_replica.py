@@ -23,7 +23,7 @@ from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.router import EXPECTED_S, routing
-from harvester.serve.deployments.scaling import REPLICA, scaling
+from harvester.serve.deployments.scaling import REPLICA, Floor, scaling
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
@@ -91,12 +91,14 @@ class ScriptedReplica:
         self._app.post("/v1/chat/completions")(chat)
         add_page(self._app)
         send_on(self._app, config, CHAT_ROUTES)
+        self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
         self._harvest: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         self._harvest = asyncio.create_task(self._runner.run())
         self._leaving = asyncio.create_task(self._leave())
+        self._asking = asyncio.create_task(self._floor.run())
         return self._app
 
     async def _leave(self) -> None:
@@ -115,6 +117,9 @@ class ScriptedReplica:
 
     async def info(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "context_tokens": CONTEXT_TOKENS, "max_seqs": CONCURRENCY}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return self._floor.stats()
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """As if the rows of jobs in work were a step, which a chat would wait for."""

@@ -20,7 +20,7 @@ from harvester.logs import LogConfig, write_logs
 from harvester.serve.processes import lower_priority, mark_of
 from jobs.config import DeadlineConfig
 from jobs.folder import StateFolder, keep_private
-from jobs.hint import SchedulingHint
+from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.clock import ClockWatch
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place
@@ -183,6 +183,10 @@ class LedgerActor:
 
     async def hints(self) -> dict[str, SchedulingHint]:
         return dict(await self._call("hints", timed=True))
+
+    async def demand(self, model: str) -> Demand:
+        demand: Demand = await self._call("demand", model, timed=True)
+        return demand
 
     async def adjust(self, job_id: str, change: JobChange) -> JobView:
         view: JobView = await self._call("adjust", job_id, change)

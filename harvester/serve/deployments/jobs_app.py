@@ -19,7 +19,7 @@ from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import application_options
 from harvester.serve.deployments.replicas import Replicas
-from harvester.serve.deployments.scaling import Scale
+from harvester.serve.deployments.scaling import Scale, deadline_note
 from harvester.serve.deployments.seam import keep_to_loopback
 from harvester.serve.deployments.version import bound
 from harvester.serve.http.jobs_api import jobs_api
@@ -63,6 +63,8 @@ class JobsApp:
         self._further: dict[str, dict[str, Any]] = {}  # what further models can, as soon as one of their replicas has told
         self._models = tuple(config.models)
         self._scale = Scale(config, folder.scale, cpu=cpu)
+        noted = {choice.name: config} | {name: config.of(name) for name in config.models}
+        notes = {name: note for name, one in noted.items() if (note := deadline_note(one, cpu=cpu)) is not None}
         actor = LedgerActor(ledger)
         queries = QueryPool(QueryProcesses({MARK: mark_of(folder.root)}))
         queries.start()
@@ -73,7 +75,7 @@ class JobsApp:
             self._beside.append(lambda: keep_removing(actor, folder, days))
         self._app = jobs_api(
             actor,
-            JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models),
+            JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models, notes),
             self._info,
             self._replicas.profile,
             Broadcaster(FrameSource(self._replicas.now, actor, self._fixed | self._scale.bounds())),

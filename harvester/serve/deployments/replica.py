@@ -28,7 +28,7 @@ from harvester.serve.cores import on_own_cores
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.router import EXPECTED_S, routing
-from harvester.serve.deployments.scaling import REPLICA, scaling
+from harvester.serve.deployments.scaling import REPLICA, Floor, scaling
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.slice_spans import spans_of
 from harvester.serve.deployments.turns import turn_on_gpu
@@ -104,6 +104,8 @@ class Replica:
         self._profile = profile
         assert self._gate.meter is not None
         self._telling = asyncio.create_task(self._gate.meter.run(LedgerActor(ledger)))
+        self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
+        self._asking = asyncio.create_task(self._floor.run())
         self._harvest = asyncio.create_task(self._runner.run())
         self._leaving = asyncio.create_task(self._leave())
         self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))
@@ -147,6 +149,10 @@ class Replica:
             "adapters": self._host.adapters(),
         }
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller is told for `harvester.serve.deployments.scaling.with_floor`."""
+        return self._floor.stats()
+
     async def record_routing_stats(self) -> dict[str, Any]:
         """What Serve's proxies are told twice a second, for `ChatRouter`."""
         return {EXPECTED_S: self._host.expected_s()}
@@ -168,6 +174,7 @@ class Replica:
     async def __del__(self) -> None:
         self._profiling.cancel()
         self._telling.cancel()
+        self._asking.cancel()
         await self._leaving  # Serve waits `drain_s` for it, and for the chats before
         await self.stop_harvest()
         self._host.close()

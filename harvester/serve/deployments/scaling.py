@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
+from ray.serve.config import AutoscalingContext
 from ray.serve.exceptions import RayServeException
 
 from connectors.durable import publish
 from connectors.errors import StorageError
 from harvester.config import ServeConfig
 from harvester.engine.launch.defaults import gpus_of_replica
-from harvester.errors import NoReplicaError, UsageError
+from harvester.errors import HarvesterError, NoReplicaError, UsageError
 from harvester.model_config import ReplicasConfig
+from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.replicas import chat_app_of
 from harvester.serve.deployments.seam import set_replicas
+from jobs.hint import Demand
 
 REPLICA = "replica"  # the deployment's name
+FLOOR = "floor"  # name of a number that replicas tell Serve
+ASK_S = 5.0  # between two questions of a replica to the ledger
 LOOK_BACK_S = 15.0  # of the mean of open chats; replicas tell theirs every 10 s
 
 
@@ -29,6 +35,7 @@ def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
     """Options of the deployment. Serve counts requests that came from its ingress: those of the harvest loop are none."""
     if replicas.is_fixed:
         return {"num_replicas": replicas.min}
+    by_jobs = {"policy": {"policy_function": f"{__name__}:{with_floor.__name__}"}} if replicas.follows_jobs else {}
     return {
         "autoscaling_config": {
             "min_replicas": replicas.min,
@@ -37,8 +44,55 @@ def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
             "upscale_delay_s": replicas.up_s,
             "downscale_delay_s": replicas.down_s,
             "look_back_period_s": LOOK_BACK_S,
+            **by_jobs,
         }
     }
+
+
+def with_floor(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """Serve's policy for a range that follows jobs too: as many as open chats need, and at least what replicas tell of jobs."""
+    number, state = replica_queue_length_autoscaling_policy(context)
+    told = [series[-1].value for series in (context.raw_metrics or {}).get(FLOOR, {}).values() if series]
+    return max([number, *told]), state
+
+
+class Floor:
+    """In a replica: the fewest that there are to be for the jobs of its ``model``, as the ledger tells."""
+
+    def __init__(self, replicas: ReplicasConfig, model: str, ledger: LedgerActor) -> None:
+        self._replicas = replicas
+        self._model = model
+        self._ledger = ledger
+        self._now = 0
+
+    async def run(self) -> None:
+        """Ask every `ASK_S`, where jobs may ask for replicas. What is known stays while nobody answers."""
+        while self._replicas.follows_jobs:
+            with suppress(HarvesterError):
+                self._now = floor_of(self._replicas, await self._ledger.demand(self._model))
+            await asyncio.sleep(ASK_S)
+
+    def stats(self) -> dict[str, float]:
+        """For Serve's ``record_autoscaling_stats``."""
+        return {FLOOR: self._now}
+
+
+def floor_of(replicas: ReplicasConfig, demand: Demand) -> int:
+    asked = [replicas.jobs] * demand.has_work + [replicas.at_risk] * demand.is_late
+    return max((number for number in asked if number is not None), default=0)
+
+
+def deadline_note(config: ServeConfig, *, cpu: bool) -> str | None:
+    """What a deadline may cost beside the job's own share, for who sets one; None where it asks for no replica."""
+    replicas = config.replicas
+    if replicas.is_fixed or replicas.at_risk is None or replicas.at_risk == replicas.min:
+        return None
+    more = replicas.at_risk - replicas.min
+    gpus = 0.0 if cpu else more * gpus_of_replica(config)
+    price = config.price.per_gpu_hour if config.price is not None else None
+    on = f" on {gpus:g} more GPUs" if gpus else ""
+    cost = f", {gpus * price:,.2f} {config.price.currency} an hour" if gpus and price is not None and config.price is not None else ""
+    return f"While this deadline is at risk there are at least {replicas.at_risk} replicas, {more} above the fewest{on}{cost}."
 
 
 class Scale:
