@@ -32,7 +32,7 @@ from harvester.ports import free_port
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "demo"
 PICTURE = ROOT / "build" / "demo.png"
-ROWS, CHARACTERS = 48, 3000  # speeches, and how much of each: the model reads some 2,000 tokens a second on two cores
+ROWS, CHARACTERS = 48, 2000  # speeches, and how much of each: the model reads some 2,000 tokens a second on two cores
 ALONE_S = 15.0
 SAY_EVERY_S = 4.0
 _TOKENS = re.compile(r'^harvester_tokens_total\{.*class="offline".*\} (\S+)$', re.MULTILINE)
@@ -59,7 +59,7 @@ class Server:
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "harvester", "serve", "--state", str(self.state), "--port", str(self.port), "--json"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        say("server: starting; this takes 15 to 30 s on two quiet cores")
+        say("server: starting; this takes 15 to 45 s on two cores")
         for event in self._events():
             if event["event"] == "starting":
                 say(f"model: {event['model']}. {event['note'] or ''}")

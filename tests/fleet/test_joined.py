@@ -131,3 +131,22 @@ def test_a_model_that_is_in_the_configuration_no_more_goes_with_the_next_server(
     with second:
         wait_until(lambda: not fleet.where("ServeReplica:model-small"), "the model to go")
         assert whole([Stream(second.url, SHORT)]) == [True]
+
+
+def test_a_machine_that_is_drained_cuts_no_stream_and_costs_no_row(fleet: Fleet, disk: Path, server: FleetServer) -> None:
+    server.stop()
+    with FleetServer(fleet, disk / "drained", delay_s=DELAY_S, replicas=2, harvest=HARVEST) as two:
+        wait_until(lambda: len(two.where("replica")) == 2, "two replicas")
+        job = submitted(two, disk, 2 * ROWS)
+        two.wait_rows(job, 10)
+        streams = [Stream(two.url, LONG) for _ in range(6)]
+        for stream in streams:
+            stream.begun()
+        leaving = next(machine for machine in fleet.machines[1:] if machine.name in two.where("replica"))
+        fleet.drain(leaving)
+        wait_until(lambda: leaving.name not in two.where("replica"), "the replica to leave")
+        assert all(whole(streams)), [(stream.got, stream.error) for stream in streams]
+        wait_until(lambda: len(two.where("replica")) == 2, "another in its place")
+        view = two.wait_rows(job, 2 * ROWS + 1)
+        assert (view["state"], view["rows_ok"], view["rows_recomputed"]) == ("completed", 2 * ROWS, 0)
+        assert whole([Stream(two.url, SHORT)]) == [True]
