@@ -32,8 +32,8 @@ from harvester.ports import free_port
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "demo"
 PICTURE = ROOT / "build" / "demo.png"
-ROWS, CHARACTERS = 48, 2000  # speeches, and how much of each: the model reads some 2,000 tokens a second on two cores
-ALONE_S = 15.0
+ROWS, CHARACTERS = 32, 1000  # speeches, and how much of each: the model reads some 2,000 tokens a second on two cores
+ALONE_S = 12.0
 SAY_EVERY_S = 4.0
 _TOKENS = re.compile(r'^harvester_tokens_total\{.*class="offline".*\} (\S+)$', re.MULTILINE)
 

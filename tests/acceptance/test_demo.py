@@ -20,7 +20,7 @@ def run(*command: str) -> str:
 
 def test_the_demo_compares_chat_draws_a_picture_and_its_next_commands_work() -> None:
     told = run(sys.executable, "examples/demo.py")
-    assert re.search(r"^demo: ok rows=48 errors=0 right=48 ", told, re.MULTILINE)
+    assert re.search(r"^demo: ok rows=32 errors=0 right=32 ", told, re.MULTILINE)
     assert len(re.findall(r"^chat P99 alone \d+ ms, with the job \d+ ms \(", told, re.MULTILINE)) == 2
     picture = ROOT / told.partition("picture: ")[2].splitlines()[0]
     assert picture.read_bytes().startswith(b"\x89PNG")
