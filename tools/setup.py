@@ -183,7 +183,7 @@ def install_locked(lock: Path) -> None:
 def compile_all() -> None:
     """What pip would do on one core, on all. Some packages ship files of other Pythons, which stay as they are."""
     (packages,) = VENV.glob("lib/python*/site-packages")
-    command = [PYTHON, "-m", "compileall", "-q", "-j", "0", "-x", r"/tests?/", packages]
+    command = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", "-x", r"/tests?/", str(packages)]
     with LOG.open("a", encoding="utf-8") as log:
         subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
