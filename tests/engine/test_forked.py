@@ -17,7 +17,7 @@ from tests.engine.host_child import found_by
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(sys.platform != "linux", reason="engines are forked on Linux alone")]
 
 SERVED = """
-import os
+import os, sys
 from harvester.engine.processes import forked
 
 def first(arguments):
@@ -28,8 +28,9 @@ def tell(pipe, word):
 
 if __name__ == "__main__":
     os.environ["GONE"] = "before"
-    forked.begin(["__main__"])
+    forked.begin(["__main__"], sys.argv[1])
     assert forked.has_begun()
+    assert [name for name in os.listdir(sys.argv[1]) if name.startswith("listener-")]
     del os.environ["GONE"]
     os.environ["LATER"] = "after"
     core = min(os.sched_getaffinity(0))
@@ -74,7 +75,7 @@ asyncio.run(main())
 def test_a_forked_process_has_what_one_that_is_spawned_would_have(tmp_path: Path, script: str) -> None:
     file = tmp_path / "script.py"
     file.write_text(script, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(file), str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

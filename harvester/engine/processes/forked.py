@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import context, forkserver, get_context
+from multiprocessing import context, forkserver, get_context, process
 from typing import Any
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: set to spawn by a user, nothing is forked
@@ -31,9 +31,14 @@ def is_wanted() -> bool:
     return sys.platform == "linux" and os.environ.get(METHOD) != "spawn"
 
 
-def begin(preload: Sequence[str] = PRELOAD) -> None:
-    """Start a fork server, if there is none. It imports ``preload`` meanwhile, and ends with this process and the last of its own."""
+def begin(preload: Sequence[str] = PRELOAD, sockets: str | None = None) -> None:
+    """Start a fork server, if there is none. It imports ``preload`` meanwhile, and ends with this process and the last of its own.
+
+    ``sockets``: folder for its socket. None: a new one, which stays where this process is killed.
+    """
     if is_wanted() and not has_begun():
+        if sockets is not None:
+            process.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
         get_context("forkserver").set_forkserver_preload(list(preload))
         forkserver.ensure_running()
 
@@ -122,9 +127,9 @@ class ServedContext(context.ForkServerContext):
         self._first = first
 
     def Process(self, *given: Any, **named: Any) -> _Served:  # type: ignore[override]  # noqa: N802  # as `multiprocessing` names it
-        process = _Served(*given, **named)
-        process.first = self._first
-        return process
+        served = _Served(*given, **named)
+        served.first = self._first
+        return served
 
 
 class ForkedContext(context.ForkContext):
@@ -135,6 +140,6 @@ class ForkedContext(context.ForkContext):
         self._first = first
 
     def Process(self, *given: Any, **named: Any) -> _Forked:  # type: ignore[override]  # noqa: N802
-        process = _Forked(*given, **named)
-        process.first = self._first
-        return process
+        child = _Forked(*given, **named)
+        child.first = self._first
+        return child

@@ -62,7 +62,7 @@ class Replica:
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
         write_logs(config.logs, StateFolder(Path(state)).logs, "replica")
         tracer = tracer_of(config.traces, "replica")  # sets what vLLM's processes are to read
-        forked.begin()
+        forked.begin(sockets=os.environ.get("VLLM_RPC_BASE_PATH"))  # the server's own folder, where it is on this machine
         with kept_logs(), forked.uncollected():
             from harvester.engine.vllm import surface
 
