@@ -148,7 +148,7 @@ def test_a_part_that_is_wrong_is_off_at_the_next_start_and_others_stay_on(tmp_pa
     profile, config = tmp_path / "profiles" / "tiny-1.json", parse_config({"checkpoint": {"enabled": True}}, "test")
     kept.write(profile, [Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.KV, True, "whole"), Verdict(Part.TIMES, None, "too few")])
     reduced = kept.fitted(config, kept.read(profile))
-    assert (reduced.schedule.safepoints, reduced.schedule.budget, reduced.checkpoint.enabled) == ("off", "slo", True)
+    assert (reduced.schedule.safepoints, reduced.schedule.budget, reduced.checkpoint.enabled) == ("auto", "slo", True), "looked at again"
     kept.write(profile, [Verdict(Part.KV, False, "spoiled"), Verdict(Part.TIMES, False, "twice")])
     reduced = kept.fitted(config, kept.read(profile))
     assert (reduced.schedule.safepoints, reduced.schedule.budget, reduced.checkpoint.enabled) == ("auto", "fixed", False)
@@ -206,7 +206,7 @@ class FakeLlm:
         self.stopped += 1
 
 
-async def test_signals_that_end_nothing_are_stopped_at_once_told_once_and_known_at_the_next_start(
+async def test_signals_that_end_nothing_are_stopped_at_once_and_looked_at_again_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = [
@@ -224,19 +224,25 @@ async def test_signals_that_end_nothing_are_stopped_at_once_told_once_and_known_
         llm, registry = FakeLlm(), CollectorRegistry()
         verified = Verified(llm, SimpleNamespace(), registry)  # type: ignore[arg-type]
         await verified.when_absent(tmp_path / "tiny-1.json")
-        assert (len(looks), llm.stopped) == (2, 1), f"start {start}"
+        assert (len(looks), llm.stopped) == (2 * start, 1), f"start {start}"
         assert [line.partition(";")[0] for line in verified.wrong()] == ["signals wrong on this machine: 0 of 20 steps asked to end did"]
         text = generate_latest(registry).decode()
         assert 'harvester_verified{part="signals"} 0.0' in text
         assert 'harvester_verified{part="kv"} 1.0' in text
     assert len([record for record in caplog.records if "0 of 20" in record.message]) == 2
     assert math.isclose(looks[0], 0.03)
+    found[0] = Verdict(Part.SIGNALS, True, "20 of 20 steps asked to end did")
+    for _ in (1, 2):  # the machine is quiet now
+        llm = FakeLlm()
+        verified = Verified(llm, SimpleNamespace(), CollectorRegistry())  # type: ignore[arg-type]
+        await verified.when_absent(tmp_path / "tiny-1.json")
+        assert (len(looks), llm.stopped, verified.wrong()) == (5, 0, [])
 
 
 async def test_a_part_that_was_unknown_is_looked_at_again_and_one_that_is_off_stays_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong, unknown = Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.TIMES, None, "too few steps")
+    wrong, unknown = Verdict(Part.KV, False, "spoiled"), Verdict(Part.TIMES, None, "too few steps")
     told = [[wrong, unknown], [wrong, unknown], [Verdict(Part.TIMES, True, "right")]]
 
     async def look(*given: Any) -> list[Verdict]:

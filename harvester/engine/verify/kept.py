@@ -57,11 +57,12 @@ def better(first: Sequence[Verdict], second: Sequence[Verdict]) -> list[Verdict]
 def fitted(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConfig:
     """The configuration as it fits what was found here: wrong parts are off, and checkpoints on where they are left to it and proven.
 
-    Off are steps that end early, checkpoints, or a budget that knows step times.
+    Off are steps that end early, checkpoints, or a budget that knows step times. Signals that ended too few steps turn nothing off: each
+    start looks at them again, for a busy machine is late with them too, and they can be stopped while the engine runs.
     """
     found = {one.part: one.ok for one in verdicts or ()}
     schedule, enabled = config.schedule, config.checkpoint.enabled
-    if found.get(Part.SIGNALS) is False or found.get(Part.TOKENS) is False:
+    if found.get(Part.TOKENS) is False:
         schedule = schedule.model_copy(update={"safepoints": "off"})
     if found.get(Part.TIMES) is False:
         schedule = schedule.model_copy(update={"budget": "fixed"})
@@ -75,7 +76,7 @@ def fitted(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConf
 
 OFF = {
     Part.TOKENS: "from the next start on no step is ended early, and there are no KV checkpoints",
-    Part.SIGNALS: "steps are not ended early",
+    Part.SIGNALS: "steps are not ended early until the next start, which looks again",
     Part.TIMES: "from the next start on, offline tokens beside chat are a fixed number",
     Part.KV: "from the next start on there are no KV checkpoints",
 }

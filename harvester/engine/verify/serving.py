@@ -1,4 +1,4 @@
-"""The verification of the engine that serves: at the first start of a model on a device, and what it turned off ever after."""
+"""The verification of the engine that serves: at the first start of a model on a device, and what it turned off from then on."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Verified(Collector):
         registry.register(self)
 
     async def when_absent(self, profile: Path) -> None:
-        """What is kept beside ``profile``; else, or where a part of it is unknown, the short form, kept there. Wrong parts are turned off.
+        """What is kept beside ``profile``; else the short form, kept there. Wrong parts are turned off. Never raises.
 
-        Never raises.
+        So is it where a part is unknown, or signals ended too few steps the last time.
         """
         known = kept.read(profile)
         found = known or []
-        if known is None or any(one.ok is None for one in known):
+        if known is None or any(one.ok is None or (one.ok is False and one.part is Part.SIGNALS) for one in known):
             found = kept.merged(found, await self._look())
             if found:
                 kept.write(profile, found)
