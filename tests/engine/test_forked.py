@@ -28,7 +28,7 @@ def tell(pipe, word):
 
 if __name__ == "__main__":
     os.environ["GONE"] = "before"
-    forked.begin(["__main__"], sys.argv[1])
+    forked.begin(["json"], sys.argv[1])
     assert forked.has_begun()
     assert [name for name in os.listdir(sys.argv[1]) if name.startswith("listener-")]
     del os.environ["GONE"]

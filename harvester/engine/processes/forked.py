@@ -19,8 +19,7 @@ from multiprocessing import context, forkserver, get_context, process
 from typing import Any
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: set to spawn by a user, nothing is forked
-# With it the main module, which each process would import by itself; in Ray that is Ray's worker.
-PRELOAD = ("__main__", "harvester.engine.processes.preload")
+PRELOAD = ("harvester.engine.processes.preload",)
 _PR_SET_PDEATHSIG = 1
 
 First = Callable[[Mapping[str, Any]], None]
