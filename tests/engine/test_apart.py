@@ -16,9 +16,9 @@ import pytest
 from harvester.engine.processes.in_subprocess import apart
 from harvester.errors import EngineError, UsageError
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 240.0  # a fork server imports vLLM first
 SCRIPT = """
 import os, sys, time
 from pathlib import Path

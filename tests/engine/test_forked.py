@@ -14,7 +14,11 @@ from harvester.engine.processes import forked
 from tests.engine.forked_child import CORE
 from tests.engine.host_child import found_by
 
-pytestmark = [pytest.mark.engine, pytest.mark.skipif(sys.platform != "linux", reason="engines are forked on Linux alone")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="engines are forked on Linux alone"),
+]
 
 SERVED = """
 import os, sys
@@ -75,7 +79,7 @@ asyncio.run(main())
 def test_a_forked_process_has_what_one_that_is_spawned_would_have(tmp_path: Path, script: str) -> None:
     file = tmp_path / "script.py"
     file.write_text(script, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(file), str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(file), str(tmp_path)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
