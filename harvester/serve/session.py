@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
+from harvester.engine.processes.forked import end_with_parent
 from harvester.errors import EngineError, HarvesterError
 from harvester.logs import write_logs
 from harvester.serve.environment import prepare_environment
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("harvester.session")
 LOOK_S = 0.25
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def run_session(deployment: Deployment, front: Front | None, told: Connection) -
 
     A second SIGTERM ends the wait for open requests. Dies with the supervisor.
     """
-    _die_with_parent(deployment.pid)
+    end_with_parent(deployment.pid)
     write_logs(deployment.config.logs, deployment.folder.logs, "session")
     stop, hurry = threading.Event(), threading.Event()
     listen = _listener(stop, hurry)
@@ -110,13 +108,6 @@ def _watch(cluster: Cluster, front: Front | None, told: Connection, stop: thread
         if front is not None and front.is_gone():
             told.send(("warning", "HAProxy has died; starting another"))
             front.bring_back()
-
-
-def _die_with_parent(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that
-        os._exit(1)
 
 
 def _listener(stop: threading.Event, hurry: threading.Event) -> Callable[[], None]:

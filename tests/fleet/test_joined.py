@@ -1,5 +1,7 @@
-"""A Ray cluster of three machines that `harvester serve --address` joins: where things are, who gets the chats, what a change of replicas
-costs, and what is left when the server's own process is killed."""
+"""A Ray cluster of three machines that `harvester serve --address` joins: where things are, and who gets the chats.
+
+What a change of replicas and a drained machine cost, and what is left when the server's own process is killed.
+"""
 
 from __future__ import annotations
 

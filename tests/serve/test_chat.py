@@ -122,6 +122,7 @@ def test_nine_clients_that_hang_up_while_they_wait_leave_nothing_behind(server: 
     for client in clients:
         client.close()
     wait_for(server, 0)
+    assert running(server) == 0
 
 
 def wait_for(server: RealServer, requests: int) -> None:

@@ -1,9 +1,9 @@
 """Scenario ``checkpoint``: what a preemption costs without checkpoints, and with each part of them (ConServe Fig. 4, FastServe Fig. 15).
 
-One engine at a time in this process's charge, no server around it. First offline work with KV for about ten requests, from which bursts
-of online requests take it; then the same work with KV for all beside single online requests, where checkpoints can only cost; then chat
-alone, at nearly the rate that the engine answers. Every engine gets the same prompts and times, in rounds that they take in turns; ratios
-come with the spread of the rounds (`bench.harness.measure.rounds`), figures and goals are `bench.harness.measure.checkpoint_report`'.
+One engine at a time in this process's charge, no server around it. First offline work has KV for about ten requests, and bursts of
+online requests take it. Then the same work has KV for all, beside single online requests, where checkpoints can only cost. Then chat is
+alone, at nearly the rate that the engine answers. Every engine gets the same prompts and times, in rounds that they take in turns. Ratios
+come with the spread of the rounds (`bench.harness.measure.rounds`); figures and goals are `bench.harness.measure.checkpoint_report`'.
 """
 
 from __future__ import annotations

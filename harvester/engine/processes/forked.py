@@ -1,8 +1,8 @@
 """Processes that are forked from one that has imported vLLM already: an import takes 10 s of a core, and an engine has two further ones.
 
 `multiprocessing`'s own contexts, with what they leave to do. A forked process has the parent's event loop as the place where signals are
-told; it would tell the parent of its own. A process of a fork server has the environment and the cores of the server's start, and outlives
-the server.
+told, and so would tell the parent of its own. A process of a fork server has the environment and the cores of the server's start, and
+outlives the server.
 """
 
 from __future__ import annotations
@@ -74,6 +74,14 @@ def is_single() -> bool:
     return threading.active_count() == 1
 
 
+def end_with_parent(parent: int) -> None:
+    """Have this process killed when ``parent``, which has started it, ends; now, if that has happened."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+
+
 class _Surroundings:
     """Environment and cores of the process that makes it, which the one that reads it takes over."""
 
@@ -101,8 +109,7 @@ class _Served(context.ForkServerProcess):
 
     def run(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the server ignores
-        with suppress(OSError, AttributeError):  # the server alone knows when this process has ended
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(os.getppid())  # the server, which alone knows when this process has ended
         if self.first is not None:
             self.first(self._kwargs)  # type: ignore[attr-defined]
         super().run()

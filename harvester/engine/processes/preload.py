@@ -9,11 +9,12 @@ import gc
 import importlib
 import signal
 
+from harvester.engine.processes.forked import uncollected
+
 MODULES = ("vllm.v1.engine.core", "harvester.engine.vllm.launch", "harvester.engine.vllm.scheduler", "harvester.engine.vllm.connector")
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-gc.disable()
-for module in MODULES:
-    importlib.import_module(module)
-gc.enable()
+with uncollected():
+    for module in MODULES:
+        importlib.import_module(module)
 gc.freeze()  # collecting would write to the pages that the processes share

@@ -1,7 +1,7 @@
 """The same questions to stock vLLM and to harvester under pressure, each in an engine of its own.
 
-The questions are made to find wrong KV: common prefixes, prompts of several chunks, chat that takes the KV of offline work away, steps that
-end between two layers, and everything asked a second time, out of the prefix cache of the first.
+The questions are made to find wrong KV: common prefixes, and prompts of several chunks. Chat takes the KV of offline work away, and steps
+end between two layers. Everything is asked a second time, out of the prefix cache of the first.
 """
 
 from __future__ import annotations

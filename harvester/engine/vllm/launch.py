@@ -1,4 +1,4 @@
-"""One vLLM engine in this process's charge: its arguments, its finished configuration, its start and its end."""
+"""One vLLM engine in this process's charge: arguments, finished configuration, start and end."""
 
 from __future__ import annotations
 
