@@ -13,7 +13,7 @@ SPREAD := $(PY) -m pytest -q -n 2 --dist worksteal
 # Two files at a time, in the order given: the longest first. Starting servers and engines is most of it, and leaves a core idle.
 FILES := $(PY) -m tools.steady -n 2 --dist loadfile --no-loadscope-reorder
 ALONE := $(PY) -m tools.steady
-LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api api doors)
+LOCAL := $(addprefix tests/,ledger sql connectors cli jobs_api api doors storage)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

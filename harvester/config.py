@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from connectors.credentials import without_login
 from harvester.access_config import AccessConfig, TierConfig
 from harvester.errors import ConfigError
 from harvester.logs import LogConfig
@@ -55,6 +56,11 @@ class ServeConfig(ModelConfig):
         description="PostgreSQL database of jobs and leases, for a cluster: postgresql://USER@HOST/DATABASE. Its password is best left to "
         "~/.pgpass or PGPASSWORD. None: an SQLite file in the state folder.",
     )
+    storage: str | None = Field(
+        default=None,
+        description="Where results, uploads and all else that several machines need lies: s3://BUCKET/PREFIX, another address of a file "
+        "system, or a folder. The state folder is then each machine's own, a copy. None: the state folder, which all machines see.",
+    )
     price: PriceConfig | None = Field(default=None, description="Token prices. None: estimates show no price.")
 
     @field_validator("ledger")
@@ -63,6 +69,28 @@ class ServeConfig(ModelConfig):
         if given is not None and not given.startswith(("postgresql://", "postgres://")):
             raise ValueError("not a PostgreSQL database; give postgresql://USER@HOST/DATABASE, or nothing for the state folder")
         return given
+
+    @field_validator("storage")
+    @classmethod
+    def _is_address(cls, given: str | None) -> str | None:
+        if given is not None and "://" not in given and not given.startswith("/"):
+            raise ValueError(f"{given} is neither an address nor an absolute path; give s3://BUCKET/PREFIX or /FOLDER")
+        return given
+
+    @model_validator(mode="after")
+    def _keeps_storage_apart(self) -> Self:
+        if self.storage is None:
+            return self
+        if self.address is not None and self.ledger is None:
+            raise ValueError(
+                "storage on a joined cluster needs the ledger in a database that all nodes reach; give ledger: postgresql://..."
+            )
+        place = without_login(self.storage.partition("?")[0]).rstrip("/")
+        for entry in self.sources.hosts or ():
+            plain = entry.rstrip("/")
+            if "://" in entry and (f"{place}/".startswith(f"{plain}/") or f"{plain}/".startswith(f"{place}/")):
+                raise ValueError(f"sources.hosts: {entry} lets clients read the storage {place}; list narrower addresses")
+        return self
 
     @model_validator(mode="after")
     def _names_models_once(self) -> Self:

@@ -25,6 +25,9 @@ class HarvestConfig(Section):
     lease_s: float = Field(default=15.0, gt=0.0, description="Seconds after which a lease that was not renewed goes to another replica.")
     heartbeat_s: float = Field(default=1.0, gt=0.0, description="Seconds between two renewals of a replica's leases.")
     idle_poll_s: float = Field(default=0.5, gt=0.0, description="Seconds between two requests of an idle replica for work.")
+    spool_send_s: float = Field(
+        default=5.0, gt=0.0, description="Seconds between two sendings of a slice's finished rows to the storage, where there is one."
+    )
     min_free_bytes: int = Field(
         default=256 << 20,
         ge=0,

@@ -8,11 +8,15 @@ import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connectors.errors import StorageError
 from jobs.errors import LowDiskError, StateError
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
 
 STATE_VERSION = 2  # 1: the ledger was a DuckDB file
 SECRETS = "secrets.json"  # of a job's source, in the job's folder
@@ -21,7 +25,10 @@ JOB_FILE = "job.json"  # in a job's folder: see `jobs.ledger.jobfile`
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
+    """``mirror``: where what other machines need of it lies, if that is not the folder itself. `jobs.storage.place` makes such ones."""
+
     root: Path
+    mirror: Mirror | None = field(default=None, compare=False)
 
     @property
     def ledger(self) -> Path:
@@ -36,6 +43,11 @@ class StateFolder:
     def ledger_place(self) -> Path:
         """Says where the ledger is, if it is not in this folder."""
         return self.root / "ledger.json"
+
+    @property
+    def storage_place(self) -> Path:
+        """Says where the files of its jobs are, if they are not in this folder."""
+        return self.root / "storage.json"
 
     @property
     def server(self) -> Path:
@@ -131,6 +143,11 @@ class StateFolder:
     def results(self, job_id: str) -> Path:
         return self.jobs / job_id / "results"
 
+    def results_address(self, job_id: str) -> str:
+        """Where a job's parts are, as it may be shown."""
+        path = self.results(job_id)
+        return str(path) if self.mirror is None else self.mirror.address(path)
+
     def snapshot(self, job_id: str) -> Path:
         """Where the rows of a source that was copied are kept while the job may need them."""
         return self.jobs / job_id / "input"
@@ -140,6 +157,11 @@ class StateFolder:
 
     def spool(self, job_id: str, slice_id: int, generation: int) -> Path:
         return self.spools(job_id) / f"slice-{slice_id:06d}.g{generation}.jsonl"
+
+    def own_folders(self) -> list[Path]:
+        """Folders of this machine that hold what is kept for clients, who may not read it as files."""
+        shared = None if self.mirror is None else self.mirror.folder
+        return [self.root.absolute(), *([] if shared is None else [shared])]
 
     def forget_unmade(self, known: Collection[str]) -> None:
         """Remove what a server that died in the middle of a submit left: copied rows of jobs that are not among ``known``.

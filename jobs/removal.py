@@ -12,6 +12,7 @@ from jobs.errors import StateError
 from jobs.folder import StateFolder
 from jobs.spec import JobView
 from jobs.states import ENDED
+from jobs.storage.inputs import kept_input
 
 _ASIDE = ".staging-removed-"
 BATCH = "batch_"  # ids of jobs that are rows of an OpenAI batch
@@ -46,18 +47,17 @@ def set_aside(jobs: Path, job_id: str) -> None:
 
 
 def remove_files(folder: StateFolder, view: JobView, other_sources: Iterable[str]) -> None:
-    """Delete what was set aside, and the job's uploaded or piped source unless one of ``other_sources`` lies there."""
-    for gone in folder.jobs.glob(f"{_ASIDE}{view.id}-*"):
-        shutil.rmtree(gone, ignore_errors=True)
-    kept = _kept_input(folder, view.source)
+    """Delete what was set aside, and the job's uploaded or piped source unless one of ``other_sources`` lies there.
+
+    Raises `StorageError` where the storage does not answer.
+    """
+    for aside in folder.jobs.glob(f"{_ASIDE}{view.id}-*"):
+        shutil.rmtree(aside, ignore_errors=True)
+    gone = [folder.jobs / view.id]  # here where the ledger is elsewhere, and in the storage
+    kept = kept_input(folder, view.source)
     if kept is not None and not any(Path(other).is_relative_to(kept) for other in other_sources):
-        shutil.rmtree(kept, ignore_errors=True)
-
-
-def _kept_input(folder: StateFolder, source: str) -> Path | None:
-    """The folder of what was uploaded or came through standard input; None for a source that is the user's own."""
-    path = Path(source)
-    for root, depth in ((folder.inputs, 1), (folder.uploads, 2)):  # below it: a folder an input; owner and upload
-        if path.is_relative_to(root) and ".." not in path.parts and len(below := path.relative_to(root).parts) >= depth:
-            return root.joinpath(*below[:depth])
-    return None
+        gone.append(kept)
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
+        if folder.mirror is not None:
+            folder.mirror.remove_folder(path)

@@ -83,6 +83,11 @@ class Postgres:
         raise NoPostgres(f"postgres did not start: {(self._folder / 'log').read_text()[-300:]}")
 
     @property
+    def folder(self) -> Path:
+        """What clients elsewhere must see: its socket lies there."""
+        return self._folder
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

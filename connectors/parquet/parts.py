@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -55,8 +56,10 @@ class PartsSink:
     checksum, and so has the metadata; `read` and `metadata` check them and raise `DamageError`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, publishing: Callable[[Path], AbstractContextManager[BinaryIO]] = publish) -> None:
+        """``publishing``: makes the file of a part, as `connectors.durable.publish` does."""
         self._folder = folder
+        self._publishing = publishing
 
     def path(self, name: str) -> Path:
         """The file of a part. ``name`` is letters, digits, ``.``, ``_`` and ``-``, without the suffix."""
@@ -67,7 +70,7 @@ class PartsSink:
     def write(self, name: str, table: pa.Table, metadata: Mapping[str, str]) -> None:
         own = {_PREFIX + key.encode(): value.encode() for key, value in metadata.items()}
         marked = table.replace_schema_metadata({**(table.schema.metadata or {}), **own, _CHECKSUM: _checksum(own)})
-        with publish(self.path(name)) as file:
+        with self._publishing(self.path(name)) as file:
             pq.write_table(marked, file, compression="zstd", write_page_checksum=True)
 
     def metadata(self, name: str) -> Mapping[str, str] | None:

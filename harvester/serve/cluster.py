@@ -114,7 +114,8 @@ class Cluster:
             self._look_around()
         place, options = ledger_place(self._folder), ledger_options(self._config)
         given = self._config
-        wait_opened = start_ledger(self._ledger, self._folder.root, place, given.harvest.lease_s, given.deadlines, options, given.logs)
+        about = (given.harvest.lease_s, given.deadlines, options, given.logs, given.storage)
+        wait_opened = start_ledger(self._ledger, self._folder.root, place, *about)
         wait_for("Ray Serve and its HAProxy to start")
         with suppress(TimeoutError):  # after 60 s of waiting for HAProxy; `_wait_running` waits longer
             serve.start(

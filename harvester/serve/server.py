@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from harvester.serve.runtime import clear, runtime_folder
 from harvester.serve.session import Deployment
 from harvester.serve.supervisor import OnEvent, Supervisor
 from jobs.folder import StateFolder, keep_private
-from jobs.ledger.store.move import ready_ledger
+from jobs.ledger.store.move import ready_state
 
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:
@@ -50,7 +51,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         left = stop_marked(mark)
         if left:
             on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
-        for line in ready_ledger(folder, config.ledger):
+        for line in _ready(folder, config):
             on_event("warning", {"message": line})
         open_to = check_listening(config, folder.keys)
         sources = config.sources.with_roots(Path.cwd() if is_loopback(config.host) else None)
@@ -87,6 +88,14 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             stop_marked(mark)
             clear(runtime_folder(folder, mark))
         on_event("stopped", {})
+
+
+def _ready(folder: StateFolder, config: ServeConfig) -> list[str]:
+    """`ready_state`. A storage is reached from a process of its own: sessions are forked from this one, which must have no threads."""
+    if config.storage is None:
+        return ready_state(folder, config.ledger)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(ready_state, folder, config.ledger, config.storage).result()
 
 
 @contextmanager

@@ -239,7 +239,7 @@ class BatchController:
                 write_outputs,
                 record,
                 job.rows_total,
-                self._planner.rows(record.id),
+                await asyncio.to_thread(self._planner.fetched_rows, record.id),
                 self._folder,
                 self._files,
                 never_run_expired=job.state is JobState.EXPIRED,

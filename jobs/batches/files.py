@@ -9,17 +9,21 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from connectors.durable import publish, storage_error, sweep
+from connectors.durable import storage_error, sweep
 from connectors.errors import StorageError
 from jobs.errors import NotFoundError
 from jobs.spec import Frozen
+from jobs.storage.publish import publish_to
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 _LEFTOVER_AFTER_S = 3600.0  # content without its description: a writer died, or is about to write it
@@ -60,17 +64,28 @@ def no_such_file(file_id: str) -> NotFoundError:
 
 
 class FileStore:
-    """``now_s`` is the wall clock. Every method reads or writes files: call them from threads, several at once if need be."""
+    """``now_s`` is the wall clock; ``mirror``: what the folder is a copy of, where other machines have the files too.
 
-    def __init__(self, folder: Path, now_s: Callable[[], float]) -> None:
+    Every method reads or writes files: call them from threads, several at once if need be.
+    """
+
+    def __init__(self, folder: Path, now_s: Callable[[], float], mirror: Mirror | None = None) -> None:
         self._folder = folder
         self._now_s = now_s
+        self._mirror = mirror
         self._known: dict[str, StoredFile] = {}
 
     def content(self, file_id: str) -> Path:
         """Where the content of a file lies, or is to be published. ``file_id`` is of this store's making."""
         assert _ID.fullmatch(file_id), f"not a file id: {file_id!r}"
         return self._folder / f"{file_id}.data"
+
+    def fetched(self, file_id: str) -> Path:
+        """`content`, fetched from the storage where it is not here. Raises `StorageError`."""
+        path = self.content(file_id)
+        if self._mirror is not None:
+            self._mirror.fetch(path)
+        return path
 
     def _about(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.json"
@@ -87,18 +102,24 @@ class FileStore:
             expires_at_s=None if expires_after_s is None else now_s + expires_after_s,
             owner=owner,
         )
-        with publish(self._about(file_id)) as file:
+        if self._mirror is not None:
+            self._mirror.send(self.content(file_id))
+        with publish_to(self._mirror, self._about(file_id)) as file:
             file.write(stored.model_dump_json().encode())
         self._known[file_id] = stored
         return stored
 
     def get(self, file_id: str) -> StoredFile:
         """Raises `NotFoundError`, for whatever is not the id of a file that is there."""
-        if _ID.fullmatch(file_id) and self._about(file_id).exists():
+        if _ID.fullmatch(file_id) and self._is_there(file_id):
             stored = self._read(file_id)
             if stored is not None and not self._is_over(stored):
                 return stored
         raise no_such_file(file_id)
+
+    def _is_there(self, file_id: str) -> bool:
+        path = self._about(file_id)
+        return path.exists() if self._mirror is None else self._mirror.fetch(path)
 
     def delete(self, file_id: str) -> None:
         """Raises `NotFoundError`. Who has the content open reads on."""
@@ -106,17 +127,22 @@ class FileStore:
 
     def list(self) -> list[StoredFile]:
         """Newest first."""
-        try:
-            ids = [entry.name.removesuffix(".json") for entry in os.scandir(self._folder) if entry.name.endswith(".json")]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise storage_error("list", self._folder, error) from error
+        ids = self._ids()
         there_now = set(ids)
         self._known = {file_id: stored for file_id, stored in tuple(self._known.items()) if file_id in there_now}
         found = [self._read(file_id) for file_id in ids if _ID.fullmatch(file_id)]
         there = [stored for stored in found if stored is not None and not self._is_over(stored)]
         return sorted(there, key=lambda stored: (stored.created_at_s, stored.id), reverse=True)
+
+    def _ids(self) -> Sequence[str]:
+        if self._mirror is not None:
+            return [path.stem for path in self._mirror.fetch_folder(self._folder, ".json")]
+        try:
+            return [entry.name.removesuffix(".json") for entry in os.scandir(self._folder) if entry.name.endswith(".json")]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error("list", self._folder, error) from error
 
     def sweep(self) -> None:
         """Remove the files whose time is over, and what dead writers have left."""
@@ -145,9 +171,13 @@ class FileStore:
         return stored
 
     def _remove(self, file_id: str) -> None:
+        paths = (self._about(file_id), self.content(file_id))
+        if self._mirror is not None:
+            for path in paths:
+                self._mirror.remove(path)
         try:
-            self._about(file_id).unlink(missing_ok=True)
-            self.content(file_id).unlink(missing_ok=True)
+            for path in paths:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise storage_error("remove", self._about(file_id), error) from error
         self._known.pop(file_id, None)

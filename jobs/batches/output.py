@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from connectors.durable import publish
-from connectors.parquet.parts import PartsSink, read_batches
+from connectors.parquet.parts import read_batches
 from jobs.batches.files import FileStore
 from jobs.batches.input import CUSTOM_ID
 from jobs.batches.record import BatchRecord, BatchUsage, Counts
@@ -19,6 +19,7 @@ from jobs.folder import StateFolder
 from jobs.result import ROW_ID, Row
 from jobs.run.row import HTTP
 from jobs.run.spool import spooled_rows
+from jobs.storage.parts import results_of
 from jobs.tasks.answer import OUTPUT
 from jobs.usage import NONE_USED, Usage
 
@@ -95,10 +96,12 @@ def write_outputs(
 
 def _results(batch_id: str, requests: Path, folder: StateFolder, seen: bytearray) -> Iterator[dict[str, Any]]:
     """Every finished row once: those of the parts, then those of slices that were given back before they were whole."""
-    sink = PartsSink(folder.results(batch_id))
+    sink = results_of(folder, batch_id)
     for name in sink.names():
         yield from _read(sink.path(name), _COLUMNS)
     spooled: dict[int, Row] = {}
+    if folder.mirror is not None:
+        folder.mirror.fetch_folder(folder.spools(batch_id))
     for path in sorted(folder.spools(batch_id).glob("slice-*.jsonl")):
         spooled |= {row_id: row for row_id, row in spooled_rows(path).items() if row_id < len(seen) and not seen[row_id]}
     if spooled:

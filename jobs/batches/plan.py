@@ -19,6 +19,7 @@ from jobs.errors import NotFoundError
 from jobs.folder import StateFolder
 from jobs.plan.job import cut_slices
 from jobs.spec import JobPlan, JobSpec, SourceSpec
+from jobs.storage.inputs import fetch_input, forget_input, send_input
 from jobs.tasks.spec import Task
 
 TASK = Task(name="batch", description="Requests to an OpenAI endpoint, one a row.", prompt=f"{{{BODY}}}")
@@ -62,6 +63,7 @@ class BatchPlanner:
             job = self._folder.jobs / record.id
             shutil.rmtree(job, ignore_errors=True)  # of a planner that died before there was a job
             staging.rename(job)
+            send_input(self._folder, record.id, str(self.rows(record.id)))
         except OSError as error:
             raise storage_error("write", staging, error) from error
         finally:
@@ -72,7 +74,7 @@ class BatchPlanner:
     def _read(self, record: BatchRecord, reader: InputReader, path: Path) -> None:
         file_id = record.wish.input_file_id
         try:
-            with self._files.content(self._files.get(file_id).id).open("rb") as file:  # deleted from here on, it can still be read
+            with self._files.fetched(self._files.get(file_id).id).open("rb") as file:  # deleted from here on, it can still be read
                 reader.write(file, path, file_id)
         except (NotFoundError, FileNotFoundError) as error:
             message = f"The input file {file_id} was deleted before it was read; upload it again and make a new batch."
@@ -99,7 +101,8 @@ class BatchPlanner:
             return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, self._harvest))
 
     def has_rows(self, batch_id: str) -> bool:
-        return self._folder.snapshot(batch_id).exists()
+        rows, mirror = self._folder.snapshot(batch_id), self._folder.mirror
+        return rows.exists() or (mirror is not None and mirror.has(rows))
 
     def is_spent(self, record: BatchRecord) -> bool:
         """Whether a client of an ended batch has let it go: its input file is gone, or all files made of it are."""
@@ -116,11 +119,18 @@ class BatchPlanner:
         return True
 
     def forget(self, batch_id: str) -> None:
-        """Remove a batch's rows. Its results stay; its job cannot be resumed or retried any more."""
+        """Remove a batch's rows. Its results stay; its job cannot be resumed or retried any more. Raises `StorageError`."""
         shutil.rmtree(self._folder.snapshot(batch_id), ignore_errors=True)
         with suppress(OSError):  # there are results
             (self._folder.jobs / batch_id).rmdir()
+        forget_input(self._folder, batch_id)
 
     def rows(self, batch_id: str) -> Path:
         """The Parquet file of a batch's requests."""
         return self._folder.snapshot(batch_id) / "requests.parquet"
+
+    def fetched_rows(self, batch_id: str) -> Path:
+        """`rows`, fetched from the storage where they are not here. Raises `StorageError`."""
+        path = self.rows(batch_id)
+        fetch_input(self._folder, batch_id, str(path))
+        return path

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from connectors.durable import publish, storage_error, sweep
+from connectors.durable import storage_error, sweep
 from connectors.errors import StorageError
 from jobs.batches.record import BatchRecord
 from jobs.errors import NotFoundError
+from jobs.storage.publish import publish_to
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
 
 
 def no_such_batch(batch_id: str) -> NotFoundError:
@@ -17,9 +22,13 @@ def no_such_batch(batch_id: str) -> NotFoundError:
 class BatchStore:
     """Opened by the one process that owns the batches. `put` syncs to disk: call it from a thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mirror: Mirror | None = None) -> None:
+        """``mirror``: what the folder is a copy of, where the next owner may be on another machine."""
         self._folder = folder
+        self._mirror = mirror
         self._records: dict[str, BatchRecord] = {}
+        if mirror is not None:
+            mirror.fetch_folder(folder, ".json")
         try:
             sweep(folder)
             paths = sorted(folder.glob("batch_*.json"))
@@ -34,7 +43,7 @@ class BatchStore:
 
     def put(self, record: BatchRecord) -> None:
         """Keep a new record, or the new state of one; it is seen once it is on disk."""
-        with publish(self._folder / f"{record.id}.json") as file:
+        with publish_to(self._mirror, self._folder / f"{record.id}.json") as file:
             file.write(record.model_dump_json().encode())
         self._records[record.id] = record
 

@@ -5,31 +5,36 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from connectors.durable import publish, storage_error
+from connectors.durable import storage_error
 from connectors.errors import DamageError
 from jobs.folder import JOB_FILE
 from jobs.ledger.splits import cut, noted_splits
 from jobs.ledger.store.contract import Store
 from jobs.spec import JobPlan, JobSpec, SliceSpec
+from jobs.storage.publish import publish_to
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
 
 _SLICE = tuple(SliceSpec.model_fields)
 
 
-def write_job(jobs: Path, plan: JobPlan) -> None:
-    """Durable, whole or not at all. ``jobs``: the folder of all jobs. Raises `StorageError`."""
+def write_job(jobs: Path, plan: JobPlan, mirror: Mirror | None = None) -> None:
+    """Durable, whole or not at all. ``jobs``: the folder of all jobs, a copy of what lies in ``mirror``. Raises `StorageError`."""
     slices = [[getattr(cut, name) for name in _SLICE] for cut in plan.slices]
     body = json.dumps({"spec": plan.spec.model_dump(mode="json"), "notes": plan.notes, "slices": slices}).encode()
-    with publish(jobs / plan.spec.id / JOB_FILE) as file:
+    with publish_to(mirror, jobs / plan.spec.id / JOB_FILE) as file:
         file.write(b"%08x\n" % zlib.crc32(body) + body)
 
 
-def write_missing_jobs(store: Store, jobs: Path) -> None:
+def write_missing_jobs(store: Store, jobs: Path, mirror: Mirror | None = None) -> None:
     """Those of jobs that an earlier version took."""
     for row in store.rows("job_rows"):
         if not (jobs / row["id"] / JOB_FILE).exists():
             slices = tuple(SliceSpec(**cut) for cut in store.rows("job_slices", [row["id"]]))
-            write_job(jobs, JobPlan(spec=JobSpec.model_validate_json(row["spec"]), slices=slices, notes=json.loads(row["notes"])))
+            write_job(jobs, JobPlan(spec=JobSpec.model_validate_json(row["spec"]), slices=slices, notes=json.loads(row["notes"])), mirror)
 
 
 def insert_job(store: Store, plan: JobPlan) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.config import DeadlineConfig
 from jobs.errors import StateError
@@ -23,6 +23,9 @@ from jobs.ledger.steal import Stealing
 from jobs.ledger.store.place import Place
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec, Spent
 from jobs.states import ACTIVE, ENDED, JobState, SliceState
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
 
 RECOMPUTED = COUNTS.index("rows_recomputed")
 
@@ -39,8 +42,9 @@ class Ledger(Stealing):
         now_s: float,
         new_server: bool,
         deadlines: DeadlineConfig | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
-        super().__init__(place, results_root, deadlines or DeadlineConfig(), now_s)
+        super().__init__(place, results_root, deadlines or DeadlineConfig(), now_s, mirror)
         self._lease_s = lease_s
         self._turns = count(1)
         self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
@@ -65,7 +69,7 @@ class Ledger(Stealing):
         if spec.id in self._jobs:
             raise StateError(f"job id {spec.id} is taken; submit again")
         if self._keeps_jobs:
-            write_job(self._results_root, plan)
+            write_job(self._results_root, plan, self._mirror)
         with self._store.transaction():
             insert_job(self._store, plan)
         self._enter(self._store.rows("job_row", [spec.id])[0]).open_slices = len(plan.slices)

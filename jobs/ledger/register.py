@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,14 +22,18 @@ from jobs.removal import check_removable, set_aside
 from jobs.spec import ERROR_RATE, JobChange, JobSpec, JobView, Spent
 from jobs.states import ACTIVE, ENDED, JobState, check_transition
 
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
+
 MIN_ROWS = 100  # that a job is judged by; fewer say little about the others
 
 
 class Register:
     """What a `jobs.ledger.ledger.Ledger` knows of jobs; the leases in force are its to keep, in ``_leases``."""
 
-    def __init__(self, place: Place, results_root: Path, deadlines: DeadlineConfig, now_s: float) -> None:
+    def __init__(self, place: Place, results_root: Path, deadlines: DeadlineConfig, now_s: float, mirror: Mirror | None = None) -> None:
         self._results_root = results_root
+        self._mirror = mirror
         self._leases = ActiveLeases()
         self._store = open_store(place)
         self._run = self._store.run
@@ -43,7 +47,7 @@ class Register:
             self._jobs[job_id].open_slices = open_slices
         is_here = not isinstance(place, Path) and results_root.is_dir()  # a ledger in a database may be on a node without the folder
         self._keeps_jobs = is_here or (isinstance(place, Path) and not is_in_memory(place))
-        if self._keeps_jobs:
+        if self._keeps_jobs and mirror is None:
             write_missing_jobs(self._store, results_root)
 
     def close(self) -> None:
@@ -183,7 +187,9 @@ class Register:
         return self._jobs[job_id]
 
     def _view(self, record: JobRecord) -> JobView:
-        return self._forecast.view(record, self._leases.of(record.spec.id), str(self._results_root / record.spec.id / "results"))
+        results = self._results_root / record.spec.id / "results"
+        where = str(results) if self._mirror is None else self._mirror.address(results)
+        return self._forecast.view(record, self._leases.of(record.spec.id), where)
 
     def _change(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> JobView:
         if record.state is not target:

@@ -8,9 +8,13 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connectors.durable import storage_error, sync_folder
 from jobs.spec import SliceSpec
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
 
 NAME = "splits.log"
 
@@ -24,9 +28,12 @@ class Split:
     new_id: int
 
 
-def note_split(job: Path, split: Split) -> None:
-    """Durable. ``job``: its folder. Raises `StorageError`."""
+def note_split(job: Path, split: Split, mirror: Mirror | None = None) -> None:
+    """Durable. ``job``: its folder, a copy of what lies in ``mirror``. Raises `StorageError`."""
     path = job / NAME
+    if mirror is not None:
+        mirror.fetch(path)
+        job.mkdir(mode=0o700, parents=True, exist_ok=True)
     payload = json.dumps(astuple(split)).encode()
     is_new = not path.exists()
     try:
@@ -40,6 +47,8 @@ def note_split(job: Path, split: Split) -> None:
             sync_folder(job)
     except OSError as error:
         raise storage_error("write", path, error) from error
+    if mirror is not None:
+        mirror.send(path)
 
 
 def noted_splits(job: Path) -> list[Split]:

@@ -8,6 +8,7 @@ holds the rows of both: an earlier holder, thought dead, would have the whole sl
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs.config import DeadlineConfig
 from jobs.forecast.tail import TailLease, slowest
@@ -18,14 +19,17 @@ from jobs.ledger.splits import Split, note_split
 from jobs.ledger.store.place import Place
 from jobs.states import ACTIVE
 
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
+
 LOOK_S = 0.5
 
 
 class Stealing(Register):
     """What a `jobs.ledger.ledger.Ledger` does beyond whole slices."""
 
-    def __init__(self, place: Place, results_root: Path, deadlines: DeadlineConfig, now_s: float) -> None:
-        super().__init__(place, results_root, deadlines, now_s)
+    def __init__(self, place: Place, results_root: Path, deadlines: DeadlineConfig, now_s: float, mirror: Mirror | None = None) -> None:
+        super().__init__(place, results_root, deadlines, now_s, mirror)
         self._counts = LedgerCounts()
         self._pending: dict[str, None] = {}  # jobs with a slice to lease
         self._wanted: dict[str, set[str]] = {}  # by holder, the leases that it is asked to split
@@ -61,7 +65,7 @@ class Stealing(Register):
             self._run("split_slice", [new_id, keep_rows, keep_rows, rest, *place])
             self._run("shrink_slice", [keep_rows, *place])
             if self._keeps_jobs:  # before the change is whole: a part that does not fit its slice is noticed, a lost row would not be
-                note_split(self._results_root / lease.job_id, Split(lease.slice_id, keep_rows, new_id))
+                note_split(self._results_root / lease.job_id, Split(lease.slice_id, keep_rows, new_id), self._mirror)
         lease.row_count, lease.rows_unbegun = keep_rows, max(0, lease.rows_unbegun - rest)
 
     def _want(self, asker: str, model: str, now_s: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.credentials import put_back
-from connectors.errors import SourceError
+from connectors.errors import SourceError, StorageError
 from connectors.open import open_source
 from connectors.paths.rules import SourceRules
 from jobs.access.secrets import kept_apart, looked_up, write_secrets
@@ -22,6 +22,7 @@ from jobs.limits import Limits, check_job
 from jobs.plan.estimate import Known, estimate
 from jobs.plan.job import check_deadline, plan_job
 from jobs.spec import JobPlan, JobRequest, SeenFile
+from jobs.storage.inputs import forget_input, send_input
 from jobs.tasks.abilities import Abilities, check_served
 from jobs.tasks.spec import Task
 
@@ -46,7 +47,7 @@ class JobPlanner:
         self._models = (model, *further)
         self._deadline_notes = dict(deadline_notes or {})
         about = sources or SourcesConfig()
-        self._rules = SourceRules(about.roots or (), about.hosts, (str(folder.root.absolute()),))
+        self._rules = SourceRules(about.roots or (), about.hosts, tuple(map(str, folder.own_folders())))
         self._named_secrets = dict(named_secrets or {})
 
     @property
@@ -85,9 +86,17 @@ class JobPlanner:
             _check_room(plan.spec.task, plan.spec.model, able.context_tokens)
             if staging.exists():  # what the job reads from now on: a copy of its rows, credentials of its source
                 staging.rename(self.folder.jobs / plan.spec.id)
+            self._send(plan)
             return plan
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def _send(self, plan: JobPlan) -> None:
+        try:
+            send_input(self.folder, plan.spec.id, plan.spec.source.uri)
+        except StorageError:
+            self.forget(plan)
+            raise
 
     def _planned(
         self, request: JobRequest, uri: str, staging: Path, limits: Limits | None, *, rules: SourceRules | None, **about: Any
@@ -127,7 +136,8 @@ class JobPlanner:
         """Four hex digits for a job id that no folder has yet."""
         while True:
             token = secrets.token_hex(2)
-            if not (self.folder.jobs / f"{name}-{token}").exists():
+            job = self.folder.jobs / f"{name}-{token}"
+            if not job.exists() and (self.folder.mirror is None or not self.folder.mirror.has(job)):
                 return token
 
     def sees(self, files: Sequence[SeenFile], *, is_user: bool) -> bool:
@@ -153,6 +163,8 @@ class JobPlanner:
             (self.folder.jobs / plan.spec.id / SECRETS).unlink()
         with suppress(OSError):  # not there, or not empty
             (self.folder.jobs / plan.spec.id).rmdir()
+        with suppress(StorageError):  # what stays in the storage is a copy that nobody reads
+            forget_input(self.folder, plan.spec.id)
 
 
 def _check_room(task: Task, model: str, context_tokens: int | None) -> None:

@@ -47,6 +47,9 @@ def repair(folder: StateFolder) -> Report:
     cancelled since, and computing costs. Safe to repeat, and to end at any point. Raises `StorageError` where the disk fails.
     """
     report = Report()
+    if folder.mirror is not None:
+        for job in folder.mirror.names(folder.jobs):
+            folder.mirror.fetch_folder(folder.jobs / job)
     store = _whole_store(folder, report)
     try:
         for plan in _unknown_jobs(folder, store, report):
@@ -58,7 +61,7 @@ def repair(folder: StateFolder) -> Report:
             report.jobs += 1
             if (folder.jobs / row["id"]).is_dir():  # else its results were removed on purpose
                 _agree(store, folder, row["id"], JobState(row["state"]), report)
-        write_missing_jobs(store, folder.jobs)
+        write_missing_jobs(store, folder.jobs, folder.mirror)
         store.confirm()
     finally:
         store.close()

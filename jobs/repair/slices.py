@@ -13,6 +13,7 @@ from jobs.folder import StateFolder, part_name
 from jobs.run.slice import STATS_KEY
 from jobs.spec import COUNTS, PartStats
 from jobs.states import SliceState
+from jobs.storage.parts import results_of
 
 _NO_ROWS = (0,) * len(COUNTS)
 
@@ -43,7 +44,7 @@ def repaired_slices(rows: Sequence[Mapping[str, Any]], folder: StateFolder, job_
 
     Reads every part. A damaged one is put aside.
     """
-    sink = PartsSink(folder.results(job_id))
+    sink = results_of(folder, job_id)
     changes = SliceChanges()
     parts = {int(row["slice_id"]): _part(sink, int(row["slice_id"]), int(row["row_count"]), changes) for row in rows}
     generations = [int(row["generation"]) for row in rows] + [part.generation for part in parts.values() if part is not None]

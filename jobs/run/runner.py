@@ -22,6 +22,7 @@ from jobs.run.devicetime import DeviceTime
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.run.spans import NoSpans, Note, Spans
+from jobs.run.spools import Spools
 from jobs.run.telling import despite_cancellation, tell
 from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
 
@@ -88,9 +89,9 @@ class Runner:
         self._hints: dict[str, SchedulingHint] = {}  # of each job, as the ledger said last
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
         self._sources = SourceCache(folder, open_sink)
-        self._leaving = False
+        self._spools = Spools(folder, config.spool_send_s)
+        self._leaving = self._feeding = False
         self._gave = False  # rows, to a replica that does them sooner
-        self._feeding = False
 
     async def leave(self) -> None:
         """Lease no more and begin no more rows; return when those begun have ended and every lease is given back with its spool."""
@@ -104,6 +105,7 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat())
                 group.create_task(self._feed(group))
+                group.create_task(self._spools.run())
         except* EngineGone as gone:
             raise gone.exceptions[0] from None
         finally:
@@ -219,7 +221,7 @@ class Runner:
         source, sink = await self._in_thread(lambda: self._sources.take(lease.job))
         stats = await self._in_thread(lambda: published(sink, lease))
         if stats is None:
-            files = await self._in_thread(lambda: open_slice(lease, source, sink, self.folder))
+            files = await self._in_thread(lambda: open_slice(lease, source, sink, self._spools))
             try:
                 if not await self._rows(active, files):
                     return False
@@ -230,10 +232,10 @@ class Runner:
                     await despite_cancellation(tell(self._keep(active, files)), GIVE_BACK_S)
                 raise
             finally:
-                files.spool.close()
+                await self._spools.close(files.spool, is_left=stats is None)
         note(stats)
         await self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, self._charged(active, stats))
-        self.folder.spool(lease.job.id, lease.slice.slice_id, lease.generation).unlink(missing_ok=True)
+        await self._in_thread(lambda: self._spools.forget(lease))
         return True
 
     def _charged(self, active: ActiveSlice, stats: PartStats) -> PartStats:
@@ -242,11 +244,9 @@ class Runner:
 
     async def _keep(self, active: ActiveSlice, files: SliceFiles) -> None:
         """Publish the rows that are done of a job that may not run any more."""
-        lease = active.lease
-        if files.spool.rows and await self.ledger.holds(lease.lease_id):
-            stats = await self._in_thread(files.publish_some)
-            if stats is not None:
-                await self.ledger.keep(lease.lease_id, self._charged(active, stats))
+        lease_id = active.lease.lease_id
+        if files.spool.rows and await self.ledger.holds(lease_id) and (stats := await self._in_thread(files.publish_some)):
+            await self.ledger.keep(lease_id, self._charged(active, stats))
 
     async def _rows(self, active: ActiveSlice, files: SliceFiles) -> bool:
         """False where rows were left undone, because this runner leaves."""

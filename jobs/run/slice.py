@@ -22,7 +22,10 @@ from jobs.folder import StateFolder, part_name
 from jobs.plan.columns import columns_needed, text_columns
 from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
 from jobs.run.spool import Spool
+from jobs.run.spools import Spools
 from jobs.spec import JobSpec, Lease, PartStats
+from jobs.storage.inputs import fetch_input, is_ours
+from jobs.storage.parts import results_of
 
 log = logging.getLogger("harvester.runner")
 
@@ -50,6 +53,7 @@ class SourceCache:
 
     def _source(self, job: JobSpec) -> Source:
         spec = job.source
+        fetch_input(self._folder, job.id, spec.uri)
         if job.endpoint is not None and not Path(spec.uri).exists():
             raise SourceError(f"the requests of batch {job.id} were removed when its files were; make a new batch of them")
         source = open_source(
@@ -59,7 +63,8 @@ class SourceCache:
             fingerprint=job.fingerprint,
             rules=job.rules,
         )
-        if source.fingerprint() != job.fingerprint:
+        is_copy = self._folder.mirror is not None and is_ours(self._folder, job.id, spec.uri)  # of another time, which fingerprints go by
+        if not is_copy and source.fingerprint() != job.fingerprint:
             source.close()
             raise SourceError(
                 f"{spec.uri} has changed since job {job.id} was submitted; put the old file back and resume the job, "
@@ -75,7 +80,7 @@ class SourceCache:
 
 def open_parts(folder: StateFolder, job_id: str) -> PartsSink:
     """Sink of a job's parts, cleared of what dead writers left half written."""
-    sink = PartsSink(folder.results(job_id))
+    sink = results_of(folder, job_id)
     sink.sweep()
     return sink
 
@@ -168,7 +173,7 @@ def published(sink: Sink, lease: Lease) -> PartStats | None:
     return stats if stats is not None and stats.generation == lease.generation else None
 
 
-def open_slice(lease: Lease, source: Source, sink: Sink, folder: StateFolder) -> SliceFiles:
+def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> SliceFiles:
     """Read the slice's rows and what is known of them."""
     cut = lease.slice
     group = source.row_groups()[cut.group_index]
@@ -178,5 +183,4 @@ def open_slice(lease: Lease, source: Source, sink: Sink, folder: StateFolder) ->
     if lease.generation > 0 and sink.metadata(part_name(cut.slice_id)) is not None:
         part = sink.read(part_name(cut.slice_id))
         kept = part.filter(pc.equal(part.column("status"), "ok"))
-    spool = Spool(folder.spool(lease.job.id, cut.slice_id, lease.generation))
-    return SliceFiles(lease, source, sink, spool, table, kept)
+    return SliceFiles(lease, source, sink, spools.open(lease), table, kept)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,23 +13,14 @@ from pyarrow import fs
 
 from connectors.open import open_source
 from harvester.errors import SourceError
-
-moto = pytest.importorskip("moto.server")
+from tests.s3_server import s3_server
 
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[str]:
     """The end of an address that leads to the server."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    patch = pytest.MonkeyPatch()
-    for name, value in (("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any"), ("EC2_METADATA_DISABLED", "true")):
-        patch.setenv(f"AWS_{name}", value)
-    host, port = server.get_host_and_port()
-    yield f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
-    patch.undo()
-    server.stop()
+    with s3_server() as server:
+        yield server.options
 
 
 @pytest.fixture(scope="module")

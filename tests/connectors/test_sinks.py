@@ -20,11 +20,17 @@ from connectors.durable import LEFTOVER_AFTER_S
 from connectors.memory import MemorySink
 from connectors.parquet.parts import PartsSink
 from harvester.errors import DamageError, StorageError
+from jobs.storage.mirror import Mirror
+from jobs.storage.parts import StoredParts
 
 TABLE = pa.table({"row_id": pa.array([0, 1], pa.int64()), "output": ["a", None]})
 OTHER = TABLE.slice(1)
 NO_PROCESS = 2**22 + 1  # above the largest process id of Linux
-SINKS: dict[str, Callable[[Path], Sink]] = {"memory": lambda _: MemorySink(), "parts": PartsSink}
+SINKS: dict[str, Callable[[Path], Sink]] = {
+    "memory": lambda _: MemorySink(),
+    "parts": PartsSink,
+    "stored": lambda folder: StoredParts(folder, Mirror(folder.parent, str(folder.parent / "storage"))),
+}
 
 
 @pytest.fixture(params=list(SINKS.values()), ids=list(SINKS))

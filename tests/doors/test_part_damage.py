@@ -14,6 +14,7 @@ from jobs.folder import StateFolder, part_name
 from jobs.ledger.jobfile import read_job
 from jobs.repair.repair import repair
 from jobs.run.slice import open_slice
+from jobs.run.spools import Spools
 from jobs.states import JobState
 from jobs.testing import ManualClock, ScriptedEngine, last_line
 from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results, spooled_row
@@ -147,7 +148,7 @@ async def test_a_retry_that_was_going_on_goes_on_after_a_repair_without_the_ledg
     lease = ledger.lease("a", "scripted", clock())
     assert lease is not None
     sink = PartsSink(folder.results(plan.spec.id))
-    files = open_slice(lease, open_source(plan.spec.source.uri), sink, folder)
+    files = open_slice(lease, open_source(plan.spec.source.uri), sink, Spools(folder, 5.0))
     files.spool.finish(spooled_row(2))
     files.publish()
     files.spool.close()

@@ -134,21 +134,29 @@ class Machine:
 class Fleet:
     """``count`` machines on one network, the first one the head of a Ray cluster. Left, nothing of it is there any more.
 
-    ``shared``: folders that all see, where they are below /tmp; the checkout and its virtual environment always are.
-    ``cpus``: of each node, in Ray's count.
+    ``shared``: folders that all see, where they are below /tmp; the checkout and its virtual environment always are. ``of_head``: folders
+    that the head alone sees. ``cpus``: of each node, in Ray's count.
     """
 
-    def __init__(self, count: int, shared: Sequence[Path] = (), cpus: int = 1, variables: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        shared: Sequence[Path] = (),
+        cpus: int = 1,
+        variables: dict[str, str] | None = None,
+        of_head: Sequence[Path] = (),
+    ) -> None:
         self._space = f"hv{os.getpid()}"
         self._count, self._cpus, self._variables = count, cpus, variables
-        seen = {path.resolve() for path in (Path.cwd(), Path(sys.prefix), *shared)}
-        self._shared = [path for path in sorted(seen) if path.is_relative_to("/tmp")]
+        self._shared = _below_tmp([Path.cwd(), Path(sys.prefix), *shared])
+        self._of_head = _below_tmp(of_head)
         self.machines: list[Machine] = []
 
     def __enter__(self) -> Self:
         try:
             self._connect()
-            self.machines = [Machine(self._space, number, self._shared) for number in range(self._count)]
+            self.machines = [Machine(self._space, 0, [*self._shared, *self._of_head])]
+            self.machines += [Machine(self._space, number, self._shared) for number in range(1, self._count)]
             self.machines[0].start_node(self._cpus, variables=self._variables)
             for machine in self.machines[1:]:
                 self.join(machine)
@@ -212,6 +220,10 @@ class Fleet:
             _run("ip", "-n", space, "addr", "add", f"10.77.0.{10 + number}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
             _run("ip", "-n", space, "route", "add", "default", "via", "10.77.0.10")
+
+
+def _below_tmp(folders: Sequence[Path]) -> list[Path]:
+    return [path for path in sorted({folder.resolve() for folder in folders}) if path.is_relative_to("/tmp")]
 
 
 def environment(variables: dict[str, str] | None = None) -> dict[str, str]:

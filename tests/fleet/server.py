@@ -23,10 +23,18 @@ class FleetServer(ScriptedServer):
     """Use it inside the head's network (`Machine.inside`). Left, its applications have gone from the cluster."""
 
     def __init__(self, fleet: Fleet, state: Path, *, delay_s: float = 0.0, **config: Any) -> None:
-        super().__init__(state, delay_s=delay_s, address=fleet.address, **JOINED, **config)
+        super().__init__(state, delay_s=delay_s, **self._joined(fleet, config))
         self.fleet = fleet
         self.head = fleet.head
         self._command = self.head.command("env", *(f"{name}={value}" for name, value in _given().items()), *self._command)
+
+    @staticmethod
+    def _joined(fleet: Fleet, config: dict[str, Any]) -> dict[str, Any]:
+        return {"address": fleet.address, **JOINED, **config}
+
+    def configure(self, **config: Any) -> None:
+        """For its next start."""
+        self._command[self._command.index("--config") + 1] = json.dumps(self._joined(self.fleet, config))
 
     def find(self, role: str) -> list[psutil.Process]:
         """On every machine."""

@@ -102,6 +102,25 @@ def test_fewer_replicas_cut_no_stream_and_compute_no_row_twice(server: FleetServ
     assert ids(server.state, job) == list(range(ROWS))
 
 
+def test_a_server_with_another_configuration_changes_replicas_under_load(server: FleetServer, disk: Path) -> None:
+    """As an operator does it: stop the process that serves, not the cluster, and start it with the new configuration."""
+    wait_until(lambda: len(server.where("replica")) == 3, "three replicas")
+    before = {process.pid for process in server.find("replica")}
+    job = submitted(server, disk, 2 * ROWS)
+    server.wait_rows(job, 10)
+    streams = [Stream(server.url, LONG) for _ in range(6)]
+    for stream in streams:
+        stream.begun()
+    server.kill_main()
+    server.configure(replicas=3, harvest={**HARVEST, "concurrency": 6})
+    server.start()
+    assert all(whole(streams)), [(stream.got, stream.error) for stream in streams]
+    wait_until(lambda: not before & {process.pid for process in server.find("replica")}, "new replicas")
+    view = server.wait_rows(job, 2 * ROWS + 1)
+    assert (view["state"], view["rows_ok"], view["rows_recomputed"]) == ("completed", 2 * ROWS, 0)
+    assert whole([Stream(server.url, SHORT)]) == [True]
+
+
 def test_stop_ends_what_a_killed_server_has_left_in_the_cluster(server: FleetServer) -> None:
     server.kill_main()
     done = server.harvester("stop")

@@ -26,6 +26,7 @@ from jobs.plan.job import IMAGE_SLICE_ROWS, plan_job
 from jobs.result import Row
 from jobs.run.row import RowWork
 from jobs.run.slice import open_parts, open_slice
+from jobs.run.spools import Spools
 from jobs.spec import JobPlan, JobRequest, JobSpec, Lease, OnLong, SliceSpec, SourceSpec
 from jobs.tasks.abilities import Abilities
 from jobs.tasks.load import resolve_task
@@ -167,7 +168,7 @@ def test_a_path_that_is_no_text_is_the_error_of_its_row(folder: Path, tmp_path: 
     state = StateFolder(tmp_path / "state")
     state.jobs.mkdir(parents=True)
     with open_source(spec.source.uri) as source:
-        files = open_slice(lease, source, open_parts(state, spec.id), state)
+        files = open_slice(lease, source, open_parts(state, spec.id), Spools(state, 5.0))
     cells, texts = files.inputs()
     files.spool.close()
     found = [answered(spec, dict(one))[0] for one in cells]

@@ -12,7 +12,7 @@ from jobs.errors import StateError
 from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.commits import CommitCount
-from jobs.ledger.store.move import ready_ledger
+from jobs.ledger.store.move import ready_state
 from jobs.ledger.store.place import PostgresPlace, ledger_place, read_ledger
 from jobs.ledger.store.statements import TABLES, columns, statements
 from jobs.repair.repair import repair
@@ -74,10 +74,10 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is_and_moved_by_the_server
     assert all(before.values())
     assert everything(folder) == before
     assert folder.old_ledger.exists(), "who reads moves nothing"
-    assert ready_ledger(folder, None) == [
+    assert ready_state(folder, None) == [
         "moved the ledger (1 jobs) from ledger.duckdb to ledger.sqlite; the old file is kept as ledger.duckdb.migrated"
     ]
-    assert ready_ledger(folder, None) == []
+    assert ready_state(folder, None) == []
     assert everything(folder) == before
     assert (folder.root / "VERSION").read_text() == '{"version": 2}\n'
     assert {path.name for path in folder.root.glob("*edger*")} >= {"ledger.duckdb.migrated", "ledger.sqlite"}
@@ -93,19 +93,19 @@ def test_a_move_that_was_killed_half_way_is_made_again(folder: StateFolder) -> N
     before = made(folder)
     (folder.root / "making-ledger.sqlite").write_bytes(b"half")
     (folder.root / "making-ledger.sums").write_bytes(b"half")
-    assert len(ready_ledger(folder, None)) == 1
+    assert len(ready_state(folder, None)) == 1
     assert everything(folder) == before
 
 
 def test_a_move_that_was_killed_before_the_old_file_was_put_away_keeps_the_new_one(folder: StateFolder) -> None:
     made(folder)
     old = folder.old_ledger.read_bytes()
-    ready_ledger(folder, None)
+    ready_state(folder, None)
     ledger = opened(folder)
     ledger.pause("docs-1", 1.0)
     ledger.close()
     folder.old_ledger.write_bytes(old)
-    ready_ledger(folder, None)
+    ready_state(folder, None)
     assert [job["state"] for job in everything(folder)["jobs"]] == ["paused"]
     assert not folder.old_ledger.exists()
 
@@ -116,17 +116,17 @@ def test_an_old_ledger_that_lacks_changes_is_not_moved_and_repair_says_so(folder
     told.write(CHANGES + 2)
     told.close()
     with pytest.raises(DamageError, match=r"the ledger .*ledger.duckdb lacks its last 2 changes: .*run: harvester repair"):
-        ready_ledger(folder, None)
+        ready_state(folder, None)
     assert folder.old_ledger.exists()
     report = repair(folder)
     assert report.ledger_aside == folder.old_ledger.with_name("ledger.duckdb.damaged-1")
-    assert ready_ledger(folder, None) == []
+    assert ready_state(folder, None) == []
 
 
 def test_an_old_ledger_that_is_damaged_is_named(folder: StateFolder) -> None:
     folder.old_ledger.write_bytes(b"nothing that DuckDB could read" * 1000)
     with pytest.raises(DamageError, match=r"the ledger .*ledger.duckdb is damaged: .*run: harvester repair"):
-        ready_ledger(folder, None)
+        ready_state(folder, None)
 
 
 def test_a_ledger_of_a_newer_version_is_refused_in_one_line(folder: StateFolder) -> None:
@@ -149,12 +149,12 @@ def store_version(folder: StateFolder, version: int) -> None:
 
 def test_a_ledger_goes_into_a_database_once_and_commands_find_it_there(folder: StateFolder, database: Postgres) -> None:
     before = made(folder)
-    ready_ledger(folder, None)
+    ready_state(folder, None)
     url = database.new()
-    (line,) = ready_ledger(folder, url)
+    (line,) = ready_state(folder, url)
     assert line.startswith("moved the ledger (1 jobs) from ledger.sqlite to postgresql://")
     assert line.endswith("; the file is kept as ledger.sqlite.migrated")
-    assert ready_ledger(folder, url) == []
+    assert ready_state(folder, url) == []
     assert everything(folder) == before
     ledger = opened(folder)
     assert isinstance(ledger_place(folder), PostgresPlace)
@@ -166,7 +166,7 @@ def test_a_ledger_goes_into_a_database_once_and_commands_find_it_there(folder: S
     with pytest.raises(
         StateError, match=r"the ledger of .* is in postgresql://.*; give it as `ledger:`, or begin an empty one by removing"
     ):
-        ready_ledger(folder, None)
+        ready_state(folder, None)
 
 
 def held(ledger: Ledger) -> tuple[str, str, int]:
@@ -177,11 +177,11 @@ def held(ledger: Ledger) -> tuple[str, str, int]:
 def test_two_ledgers_with_jobs_are_not_mixed(folder: StateFolder, database: Postgres) -> None:
     made(folder)
     url = database.new()
-    ready_ledger(folder, url)
+    ready_state(folder, url)
     kept = folder.root / "ledger.sqlite.migrated"
     kept.replace(folder.ledger)
     with pytest.raises(StateError, match=r"has jobs, and so has .*ledger.sqlite: move that file away, or give an empty database"):
-        ready_ledger(folder, url)
+        ready_state(folder, url)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -198,7 +198,7 @@ def test_users_sql_sees_the_types_that_duckdb_reads_in_the_statements(table: str
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_a_value_of_another_type_is_refused_by_both_stores(kind: str, folder: StateFolder, request: pytest.FixtureRequest) -> None:
     if kind == "postgres":
-        ready_ledger(folder, request.getfixturevalue("database").new())
+        ready_state(folder, request.getfixturevalue("database").new())
     ledger = opened(folder)
     with pytest.raises(StorageError, match="the ledger cannot be written or read"):
         ledger._store.run("add_harvest", ["m", 0.0, "many", 1, 1.0])

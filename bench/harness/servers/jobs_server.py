@@ -21,7 +21,6 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from connectors.parquet.parts import PartsSink
 from harvester.core import __version__
 from harvester.ports import free_port
 from harvester.serve.http.jobs_api import jobs_api
@@ -32,6 +31,7 @@ from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.runner import Runner
+from jobs.storage.parts import results_of
 from jobs.testing import DirectLedger, ScriptedEngine
 
 MODEL = "scripted"
@@ -83,9 +83,7 @@ class JobsServer:
     @asynccontextmanager
     async def _harvesting(self) -> AsyncIterator[None]:
         engine = ScriptedEngine(MODEL, answer=self._answer)
-        runner = Runner(
-            "one", self._client, engine, self.folder, self._harvest, lambda folder, job: PartsSink(folder.results(job)), time.time
-        )
+        runner = Runner("one", self._client, engine, self.folder, self._harvest, results_of, time.time)
         work = asyncio.create_task(runner.run())
         try:
             yield

@@ -19,7 +19,9 @@ from ray import serve
 
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice, on_this_machine
+from harvester.serve.access.gate import gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
+from harvester.serve.access.wall import guard
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
 from harvester.serve.deployments.router import EXPECTED_S, routing
@@ -30,9 +32,9 @@ from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
 from harvester.serve.http.sent_on import send_on
 from jobs.engine import ApiCall, EngineGone, Prompt
-from jobs.folder import StateFolder
 from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
+from jobs.storage.place import state_folder
 from jobs.testing import ScriptedEngine, last_content
 
 CONTEXT_TOKENS = 8192
@@ -74,7 +76,7 @@ class ScriptedReplica:
         keep_to_loopback()
         if config.address is not None:
             choice = on_this_machine(choice)
-        folder = StateFolder(Path(state))
+        folder = state_folder(Path(state), config.storage)
         self._engine = ScriptedEngine(
             choice.name, CONTEXT_TOKENS, config.harvest.concurrency or CONCURRENCY, last_word, delay_s, reply=last_word_asked
         )
@@ -91,6 +93,7 @@ class ScriptedReplica:
         self._app.post("/v1/chat/completions")(chat)
         add_page(self._app)
         send_on(self._app, config, CHAT_ROUTES)
+        guard(self._app, CHAT_ROUTES, gate_of(config, folder.keys))
         self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
         self._harvest: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None

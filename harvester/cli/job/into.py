@@ -16,10 +16,11 @@ from connectors.targets.target import Target, TargetName
 from harvester.cli.client import ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.errors import UsageError
-from jobs.folder import StateFolder
 from jobs.spec import JobView
 from jobs.sql.guard import check_target
 from jobs.states import ENDED
+from jobs.storage.parts import results_of
+from jobs.storage.place import known_folder
 
 INTO_HELP = "File or table that grows while the job runs: .parquet, .jsonl, .csv, or db.duckdb:TABLE."
 IntoOption = Annotated[str | None, typer.Option("--into", metavar="TARGET", help=INTO_HELP, show_default=False)]
@@ -43,7 +44,7 @@ def parts_of(state_dir: Path, job: str) -> PartsSink:
         raise UsageError(
             f"results are read from the state folder {state_dir}, which is not on this machine; run this where the server runs"
         )
-    return PartsSink(StateFolder(state_dir).results(job))
+    return results_of(known_folder(state_dir), job)
 
 
 @dataclass(slots=True)

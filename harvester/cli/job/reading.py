@@ -12,7 +12,6 @@ from typing import Protocol
 import duckdb
 import pyarrow as pa
 
-from connectors.parquet.parts import PartsSink
 from harvester.api.errors import HarvesterError as ApiError
 from harvester.api.errors import RefusedError
 from harvester.api.flow import ask
@@ -22,10 +21,15 @@ from harvester.api.wire import Address, Wire
 from harvester.cli.client import SUBMIT_S, Client, ServerInfo
 from harvester.cli.invocation import Invocation
 from harvester.client_environment import default_api_key
-from harvester.errors import from_json
+from harvester.errors import HarvesterError, from_json
 from jobs.folder import StateFolder
+from jobs.ledger.store.place import read_ledger
+from jobs.sql.fetch import fetch_results, newest_ids
 from jobs.sql.guard import check_target
 from jobs.sql.query import batches, connect, newest_jobs, run
+from jobs.storage.mirror import Mirror
+from jobs.storage.parts import results_of
+from jobs.storage.place import known_folder
 
 ALL, ERRORS = "SELECT * FROM results('{job}')", "SELECT * FROM results('{job}') WHERE status = 'error'"
 
@@ -57,21 +61,21 @@ class FromFolder:
     """The state folder, on this machine."""
 
     connection: duckdb.DuckDBPyConnection
-    state_dir: Path
+    folder: StateFolder
 
     def query(self, query: str) -> Answer:
-        reader = run(self.connection, self.state_dir, query)
+        reader = run(self.connection, self.folder.root, query)
         return Answer(reader.schema, batches(reader))
 
     def results(self, job: str, *, only_errors: bool = False) -> Answer:
-        return self.query(_query(job, only_errors))
+        return self.query(results_query(job, only_errors=only_errors))
 
     def check_parts(self, job: str) -> None:
-        jobs = newest_jobs(self.connection, self.state_dir)  # DuckDB does not check the checksums of pages
-        PartsSink(StateFolder(self.state_dir).results(jobs[0] if job == "latest" and jobs else job)).check()
+        jobs = newest_jobs(self.connection, self.folder.root)  # DuckDB does not check the checksums of pages
+        results_of(self.folder, jobs[0] if job == "latest" and jobs else job).check()
 
     def check_target(self, path: Path) -> None:
-        check_target(path, self.state_dir)
+        check_target(path, self.folder.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class FromServer:
 
     def results(self, job: str, *, only_errors: bool = False) -> Answer:
         if only_errors:
-            return self.query(_query(job, only_errors))
+            return self.query(results_query(job, only_errors=only_errors))
         with translated():
             return _answer(rows_of(self.wire, job))
 
@@ -99,8 +103,11 @@ class FromServer:
 
 
 @contextmanager
-def reading(here: Invocation) -> Iterator[Reading]:
-    """What the command's rows are read from. Asks the server for the ledger's tables, if one answers."""
+def reading(here: Invocation, query: str) -> Iterator[Reading]:
+    """What the command's rows are read from. Asks the server for the ledger's tables, if one answers.
+
+    ``query``: of which results are fetched before, where they are in a storage; `results_query` makes one of a job.
+    """
     reached = here.try_reach()
     try:
         if reached is not None and is_elsewhere(reached[0]):
@@ -108,8 +115,11 @@ def reading(here: Invocation) -> Iterator[Reading]:
                 yield FromServer(wire)
             return
         state_dir = here.local_state(reached[1] if reached else None)
-        with connect(state_dir, _tables(reached, state_dir)) as connection:
-            yield FromFolder(connection, state_dir)
+        folder, tables = known_folder(state_dir), _tables(reached, state_dir)
+        if folder.mirror is not None:
+            fetch_results(folder, query, _known_jobs(folder, folder.mirror, tables))
+        with connect(state_dir, tables) as connection:
+            yield FromFolder(connection, folder)
     finally:
         if reached is not None:
             reached[0].close()
@@ -154,7 +164,15 @@ def _answer(opened: tuple[pa.Schema, Iterator[pa.RecordBatch]]) -> Answer:
     return Answer(opened[0], read())
 
 
-def _query(job: str, only_errors: bool) -> str:
+def _known_jobs(folder: StateFolder, mirror: Mirror, tables: Callable[[str], pa.Table] | None) -> list[str]:
+    """Ids, newest first; in any order where the ledger is out of reach."""
+    try:
+        return newest_ids(read_ledger(folder.root, "jobs") if tables is None else tables("jobs"))
+    except HarvesterError:
+        return sorted(mirror.names(folder.jobs))
+
+
+def results_query(job: str, *, only_errors: bool = False) -> str:
     return (ERRORS if only_errors else ALL).format(job=job.replace("'", "''"))
 
 

@@ -14,7 +14,7 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.job.export import Format, format_of, head, replacing, write
 from harvester.cli.job.into import IntoOption, checked_target, copying, written_line
 from harvester.cli.job.progress import show, updates
-from harvester.cli.job.reading import Answer, Reading, is_elsewhere, reading
+from harvester.cli.job.reading import Answer, Reading, is_elsewhere, reading, results_query
 from harvester.cli.job.status import SomeJobArgument, all_views, pick
 from harvester.cli.job.viewed import ANSWERS, VIEW_ROWS, summary, viewed
 from harvester.cli.slow import said_if_slow
@@ -61,7 +61,7 @@ def results(
             raise UsageError("--into cannot be combined with -o, --format or --errors; remove them")
         _copy_out(here, job, into)
         return
-    with reading(here) as source:
+    with reading(here, results_query(job)) as source:
         if wide or (output is None and shape is None and not here.json and sys.stdout.isatty()):
             _show(source.results(job, only_errors=errors), is_wide=wide)
             return
@@ -94,8 +94,9 @@ def sql(
         harvester sql "select state, count(*) from jobs group by state" --format csv
     """
     wanted = shape or (format_of(output) if output else Format.JSON if here.json else Format.TABLE)
-    with reading(here) as source:
-        answer = source.query(sys.stdin.read() if query == "-" else query)
+    query = sys.stdin.read() if query == "-" else query
+    with reading(here, query) as source:
+        answer = source.query(query)
         if output is None and wanted is Format.TABLE:
             _print_table(answer, limit)
         else:
@@ -105,7 +106,7 @@ def sql(
 def ending(here: Invocation, job: str) -> Iterator[str]:
     """Some of a job's answers and the causes of its errors; nothing where they cannot be read."""
     try:
-        with reading(here) as source:
+        with reading(here, results_query(job)) as source:
             for wanted, count in (("ok", ANSWERS), ("error", ENDING_ROWS)):
                 query = f"SELECT * FROM results('{job}') WHERE status = '{wanted}' LIMIT {count}"
                 yield from summary(list(source.query(query).batches))
@@ -161,7 +162,7 @@ def checked_file(into: str) -> Path:
 
 def written(here: Invocation, job: str, path: Path) -> dict[str, object]:
     """Write all rows of a job that has ended, as `Copying.to_json` tells it."""
-    with reading(here) as source:
+    with reading(here, results_query(job)) as source:
         answer = source.results(job)
         with replacing(path) as out:
             rows = write(out, format_of(path), answer.schema, answer.batches)

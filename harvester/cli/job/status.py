@@ -17,9 +17,9 @@ from harvester.cli.job.progress import Views, event_of, failure, updates
 from harvester.cli.job.progress import show as show_progress
 from harvester.cli.job.text import NO_SERVER, job_lines, job_table
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
-from jobs.folder import StateFolder
 from jobs.spec import JobChange, JobView
 from jobs.states import ACTIVE, ENDED, JobState
+from jobs.storage.place import known_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -261,7 +261,7 @@ def _stored_view(here: Invocation, line: dict[str, Any]) -> JobView:
         "rows_running": 0,
         "offline_tokens_per_s": None,
         "eta_s": None,
-        "results": str(StateFolder(here.state_dir).results(line["id"])),
+        "results": known_folder(here.state_dir).results_address(line["id"]),
     }
     derived |= {name: spec[name] for name in ("weight", "deadline_at_s") if name in spec}
     try:

@@ -16,8 +16,8 @@ from harvester.cli.table import render
 from harvester.core import Role
 from harvester.errors import UsageError
 from harvester.serve.access.keys import KeyFile, KeyRecord
-from jobs.folder import StateFolder
 from jobs.limits import Limits
+from jobs.storage.place import known_folder
 
 app = typer.Typer()
 
@@ -47,7 +47,8 @@ def key(
         harvester key list
         harvester key revoke ann
     """
-    keys = KeyFile(StateFolder(here.state_dir).keys)
+    folder = known_folder(here.state_dir)
+    keys = KeyFile(folder.keys, mirror=folder.mirror)
     if action is Action.LIST:
         _list(here, keys)
     elif name is None:

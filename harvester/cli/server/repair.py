@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -11,12 +12,18 @@ from harvester.errors import StorageError
 from jobs.folder import StateFolder, keep_private
 from jobs.repair.repair import Report
 from jobs.repair.repair import repair as repair_folder
+from jobs.storage.place import known_folder, settle_storage
 
 app = typer.Typer()
 
 
 @command(app)
-def repair(here: Invocation) -> None:
+def repair(
+    here: Invocation,
+    storage: Annotated[
+        str | None, typer.Option("--storage", metavar="URI", help="For a new state folder: the storage of a lost one.", show_default=False)
+    ] = None,
+) -> None:
     """Check the state folder and mend its ledger.
 
     Stop the server first. Every part is read against its checksums, and the ledger is made to agree with them. A damaged ledger is made
@@ -25,14 +32,17 @@ def repair(here: Invocation) -> None:
     \b
     Example:
         harvester repair
+        harvester repair --state ./new --storage s3://bucket/harvester
     """
     folder = StateFolder(here.state_dir)
-    if not folder.root.is_dir():
+    if not folder.root.is_dir() and storage is None:
         raise StorageError(f"there is no state folder {folder.root}; name one with --state")
     keep_private()
     folder.prepare()
     with folder.locked():
-        report = repair_folder(folder)
+        if storage is not None:
+            settle_storage(folder, storage, may_adopt=True)
+        report = repair_folder(known_folder(folder.root))
     if here.json:
         here.print_json({"state": str(folder.root), **asdict(report)})
     else:

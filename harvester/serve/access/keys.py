@@ -12,15 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
 
-from connectors.durable import publish, storage_error
+from connectors.durable import storage_error
 from harvester.core import Role
 from harvester.errors import NotFoundError, StateError, StorageError, UsageError
 from harvester.serve.access.identity import Identity
 from jobs.limits import Limits
 from jobs.spec import Frozen
+from jobs.storage.publish import publish_to
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
 
 log = logging.getLogger("harvester.access")
 
@@ -53,12 +58,16 @@ class KeyBook(Frozen):
 class KeyFile:
     """The file of keys, for whoever changes it: one at a time, and whole at any moment."""
 
-    def __init__(self, path: Path, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, now_s: Callable[[], float] = time.time, mirror: Mirror | None = None) -> None:
+        """``mirror``: where the file lies for the server's other machines, which follow it."""
         self.path = path
         self._now_s = now_s
+        self._mirror = mirror
 
     def read(self) -> KeyBook:
         """Raises `StorageError` where it is damaged; no file is a book without keys."""
+        if self._mirror is not None:
+            self._mirror.fetch(self.path)
         try:
             return KeyBook.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
@@ -95,7 +104,7 @@ class KeyFile:
         return found
 
     def _write(self, book: KeyBook) -> None:
-        with publish(self.path) as file:
+        with publish_to(self._mirror, self.path) as file:
             os.fchmod(file.fileno(), 0o600)
             file.write(book.model_dump_json(indent=1).encode())
 

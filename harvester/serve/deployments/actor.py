@@ -25,6 +25,7 @@ from jobs.ledger.clock import ClockWatch
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats, Spent
+from jobs.storage.place import state_folder
 
 log = logging.getLogger("harvester.ledger")
 
@@ -39,10 +40,10 @@ class LedgerHost:
     One that another has taken the place of says so to every caller, and decides nothing any more.
     """
 
-    def __init__(self, state: str, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig) -> None:
+    def __init__(self, state: str, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig, storage: str | None) -> None:
         lower_priority()
         keep_private()
-        folder = StateFolder(Path(state))
+        folder = state_folder(Path(state), storage)
         write_logs(logs, folder.logs, "ledger")
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._clock = ClockWatch(time.time, time.monotonic)
@@ -86,7 +87,8 @@ def _open(place: Place, folder: StateFolder, lease_s: float, deadlines: Deadline
     deadline_s = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            return Ledger(place, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server, deadlines=deadlines)
+            options: dict[str, Any] = {"deadlines": deadlines, "mirror": folder.mirror}
+            return Ledger(place, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server, **options)
         except StorageError as error:
             if isinstance(error, DamageError) or time.monotonic() > deadline_s:
                 raise
@@ -114,6 +116,7 @@ def start_ledger(
     deadlines: DeadlineConfig | None = None,
     options: dict[str, Any] | None = None,
     logs: LogConfig | None = None,
+    storage: str | None = None,
 ) -> Callable[[], None]:
     """Start the actor, if a joined cluster does not have it from before. ``options``: Ray's, where to.
 
@@ -121,7 +124,7 @@ def start_ledger(
     """
     actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
     handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(
-        str(state), place, lease_s, deadlines or DeadlineConfig(), logs or LogConfig()
+        str(state), place, lease_s, deadlines or DeadlineConfig(), logs or LogConfig(), storage
     )
     opened = handle.call.remote("expire", (), True)
     return lambda: _cause_of(lambda: ray.get(opened, timeout=OPEN_WAIT_S))

@@ -1,7 +1,8 @@
 """The applications for who deploys Serve applications by name: KubeRay's `RayService`, or `serve deploy`, in place of `harvester serve`.
 
 Called by Ray Serve on the cluster, once for each application of ``serveConfigV2``. Each builder takes the same arguments and may be the
-first: the ledger is started by whoever comes first. State folder and config file are at the same path on every node.
+first: the ledger is started by whoever comes first. State folder and config file are at the same path on every node; with a storage the
+state folder may be each node's own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.replica import replica_app
 from harvester.serve.device import device_of
 from jobs.folder import StateFolder, keep_private
-from jobs.ledger.store.move import ready_ledger
+from jobs.ledger.store.move import ready_state
 from jobs.ledger.store.place import ledger_place
 
 log = logging.getLogger("harvester.builder")
@@ -38,7 +39,7 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     config: str = Field(description="Path of the configuration.")
-    state: str = Field(description="State folder, which all nodes share.")
+    state: str = Field(description="State folder, which all nodes share unless the configuration names a storage.")
 
 
 def chat(given: Arguments) -> serve.Application:
@@ -65,12 +66,13 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     folder = StateFolder(Path(given.state).absolute())
     keep_private()
     folder.prepare()
+    _ready(folder, config)
     check_listening(config, folder.keys)
     config = config.model_copy(update={"sources": config.sources.with_roots(None)})
-    _ready(folder, config.ledger)
     name = ledger_name(folder.root)
     where = ledger_options(config)
-    start_ledger(name, folder.root, ledger_place(folder), config.harvest.lease_s, config.deadlines, where, config.logs)()
+    about = (config.harvest.lease_s, config.deadlines, where, config.logs, config.storage)
+    start_ledger(name, folder.root, ledger_place(folder), *about)()
     choice = choose_model(config.model, config.served_model_name, elsewhere=True)
     if config.models:
         raise ConfigError("models: one model for each application here; deploy several with harvester serve --address auto")
@@ -78,14 +80,14 @@ def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     return config, choice, folder.root, name
 
 
-def _ready(folder: StateFolder, url: str | None) -> None:
-    """`ready_ledger`, behind builders of other applications that are at it. Raises `HarvesterError`."""
+def _ready(folder: StateFolder, config: ServeConfig) -> None:
+    """`ready_state`, behind builders of other applications that are at it. Raises `HarvesterError`."""
     deadline_s = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
             with folder.locked():
-                for line in ready_ledger(folder, url):
-                    log.warning("ledger %s", line)
+                for line in ready_state(folder, config.ledger, config.storage):
+                    log.warning("state %s", line)
                 return
         except StateError:
             if time.monotonic() > deadline_s:

@@ -32,10 +32,10 @@ from harvester.serve.http.removal import keep_removing
 from harvester.serve.processes import MARK, lower_priority, mark_of
 from harvester.traces import tracer_of
 from jobs.access.handle import make_key
-from jobs.folder import StateFolder
 from jobs.plan.planner import JobPlanner
 from jobs.sql.pool import QueryPool
 from jobs.sql.process import QueryProcesses
+from jobs.storage.place import state_folder
 from jobs.tasks.abilities import Abilities
 
 
@@ -45,7 +45,8 @@ class JobsApp:
     def __init__(self, config: ServeConfig, choice: ModelChoice, state: str, ledger: str, url: str, cpu: bool, pid: int | None) -> None:
         keep_to_loopback()
         lower_priority()
-        write_logs(config.logs, StateFolder(Path(state)).logs, "jobs")
+        folder = state_folder(Path(state), config.storage)
+        write_logs(config.logs, folder.logs, "jobs")
         self._fixed: dict[str, Any] = {
             "version": __version__,
             "model": choice.name,
@@ -57,7 +58,6 @@ class JobsApp:
             "started_at_s": time.time(),
         }
         self._told: dict[str, Any] = {}  # of the model, by a replica
-        folder = StateFolder(Path(state))
         make_key(folder)
         self._replicas = Replicas(config.models)
         self._further: dict[str, dict[str, Any]] = {}  # what further models can, as soon as one of their replicas has told

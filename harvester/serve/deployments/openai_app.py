@@ -30,7 +30,7 @@ from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.store import BatchStore
-from jobs.folder import StateFolder
+from jobs.storage.place import state_folder
 
 PREFIXES = {"files": "/v1/files", "batches": "/v1/batches"}  # by the application's name
 SWEEP_S = 600.0
@@ -43,9 +43,9 @@ class FilesApp:
     def __init__(self, config: ServeConfig, state: str) -> None:
         keep_to_loopback()
         lower_priority()
-        folder = StateFolder(Path(state))
+        folder = state_folder(Path(state), config.storage)
         write_logs(config.logs, folder.logs, "files")
-        self._files = FileStore(folder.files, time.time)
+        self._files = FileStore(folder.files, time.time, folder.mirror)
         self._app = openai_api(
             self._files,
             None,
@@ -76,14 +76,15 @@ class BatchesApp:
         keep_to_loopback()
         lower_priority()
         sys.setswitchinterval(SWITCH_S)
-        folder = StateFolder(Path(state))
+        folder = state_folder(Path(state), config.storage)
         write_logs(config.logs, folder.logs, "batches")
-        files = FileStore(folder.files, time.time)
+        files = FileStore(folder.files, time.time, folder.mirror)
         planner = BatchPlanner(folder, files, config.batches, config.harvest, choice.name, config.media_hosts, config.models)
         self._model = choice.name
         self._replicas = Replicas()
         self._further = tuple(config.models)
-        self._controller = BatchController(LedgerActor(ledger), BatchStore(folder.batches), files, planner, folder, self._models, time.time)
+        store = BatchStore(folder.batches, folder.mirror)
+        self._controller = BatchController(LedgerActor(ledger), store, files, planner, folder, self._models, time.time)
         self._app = openai_api(None, self._controller, gate=gate_of(config, folder.keys, tracer=tracer_of(config.traces, "batches")))
         self._keeping: asyncio.Task[None] | None = None
 

@@ -20,6 +20,7 @@ from harvester.engine.launch.defaults import gpus_of_replica
 from harvester.engine.launch.logs import kept_logs
 from harvester.engine.launch.models import ModelChoice, on_this_machine
 from harvester.engine.processes import forked
+from harvester.errors import StorageError
 from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
@@ -40,9 +41,9 @@ from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
 from harvester.traces import tracer_of
 from jobs.engine import EngineGone
-from jobs.folder import StateFolder
 from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
+from jobs.storage.place import state_folder
 
 
 def _own_cores(config: ServeConfig) -> AbstractContextManager[None]:
@@ -60,7 +61,8 @@ class Replica:
     ) -> None:
         lower_priority(whole=False)
         set_timer_slack(USUAL_S)  # the engine's processes inherit it: their waits are short
-        write_logs(config.logs, StateFolder(Path(state)).logs, "replica")
+        folder = await asyncio.to_thread(state_folder, Path(state), config.storage)
+        write_logs(config.logs, folder.logs, "replica")
         tracer = tracer_of(config.traces, "replica")  # sets what vLLM's processes are to read
         forked.begin(sockets=os.environ.get("VLLM_RPC_BASE_PATH"))  # the server's own folder, where it is on this machine
         with kept_logs(), forked.uncollected():
@@ -76,7 +78,9 @@ class Replica:
         keep_to_loopback()
         if config.address is not None:
             choice = await asyncio.to_thread(on_this_machine, choice)
-        profile = profile_path(Path(state), choice.name, config)
+        profile = profile_path(folder.root, choice.name, config)
+        if folder.mirror is not None:
+            await asyncio.to_thread(folder.mirror.fetch_folder, profile.parent)
         config = fitted(config, read(profile))
         values = engine_arguments(
             config, choice.path, choice.name, cpu=cpu, embedded=choice.embedded, shared=SharedState.make().path, profile=profile
@@ -85,7 +89,6 @@ class Replica:
             with kept_logs(), _own_cores(config) if cpu else nullcontext():
                 self._host = await EngineHost.start(values, config.service_tiers)
         slots = max(1, self._host.max_seqs - config.share.reserved_slots)
-        folder = StateFolder(Path(state))
         self._runner = Runner(
             holder=f"replica-{uuid.uuid4().hex[:12]}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
@@ -98,7 +101,7 @@ class Replica:
             spans=spans_of(tracer),
             media_hosts=config.media_hosts,
         )
-        self._config = config
+        self._config, self._folder = config, folder
         self._gate = gate_of(config, folder.keys, config.replicas.min, tracer)
         self._table = CHAT_ROUTES.with_routes(config.access.routes)
         self._profile = profile
@@ -119,6 +122,14 @@ class Replica:
         """At the first start of a model on a device: make the short profile, then verify the machine."""
         await self._host.profile_when_absent(known=known)
         await self._host.verify_when_absent(self._profile)
+        await asyncio.to_thread(self._send_profile)
+
+    def _send_profile(self) -> None:
+        """To the storage, for replicas on other machines; one that does not answer costs them a measurement of their own."""
+        mirror = self._folder.mirror
+        if mirror is not None and self._profile.is_file():
+            with suppress(StorageError):
+                mirror.send_folder(self._profile.parent)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         add_page(self._host.app)

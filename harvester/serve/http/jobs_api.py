@@ -235,7 +235,7 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
         is_user = await _is_user(sent, planner.folder)
         rules = None
         if request.source.uri.startswith(SCHEME):
-            uri, rules = uploads.opened(request.source.uri, who)
+            uri, rules = await asyncio.to_thread(uploads.opened, request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         plan = await asyncio.to_thread(
             planner.plan,

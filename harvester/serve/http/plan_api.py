@@ -54,6 +54,6 @@ def add_plan(
         """What a job would be: rows, tokens, time and price. Nothing is computed or kept."""
         known, rules = await _known(ledger, await server_info(), request.model), None
         if request.source.uri.startswith(SCHEME):
-            uri, rules = uploads.opened(request.source.uri, who)
+            uri, rules = await asyncio.to_thread(uploads.opened, request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
         return await asyncio.to_thread(planner.estimate, request, known, who.limits, rules)

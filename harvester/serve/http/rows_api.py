@@ -19,6 +19,7 @@ from harvester.serve.http.download import BATCH_ROWS, KINDS, WRITERS, Pipe, Shap
 from harvester.serve.http.owned import LedgerJobs, own_job
 from jobs.folder import StateFolder
 from jobs.sql.spool import small
+from jobs.storage.parts import results_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def add_rows(app: FastAPI, ledger: LedgerJobs, folder: StateFolder) -> None:
         job_id: str, who: Who, part: str | None = None, offset: int = 0, edition: str | None = None, format: Shape = "arrow"
     ) -> StreamingResponse:
         view = await own_job(ledger, job_id, who)
-        sink = PartsSink(folder.results(view.id))
+        sink = results_of(folder, view.id)
         pieces = arrow_of(sink, Place(part, offset, edition)) if format == "arrow" else WRITERS[format](sink)
         first = await asyncio.to_thread(next, pieces, b"")  # what is wrong with the first part is an error's answer, not a cut stream
         named = {"content-disposition": f'attachment; filename="{view.id}.{format}"'}

@@ -32,10 +32,12 @@ from harvester.serve.http.owned import LedgerTables, own_table
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.folder import StateFolder
 from jobs.ledger.store.statements import TABLES
+from jobs.sql.fetch import fetch_results, newest_ids
 from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
 
 ANSWER_S = 3600.0  # that an answer is kept
+FETCH_AT_ONCE = 2  # queries whose results are fetched from the storage; they hold no turn meanwhile
 _ANSWER = re.compile(r"[0-9a-f]{32}")
 
 
@@ -97,20 +99,29 @@ class Answers:
 def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: QueryPool, min_free_bytes: int = 0) -> None:
     """Add ``POST /sql`` and ``/sql/answers`` over what of the ledger is the asker's."""
     answers = Answers(folder)
+    fetching = asyncio.Semaphore(FETCH_AT_ONCE)
 
     async def known(who: Identity) -> dict[str, pa.Table]:
         return {name: await own_table(tables, name, who) for name in TABLES}
+
+    async def fetch(query: str, who: Identity) -> None:
+        if folder.mirror is not None:
+            ids = newest_ids(await own_table(tables, "jobs", who))
+            async with fetching:
+                await asyncio.to_thread(fetch_results, folder, query, ids)
 
     def client_of(request: Request, who: Identity) -> str:
         return who.name or str(request.client.host if request.client else "")
 
     @app.post("/sql", response_model=Answered, responses={429: refusal(429, OpenAiRefusal)})
     async def sql(question: Question, request: Request, who: Who) -> Response:
+        await fetch(question.query, who)
         answer = await pool.ask(folder.root, partial(known, who), question.query, limit_rows=question.limit, client=client_of(request, who))
         return Response(answer, media_type="application/json")  # as the process wrote it: this one would take long to check 16 MiB
 
     @app.post("/sql/answers", include_in_schema=False)
     async def ask(question: KeptQuestion, request: Request, who: Who) -> dict[str, Any]:
+        await fetch(question.query, who)
         path = await asyncio.to_thread(answers.new, who)
         draft = path.with_suffix(".draft")
         try:

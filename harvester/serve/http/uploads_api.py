@@ -17,12 +17,13 @@ from fastapi import FastAPI, Request
 
 from connectors.durable import storage_error, sync_folder
 from connectors.paths.rules import SourceRules
-from harvester.errors import NotFoundError, ParameterError, TooLargeError
+from harvester.errors import NotFoundError, ParameterError, StateError, StorageError, TooLargeError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
 from harvester.serve.http.owned import LedgerJobs
 from jobs.folder import StateFolder
 from jobs.limits import Limits
+from jobs.states import ENDED
 
 SCHEME = "upload:"
 DIGEST = "x-content-sha256"
@@ -56,6 +57,8 @@ class Uploads:
         """Path and rules of ``upload:ID/NAME`` or ``upload:ID``. Raises `NotFoundError` where the key has no such whole file or folder."""
         upload_id, _, name = uri.removeprefix(SCHEME).partition("/")
         folder = self._own(upload_id, who) if _ID.fullmatch(upload_id) else None
+        if folder is not None and self._folder.mirror is not None:
+            self._folder.mirror.fetch_folder(folder)
         path = self.path(upload_id, name, who) if name or folder is None else folder
         is_whole = path.is_file() if name else path.is_dir() and not any(path.rglob(f"*{_PART}"))
         if folder is None or not is_whole:
@@ -112,6 +115,8 @@ class Uploads:
                     raise ParameterError(
                         f"{path.name} arrived damaged: the SHA-256 of the whole is not {digest}; upload it again", "digest"
                     )
+                if self._folder.mirror is not None:
+                    await asyncio.to_thread(self._folder.mirror.send, path, source=part)
                 part.replace(path)
                 sync_folder(path.parent)
             except OSError as error:
@@ -133,13 +138,19 @@ class Uploads:
         self._swept_s = now_s if is_due else self._swept_s
         return is_due
 
+    def forget(self, folder: Path) -> None:
+        """Remove an upload. Raises `StorageError` where the storage does not answer."""
+        shutil.rmtree(folder, ignore_errors=True)
+        if self._folder.mirror is not None:
+            self._folder.mirror.remove_folder(folder)
+
     def sweep(self, sources: Collection[str], now_s: float) -> None:
         """Remove uploads that none of ``sources`` is and that nobody wrote to for a day."""
         for folder in self._folder.uploads.glob("*/*"):
-            with suppress(OSError):
+            with suppress(OSError, StorageError):
                 newest_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
                 if now_s - newest_s > KEPT_S and not any(source == str(folder) or source.startswith(f"{folder}/") for source in sources):
-                    shutil.rmtree(folder)
+                    self.forget(folder)
 
     def _own(self, upload_id: str, who: Identity) -> Path:
         owner = hashlib.sha256((who.name or "").encode()).hexdigest()[:16]
@@ -191,7 +202,10 @@ def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_
     async def forget(upload_id: str, name: str, who: Who) -> dict[str, Any]:
         path = uploads.path(upload_id, name, who)
         root = uploads.root(path)
-        await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
+        for view in await ledger.jobs():
+            if view.state not in ENDED and Path(view.source).is_relative_to(root):
+                raise StateError(f"job {view.id} reads this upload; cancel it first, or let it end")
+        await asyncio.to_thread(uploads.forget, root)
         return state_of(path, root)
 
     return uploads

@@ -185,7 +185,7 @@ def _open(store: FileStore, file_id: str, who: Identity) -> tuple[StoredFile, Bi
     """Open the file, so that it can be read to its end even if it is deleted meanwhile."""
     stored = _own(store, file_id, who)
     try:
-        return stored, store.content(file_id).open("rb")
+        return stored, store.fetched(file_id).open("rb")
     except FileNotFoundError as error:
         raise NotFoundError(f"No such File object: {file_id}; it was deleted just now") from error
 

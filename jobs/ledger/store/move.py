@@ -1,4 +1,4 @@
-"""Before a server opens its ledger: an earlier version's is moved, the store that was chosen is found, damage is named."""
+"""Before a server opens its ledger: an earlier version's is moved, ledger and storage that were chosen are found, damage is named."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from connectors.durable import storage_error, sync_folder
 from jobs.errors import StateError
 from jobs.folder import StateFolder
 from jobs.ledger.store.olden import MOVED, copy_tables, migrate
-from jobs.ledger.store.place import PostgresPlace, check_ledger, open_store, settle_place
+from jobs.ledger.store.place import PostgresPlace, check_ledger, open_store, owner_of, settle_place
 from jobs.ledger.store.statements import TABLES
+from jobs.storage.place import settle_storage
 
 
-def ready_ledger(folder: StateFolder, url: str | None) -> list[str]:
-    """Call it while the folder is locked. ``url``: of a PostgreSQL database; None: the folder itself. Returns what was done, a line each.
+def ready_state(folder: StateFolder, url: str | None, storage: str | None = None) -> list[str]:
+    """Call it while the folder is locked. Returns what was done, a line each.
 
-    Raises `StateError`, `StorageError`, `DamageError`.
+    ``url``: of a PostgreSQL database for the ledger, ``storage``: the place of all other files; None: the folder itself. Raises
+    `StateError`, `StorageError`, `DamageError`.
     """
     done = migrate(folder)
     lines = [] if done is None else [done]
+    lines += settle_storage(folder, storage, may_adopt=url is not None, owner=owner_of(folder))
     place = settle_place(folder, url)
     check_ledger(folder.root)
     if isinstance(place, PostgresPlace) and folder.ledger.exists():

@@ -17,6 +17,7 @@ from jobs.errors import StateError
 from jobs.folder import StateFolder
 from jobs.ledger.store.contract import Store
 from jobs.ledger.store.sqlite import SqliteStore, check_sqlite, read_sqlite
+from jobs.storage.place import storage_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,14 @@ def ledger_place(folder: StateFolder) -> Place:
     return PostgresPlace(str(told["url"]), str(told["owner"]))
 
 
+def owner_of(folder: StateFolder) -> str | None:
+    """What tells the folder from others in a database and in a storage; None where it is in neither."""
+    place, storage = ledger_place(folder), storage_place(folder)
+    if isinstance(place, PostgresPlace):
+        return place.owner
+    return None if storage is None else storage.owner
+
+
 def settle_place(folder: StateFolder, url: str | None) -> Place:
     """For a server with ``ledger: url``, None being the state folder. The folder keeps the address, for commands and for the next server.
 
@@ -64,7 +73,7 @@ def settle_place(folder: StateFolder, url: str | None) -> Place:
                 f"the ledger of {folder.root} is in {now}; give it as `ledger:`, or begin an empty one by removing {folder.ledger_place}"
             )
         return now
-    place = PostgresPlace(url, now.owner if isinstance(now, PostgresPlace) else secrets.token_hex(8))
+    place = PostgresPlace(url, owner_of(folder) or secrets.token_hex(8))
     if place != now:
         with publish(folder.ledger_place) as file:
             file.write(json.dumps({"url": place.url, "owner": place.owner}).encode() + b"\n")

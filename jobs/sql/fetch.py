@@ -1,0 +1,43 @@
+"""Which results a query reads, so that those alone are fetched from the storage before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from connectors.databases.shape import tokens
+from connectors.parquet.parts import SUFFIX
+from jobs.folder import StateFolder
+
+LATEST = "latest"
+
+
+def newest_ids(jobs: pa.Table | None) -> list[str]:
+    """Ids of the ledger's table of jobs, newest first."""
+    if jobs is None:
+        return []
+    lines = zip(jobs.column("created_at_s").to_pylist(), jobs.column("id").to_pylist(), strict=True)
+    return [str(job_id) for _, job_id in sorted(lines, reverse=True)]
+
+
+def jobs_named(query: str, known: Sequence[str]) -> list[str]:
+    """Those of ``known``, newest first, that ``results('JOB')`` names in the query; all of them where it computes a name."""
+    words = tokens(query)
+    named: set[str] = set()
+    for at, word in enumerate(words):
+        if word.text.strip('"').lower() != "results" or [one.text for one in words[at + 1 : at + 2]] != ["("]:
+            continue
+        given = words[at + 2 : at + 4]
+        if len(given) < 2 or given[1].text != ")" or given[0].kind != "string_const" or not given[0].text.startswith("'"):
+            return list(known)
+        job_id = given[0].text[1:-1].replace("''", "'")
+        named.update(known[:1] if job_id == LATEST else [job_id])
+    return [job_id for job_id in known if job_id in named]
+
+
+def fetch_results(folder: StateFolder, query: str, known: Sequence[str]) -> None:
+    """Bring the parts of the jobs that the query names, where they are in a storage. Raises `StorageError`."""
+    if folder.mirror is not None:
+        for job_id in jobs_named(query, known):
+            folder.mirror.fetch_folder(folder.results(job_id), SUFFIX)

@@ -1,0 +1,206 @@
+"""A folder of this machine as a cache of a place that other machines reach too: a bucket's prefix, or a shared folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from connectors.durable import publish, storage_error
+from connectors.edge import first_line, shown
+from connectors.errors import HarvesterError, StorageError
+from connectors.paths.location import Location, locate
+
+AT_ONCE = 8  # files on their way
+CHUNK_BYTES = 4 << 20
+WHOLE_BYTES = 64 << 20  # read before it is sent: a disk that fails in the middle then replaces nothing there
+UNSETTLED_S = 2.0  # S3 tells times in whole seconds: while a file is so young, two editions of it may have the same
+
+
+class Mirror:
+    """Files of ``root`` under the same names below ``uri``. What is there counts; what is here is a copy.
+
+    A file is there whole or not at all, and is replaced in one step. A copy of the same size and time is taken for the same.
+    Every method raises `StorageError`. Call them from threads, several at once if need be. It connects when it is used first, so that a
+    process that forks before has nothing open.
+    """
+
+    def __init__(self, root: Path, uri: str) -> None:
+        self.root = root
+        self.uri = uri
+
+    def __str__(self) -> str:
+        return shown(self.uri)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it is a folder of this machine's, that folder."""
+        return self._place.local if self.uri.startswith(("/", "file:")) else None
+
+    def address(self, path: Path) -> str:
+        """Where a file or folder lies there, as it may be shown."""
+        base, mark, options = self.uri.partition("?")
+        return shown(f"{base.rstrip('/')}/{self._name(path)}{mark}{options}")
+
+    def send(self, path: Path, *, source: Path | None = None) -> None:
+        """Put ``path`` there as it is here, or as the file ``source`` is."""
+        source = source or path
+        try:
+            if source.stat().st_size <= WHOLE_BYTES:
+                self.put(path, source.read_bytes())
+            else:
+                with source.open("rb") as file, self._writing(path) as target:
+                    shutil.copyfileobj(file, target, CHUNK_BYTES)
+        except OSError as error:  # of this machine: the others are ours by now
+            raise storage_error("read", source, error) from error
+
+    def put(self, path: Path, data: bytes) -> None:
+        """Put ``data`` there under the name of ``path``."""
+        with self._writing(path) as target:
+            target.write(data)
+
+    def send_folder(self, folder: Path) -> int:
+        """Send the files below ``folder`` but for those that are being written. Returns how many."""
+        found = [path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path.relative_to(folder))]
+        self._all(self.send, found)
+        return len(found)
+
+    def read(self, path: Path) -> bytes | None:
+        """What is there under the name of ``path``."""
+        with self._mapped("read", path):
+            try:
+                with self._place.files.open_input_stream(self._there(path), compression=None) as file:
+                    return bytes(file.read())
+            except FileNotFoundError:
+                return None
+
+    def fetch(self, path: Path) -> bool:
+        """Make the local file what is there. Where there is none, there is no local one afterwards, and this is False."""
+        with self._mapped("read", path):
+            (info,) = self._place.files.get_file_info([self._there(path)])
+        if info.type is fs.FileType.File and self._bring(path, info):
+            return True
+        path.unlink(missing_ok=True)
+        return False
+
+    def fetch_folder(self, folder: Path, suffix: str = "") -> list[Path]:
+        """Make local files what is there below ``folder`` with names that end in ``suffix``. Returns their paths here, sorted.
+
+        Local files that are not there stay: they may be about to be sent.
+        """
+        found = {self._here(info): info for info in self._listed(folder) if info.path.endswith(suffix)}
+        self._all(lambda path: self._bring(path, found[path]), list(found))
+        return sorted(found)
+
+    def has(self, path: Path) -> bool:
+        """Whether there is a file or folder of that name."""
+        with self._mapped("look for", path):
+            (info,) = self._place.files.get_file_info([self._there(path)])
+        return info.type is not fs.FileType.NotFound
+
+    def names(self, folder: Path) -> set[str]:
+        """Names of the files and folders directly in ``folder`` there."""
+        return {info.base_name for info in self._listed(folder, of=(fs.FileType.File, fs.FileType.Directory), recursive=False)}
+
+    def remove(self, path: Path) -> None:
+        """Remove a file there, if there is one."""
+        with self._mapped("remove", path), suppress(FileNotFoundError):
+            self._place.files.delete_file(self._there(path))
+
+    def remove_folder(self, folder: Path) -> None:
+        """Remove all files below ``folder`` there."""
+        with self._mapped("remove", folder), suppress(FileNotFoundError):
+            self._place.files.delete_dir(self._there(folder))
+
+    @cached_property
+    def _place(self) -> Location:
+        return locate(self.uri)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def _there(self, path: Path) -> str:
+        return f"{self._place.path.rstrip('/')}/{self._name(path)}"
+
+    def _here(self, info: fs.FileInfo) -> Path:
+        return self.root / str(info.path).removeprefix(f"{self._place.path.rstrip('/')}/")
+
+    def _listed(self, folder: Path, of: tuple[fs.FileType, ...] = (fs.FileType.File,), *, recursive: bool = True) -> list[fs.FileInfo]:
+        with self._mapped("list", folder):
+            selector = fs.FileSelector(self._there(folder), allow_not_found=True, recursive=recursive)
+            found = [info for info in self._place.files.get_file_info(selector) if info.type in of]
+        return [info for info in found if not _is_hidden(self._here(info).relative_to(folder))]
+
+    def _bring(self, path: Path, info: fs.FileInfo) -> bool:
+        """Copy a file to here unless it is here. False where it was removed meanwhile."""
+        with suppress(FileNotFoundError):
+            here = path.stat()
+            if (here.st_size, here.st_mtime_ns) == (info.size, info.mtime_ns):
+                return True
+        is_settled = time.time() - info.mtime_ns / 1e9 > UNSETTLED_S
+        with self._mapped("read", path):
+            try:
+                source = self._place.files.open_input_stream(info.path, compression=None)
+            except FileNotFoundError:
+                return False
+        with source, publish(path) as file:
+            while piece := self._piece(source, path):
+                file.write(piece)
+            file.flush()
+            if is_settled:
+                os.utime(file.fileno(), ns=(info.mtime_ns, info.mtime_ns))
+        return True
+
+    def _piece(self, source: Any, path: Path) -> bytes:
+        with self._mapped("read", path):
+            return bytes(source.read(CHUNK_BYTES))
+
+    def _all(self, work: Any, paths: list[Path]) -> None:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="mirror") as pool:
+            for _ in pool.map(work, paths):
+                pass
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[IO[bytes]]:
+        """What is written to is there once the block has ended well."""
+        with self._mapped("write", path):
+            files, there = self._place.files, self._there(path)
+            if isinstance(files, fs.LocalFileSystem):
+                with publish(Path(there)) as file:
+                    yield file
+                return
+            target = files.open_output_stream(there, compression=None)
+            try:
+                yield target
+            except BaseException:  # what is closed is there, whole or not
+                with suppress(Exception):
+                    target.close()
+                    files.delete_file(there)
+                raise
+            target.close()
+
+    @contextmanager
+    def _mapped(self, doing: str, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except HarvesterError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(
+                f"cannot {doing} {self.address(path)}: {shown(first_line(error))[:300]}; check that the storage can be reached, "
+                "and the credentials of this machine for it"
+            ) from error
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether it is being written, or set aside: names that begin with a dot."""
+    return any(part.startswith(".") for part in path.parts)

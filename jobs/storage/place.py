@@ -1,0 +1,182 @@
+"""Where the files of a state folder's jobs are: in it, or in a storage that other machines reach, of which it is then a cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import shutil
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from connectors.credentials import without_login
+from connectors.durable import publish
+from connectors.edge import shown
+from connectors.errors import StorageError
+from jobs.errors import StateError
+from jobs.folder import STATE_VERSION, StateFolder
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
+
+log = logging.getLogger("harvester.storage")
+
+MARK = "state.json"  # in the storage: whose it is, and of which version
+KEYS_S = 5.0  # between two looks at the file of keys
+TIDY_S = 3600.0
+UNUSED_S = 24 * 3600.0  # after which a copy goes whose original has gone
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePlace:
+    """``owner`` tells the state folder from others; with the storage it goes to a new machine."""
+
+    uri: str
+    owner: str
+
+
+def state_folder(root: Path, uri: str | None) -> StateFolder:
+    """For a process of the server, on any machine. With a storage the folder is made, and follows the API keys from now on.
+
+    Raises `StorageError` where the storage does not answer: without its keys nobody could be told apart.
+    """
+    if uri is None:
+        return StateFolder(root)
+    mirror = _mirror(root, uri)
+    folder = StateFolder(root, mirror)
+    folder.prepare()
+    if storage_place(folder) is None and (owner := _owner_there(folder, mirror)) is not None:
+        _note(folder, StoragePlace(uri, owner))  # for commands on this machine, and for a server that begins here later
+    mirror.fetch(folder.keys)
+    threading.Thread(target=_follow, args=(folder, mirror), name="storage", daemon=True).start()
+    return folder
+
+
+def known_folder(root: Path) -> StateFolder:
+    """For commands: as the folder's last server had it. Raises `StorageError`."""
+    place = storage_place(StateFolder(root))
+    return StateFolder(root) if place is None else StateFolder(root, _mirror(root, place.uri))
+
+
+def storage_place(folder: StateFolder) -> StoragePlace | None:
+    """As the folder's last server had it; None: the folder itself. Raises `StorageError`."""
+    try:
+        told = json.loads(folder.storage_place.read_text(encoding="utf-8"))
+        return StoragePlace(str(told["uri"]), str(told["owner"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError) as error:
+        raise StorageError(f"cannot read {folder.storage_place}: {error}; it says where results are: start the server again") from error
+
+
+def settle_storage(folder: StateFolder, uri: str | None, *, may_adopt: bool, owner: str | None = None) -> list[str]:
+    """For a server with ``storage: uri``, None being the folder. Call it while the folder is locked. Returns what was done, a line each.
+
+    A folder that had its files itself sends them; ``owner`` names it, where it has a name already. An empty one takes over what is
+    there, if it ``may_adopt``: its ledger is elsewhere too. Raises `StateError` where folder and storage belong to others, `StorageError`.
+    """
+    now = storage_place(folder)
+    if uri is None:
+        if now is not None:
+            raise StateError(
+                f"the results of {folder.root} are in {shown(now.uri)}; give it as `storage:`, or, once its files are in {folder.root}, "
+                f"remove {folder.storage_place}"
+            )
+        return []
+    if now is not None and _plain(now.uri) != _plain(uri):
+        raise StateError(f"the results of {folder.root} are in {shown(now.uri)}, not in {shown(uri)}; give that, or a new --state folder")
+    mirror = _mirror(folder.root, uri)
+    mine, theirs, lines = owner if now is None else now.owner, _owner_there(folder, mirror), []
+    if theirs is None:
+        theirs = mine or secrets.token_hex(8)
+        sent = _send_all(folder, mirror)
+        lines += [f"sent {sent} files of {folder.root} to {mirror}"] if sent else []
+        mirror.put(folder.root / MARK, json.dumps({"version": STATE_VERSION, "owner": theirs}).encode())
+    elif now is None and theirs != mine:
+        _check_adoption(folder, mirror, may_adopt=may_adopt)
+        lines.append(f"took over what lies in {mirror}")
+    elif mine != theirs:
+        raise StateError(f"{mirror} belongs to another state folder than {folder.root}; give another prefix")
+    if StoragePlace(uri, theirs) != now:
+        _note(folder, StoragePlace(uri, theirs))
+    mirror.fetch(folder.keys)
+    return lines
+
+
+def _mirror(root: Path, uri: str) -> Mirror:
+    from jobs.storage.mirror import Mirror  # only now: it loads Arrow, which few commands need
+
+    return Mirror(root, uri)
+
+
+def _note(folder: StateFolder, place: StoragePlace) -> None:
+    with publish(folder.storage_place) as file:
+        file.write(json.dumps(asdict(place)).encode() + b"\n")
+
+
+def _owner_there(folder: StateFolder, mirror: Mirror) -> str | None:
+    """None where nobody has it yet. Raises `StorageError`."""
+    data = mirror.read(folder.root / MARK)
+    if data is None:
+        return None
+    try:
+        told = json.loads(data)
+        owner, version = str(told["owner"]), int(told["version"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise StorageError(f"{mirror.address(folder.root / MARK)} is damaged; put a copy back, or give another prefix") from error
+    if version > STATE_VERSION:
+        raise StorageError(f"{mirror} is of version {version}, this harvester writes version {STATE_VERSION}; run the one that made it")
+    return owner
+
+
+def _check_adoption(folder: StateFolder, mirror: Mirror, *, may_adopt: bool) -> None:
+    if next(folder.jobs.glob("[!.]*"), None) is not None:
+        raise StateError(f"{mirror} belongs to another state folder, and {folder.root} has jobs of its own; give another prefix")
+    if not may_adopt:
+        raise StateError(
+            f"{mirror} has the files of another state folder, whose ledger is not here; make it again from them: "
+            f"harvester repair --state {folder.root} --storage {mirror}"
+        )
+
+
+def _send_all(folder: StateFolder, mirror: Mirror) -> int:
+    """What other machines need. Safe to repeat."""
+    folders = (folder.jobs, folder.uploads, folder.inputs, folder.files, folder.batches, folder.root / "profiles")
+    sent = sum(mirror.send_folder(path) for path in folders)
+    if folder.keys.exists():
+        mirror.send(folder.keys)
+        sent += 1
+    return sent
+
+
+def _plain(uri: str) -> str:
+    """The address without credentials and options, which may change."""
+    return without_login(uri.partition("?")[0]).rstrip("/")
+
+
+def _follow(folder: StateFolder, mirror: Mirror) -> None:
+    """Fetch the keys when they change; once an hour remove copies of what has gone."""
+    tidy_s = time.monotonic() + TIDY_S
+    while True:
+        time.sleep(KEYS_S)
+        try:
+            mirror.fetch(folder.keys)
+            if time.monotonic() > tidy_s:
+                tidy_s = time.monotonic() + TIDY_S
+                forget_gone(folder, mirror, time.time())
+        except StorageError as error:
+            log.warning("storage_away %s", error.message)
+
+
+def forget_gone(folder: StateFolder, mirror: Mirror, now_s: float) -> None:
+    """Remove the copies of jobs and uploads that are not there any more, and were made a day ago or earlier."""
+    for parent in (folder.jobs, *folder.uploads.glob("*")):
+        there = mirror.names(parent)
+        for path in parent.glob("[!.]*"):
+            with suppress(FileNotFoundError):
+                if path.name not in there and now_s - path.stat().st_mtime > UNUSED_S:
+                    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,124 @@
+"""Machines that share no disk: a bucket has the files of their jobs, a database the ledger, and any disk may be lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from tests.fleet.machines import Fleet, why_not
+from tests.fleet.server import FleetServer
+from tests.s3_server import CREDENTIALS, s3_server
+from tests.scripted_server import Stream, wait_until, whole
+from tools.postgres import NoPostgres, Postgres, postgres
+
+pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(1800)]
+MACHINES = 3
+ROWS, DELAY_S = 1200, 0.2
+SHORT = 3
+HARVEST: dict[str, Any] = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0, "spool_send_s": 1.0}
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Postgres]:
+    try:
+        with postgres() as server:
+            yield server
+    except NoPostgres as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The head's own; on the other machines there are folders of their own at the same path."""
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def fleet(database: Postgres, disk: Path) -> Iterator[Fleet]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with Fleet(MACHINES, [database.folder], variables=CREDENTIALS, of_head=[disk]) as running, running.head.inside():
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(fleet: Fleet, database: Postgres, disk: Path) -> Iterator[FleetServer]:
+    with s3_server(fleet.head.address) as s3:
+        storage = f"{s3.bucket('jobs')}/harvester{s3.options}"
+        with FleetServer(
+            fleet, disk / "state", delay_s=DELAY_S, replicas=MACHINES, harvest=HARVEST, storage=storage, ledger=database.new()
+        ) as running:
+            yield running
+
+
+def uploaded(server: FleetServer) -> str:
+    """A job made of rows that come over HTTP, so that no file of it is anywhere but in the storage."""
+    data = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(ROWS)).encode()
+    path = f"{server.url}/api/uploads/{'ab' * 32}/docs.jsonl"
+    answer = httpx.put(path, content=data, params={"last": True}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    request = {"source": {"uri": answer.json()["uri"]}, "task": "summarize", "column": "text"}
+    made = httpx.post(f"{server.url}/api/jobs", json=request, timeout=120)
+    assert made.status_code == 201, made.text
+    return str(made.json()["job"]["id"])
+
+
+def results(server: FleetServer, job: str) -> list[dict[str, Any]]:
+    answer = httpx.get(f"{server.url}/api/jobs/{job}/results", timeout=120)
+    assert answer.status_code == 200, answer.text
+    rows: list[dict[str, Any]] = pa.ipc.open_stream(io.BytesIO(answer.content)).read_all().sort_by("row_id").to_pylist()
+    return rows
+
+
+def test_a_lost_machine_and_its_disk_cost_no_row_and_no_stream_of_others(server: FleetServer, fleet: Fleet) -> None:
+    wait_until(lambda: sorted(server.where("replica")) == ["n0", "n1", "n2"], "a replica on each machine")
+    job = uploaded(server)
+    server.wait_rows(job, ROWS // 10)
+    lost = fleet.machines[2]
+    lost.kill()
+    lost.run("rm", "-rf", str(server.state))
+    fleet.join(lost)
+    view = server.wait_rows(job, ROWS + 1)
+    assert (view["state"], view["rows_ok"]) == ("completed", ROWS)
+    rows = results(server, job)
+    assert [row["row_id"] for row in rows] == list(range(ROWS))
+    assert [row["output"] for row in rows] == [str(number) for number in range(ROWS)]
+    wait_until(lambda: len(server.where("replica")) == MACHINES, "a replica in its place")
+    assert whole([Stream(server.url, SHORT)]) == [True]
+
+
+def test_results_are_read_where_their_copies_are_not(server: FleetServer) -> None:
+    (job,) = (view["id"] for view in server.get("/api/jobs")["jobs"])
+    shutil.rmtree(server.state / "jobs")
+    assert len(results(server, job)) == ROWS
+    answer = httpx.post(f"{server.url}/api/sql", json={"query": f"select count(*) from results('{job}')"}, timeout=120)
+    assert answer.json()["rows"] == [[ROWS]], answer.text
+    shutil.rmtree(server.state / "jobs")
+    told = server.harvester("sql", f"select count(distinct row_id) as rows from results('{job}')", "--json")
+    assert json.loads(told.stdout) == [{"rows": ROWS}], told.stderr
+
+
+def test_a_key_that_is_made_on_the_head_closes_every_machine(server: FleetServer, fleet: Fleet) -> None:
+    made = server.harvester("key", "add", "ann", "--role", "chat", "--json")
+    assert made.returncode == 0, made.stderr
+    key = json.loads(made.stdout)["key"]
+
+    def statuses(headers: dict[str, str]) -> set[int]:
+        body = {"max_tokens": 0}
+        return {
+            httpx.post(f"http://{machine.address}:{server.port}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+            for machine in fleet.machines
+            for _ in range(4)
+        }
+
+    wait_until(lambda: statuses({}) == {401}, "every machine to ask for keys")
+    assert statuses({"authorization": f"Bearer {key}"}) == {200}

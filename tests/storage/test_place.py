@@ -1,0 +1,174 @@
+"""Whose a storage is: a state folder's that had its files itself, or that of one that takes it over."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from connectors.errors import StorageError
+from jobs.errors import StateError
+from jobs.folder import StateFolder
+from jobs.ledger.store.move import ready_state
+from jobs.storage import place as place_module
+from jobs.storage.mirror import Mirror
+from jobs.storage.place import MARK, forget_gone, known_folder, settle_storage, state_folder, storage_place
+from tools.postgres import Postgres
+
+Machine = Callable[[str], Path]
+
+
+@pytest.fixture
+def folder(machine: Machine) -> StateFolder:
+    made = StateFolder(machine("one"))
+    made.prepare()
+    return made
+
+
+@pytest.fixture
+def other(machine: Machine) -> StateFolder:
+    made = StateFolder(machine("two"))
+    made.prepare()
+    return made
+
+
+def file_of(folder: StateFolder, name: str) -> Path:
+    path = folder.root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(name)
+    return path
+
+
+def test_a_folder_that_had_its_files_itself_sends_them_once(folder: StateFolder, other: StateFolder, uri: str) -> None:
+    names = ["jobs/a/results/part-000000.parquet", "jobs/a/job.json", "uploads/me/1/x.csv", "files/file-1.json", "batches/batch_1.json"]
+    names += ["inputs/1/x.parquet", "profiles/x.json", "keys.json"]
+    for name in [*names, "jobs/.staging-1/x", "logs/server.log", "history/looks", "answers/me/1.arrow", "user.key"]:
+        file_of(folder, name)
+    (line,) = settle_storage(folder, uri, may_adopt=False)
+    assert line == f"sent {len(names)} files of {folder.root} to {Mirror(folder.root, uri)}"
+    assert settle_storage(folder, uri, may_adopt=False) == []
+    mirror = Mirror(other.root, uri)
+    for name in names:
+        assert mirror.read(other.root / name) == name.encode()
+    for name in ("logs/server.log", "user.key", "jobs/.staging-1/x", "storage.json"):
+        assert mirror.read(other.root / name) is None
+    assert known_folder(folder.root).results_address("a") == mirror.address(other.root / "jobs/a/results")
+
+
+def test_an_empty_folder_takes_over_what_is_there_if_its_ledger_is_elsewhere_too(folder: StateFolder, other: StateFolder, uri: str) -> None:
+    file_of(folder, "keys.json")
+    settle_storage(folder, uri, may_adopt=False)
+    with pytest.raises(
+        StateError, match=f"another state folder, whose ledger is not here; .*harvester repair --state {other.root} --storage"
+    ):
+        settle_storage(other, uri, may_adopt=False)
+    (line,) = settle_storage(other, uri, may_adopt=True)
+    assert line.startswith("took over")
+    assert storage_place(other) == storage_place(folder)
+    assert other.keys.read_text() == "keys.json"
+
+
+def test_a_folder_with_jobs_of_its_own_takes_nothing_over(folder: StateFolder, other: StateFolder, uri: str) -> None:
+    settle_storage(folder, uri, may_adopt=True)
+    file_of(other, "jobs/a/job.json")
+    with pytest.raises(StateError, match="has jobs of its own; give another prefix"):
+        settle_storage(other, uri, may_adopt=True)
+
+
+def test_a_folder_of_another_storage_is_refused(folder: StateFolder, other: StateFolder, uri: str, tmp_path: Path) -> None:
+    settle_storage(folder, uri, may_adopt=True)
+    with pytest.raises(StateError, match=r"are in .*, not in .*; give that, or a new --state folder"):
+        settle_storage(folder, str(tmp_path / "elsewhere"), may_adopt=True)
+    with pytest.raises(StateError, match="give it as `storage:`"):
+        settle_storage(folder, None, may_adopt=True)
+    Mirror(folder.root, uri).put(folder.root / MARK, json.dumps({"version": 2, "owner": "somebody"}).encode())
+    with pytest.raises(StateError, match="belongs to another state folder than"):
+        settle_storage(folder, uri, may_adopt=True)
+
+
+def test_the_same_storage_may_be_reached_by_another_address(folder: StateFolder, machine: Machine) -> None:
+    shared = str(machine("shared"))
+    settle_storage(folder, shared, may_adopt=True)
+    settle_storage(folder, f"{shared}/", may_adopt=True)
+    place = storage_place(folder)
+    assert place is not None
+    assert place.uri == f"{shared}/"
+
+
+def test_nothing_is_asked_of_a_folder_without_a_storage(folder: StateFolder) -> None:
+    assert settle_storage(folder, None, may_adopt=True) == []
+    assert known_folder(folder.root) == folder
+    assert known_folder(folder.root).mirror is None
+    assert state_folder(folder.root, None).mirror is None
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"{", "is damaged"), (b'{"owner": 1}', "is damaged"), (b'{"version": 99, "owner": "x"}', "is of version 99, this harvester writes")],
+)
+def test_a_mark_that_cannot_be_read_is_named(folder: StateFolder, uri: str, data: bytes, message: str) -> None:
+    Mirror(folder.root, uri).put(folder.root / MARK, data)
+    with pytest.raises(StorageError, match=message):
+        settle_storage(folder, uri, may_adopt=True)
+
+
+def test_a_damaged_note_of_the_storage_is_named(folder: StateFolder) -> None:
+    folder.storage_place.write_text("{")
+    with pytest.raises(StorageError, match=r"cannot read .*storage\.json"):
+        known_folder(folder.root)
+
+
+def test_a_process_on_another_machine_has_the_folder_made_and_follows_the_keys(
+    folder: StateFolder, machine: Machine, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place_module, "KEYS_S", 0.01)
+    monkeypatch.setattr(place_module, "TIDY_S", -1.0)
+    file_of(folder, "keys.json")
+    settle_storage(folder, uri, may_adopt=True)
+    there = state_folder(machine("two") / "state", uri)
+    assert there.keys.read_text() == "keys.json"
+    assert there.root.stat().st_mode & 0o077 == 0
+    assert known_folder(there.root).mirror is not None
+    known = known_folder(folder.root)
+    assert known.mirror is not None
+    known.mirror.put(folder.keys, b"new")
+    end_s = time.monotonic() + 60
+    while there.keys.read_text() != "new":
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_storage_that_does_not_answer_lets_no_process_begin(machine: Machine, s3: object) -> None:
+    with pytest.raises(StorageError, match="check that the storage can be reached"):
+        state_folder(machine("one"), "s3://nobucket/x?endpoint_override=127.0.0.1:9&scheme=http&region=us-east-1")
+
+
+def test_copies_go_a_day_after_what_they_are_copies_of(folder: StateFolder, uri: str) -> None:
+    mirror = Mirror(folder.root, uri)
+    for name in ("jobs/kept/job.json", "jobs/gone/job.json", "jobs/young/job.json", "uploads/me/gone/x", "uploads/me/kept/x"):
+        path = file_of(folder, name)
+        if "kept" in name:
+            mirror.send(path)
+        if "young" not in name:
+            os.utime(path.parent, (1000.0, 1000.0))
+    forget_gone(folder, mirror, time.time())
+    found = {str(path.relative_to(folder.root)) for path in (*folder.jobs.glob("*"), *folder.uploads.glob("*/*"))}
+    assert found == {"jobs/kept", "jobs/young", "uploads/me/kept"}
+
+
+def test_a_new_machine_takes_over_storage_and_database_of_a_lost_one(
+    folder: StateFolder, other: StateFolder, uri: str, database: Postgres
+) -> None:
+    url = database.new()
+    ready_state(folder, url)  # before there was a storage
+    ready_state(folder, url, uri)
+    lost = json.loads(folder.ledger_place.read_text())
+    shutil.rmtree(folder.root)
+    (line,) = ready_state(other, url, uri)
+    assert line.startswith("took over")
+    assert json.loads(other.ledger_place.read_text()) == lost
