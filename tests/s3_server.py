@@ -11,7 +11,12 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_EC2_METADATA_DISABLED": "true"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "any",
+    "AWS_SECRET_ACCESS_KEY": "any",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",  # rclone takes no others
+}
 
 
 @dataclass(frozen=True)
@@ -31,14 +36,21 @@ class S3:
 
 
 @contextmanager
+def credentials() -> Iterator[None]:
+    """In this process's environment, for the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield
+
+
+@contextmanager
 def s3_server(host: str = "127.0.0.1") -> Iterator[S3]:
     """For the block, with credentials in this process's environment. Skips the test where moto is not installed."""
     pytest.importorskip("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = importlib.import_module("moto.server").ThreadedMotoServer(host, port=0, verbose=False)
     server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in CREDENTIALS.items():
-            patch.setenv(name, value)
+    with credentials():
         yield S3(*server.get_host_and_port())
     server.stop()

@@ -32,10 +32,12 @@ class Spools:
 
     def open(self, lease: Lease) -> Spool:
         """The spool of a slice, with what an earlier holder had, on whichever machine. Call it from a thread. Raises `StorageError`."""
-        path = self._path(lease)
-        if self._folder.mirror is not None:
-            self._sent[path] = _take_over(path, self._folder.mirror)
-        return Spool(path)
+        path, mirror = self._path(lease), self._folder.mirror
+        sent = 0 if mirror is None else _take_over(path, mirror)
+        spool = Spool(path)
+        if mirror is not None:
+            self._sent[path] = sent
+        return spool
 
     async def close(self, spool: Spool, *, is_left: bool) -> None:
         """``is_left``: its rows are not published, and the slice goes to another holder."""

@@ -113,13 +113,25 @@ class Mirror:
 
     def remove(self, path: Path) -> None:
         """Remove a file there, if there is one."""
-        with self._mapped("remove", path), suppress(FileNotFoundError):
+        with self._mapped("remove", path), self._despite_markers(path):
             self._place.files.delete_file(self._there(path))
 
     def remove_folder(self, folder: Path) -> None:
         """Remove all files below ``folder`` there."""
-        with self._mapped("remove", folder), suppress(FileNotFoundError):
+        with self._mapped("remove", folder), self._despite_markers(folder):
             self._place.files.delete_dir(self._there(folder))
+
+    @contextmanager
+    def _despite_markers(self, path: Path) -> Iterator[None]:
+        """What counts is what is gone: then Arrow makes empty objects that stand for folders, which some servers refuse."""
+        try:
+            yield
+        except FileNotFoundError:
+            pass
+        except OSError:
+            (info,) = self._place.files.get_file_info([self._there(path)])
+            if info.type is fs.FileType.File or self._listed(path):
+                raise
 
     @cached_property
     def _place(self) -> Location:

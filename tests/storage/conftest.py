@@ -1,4 +1,4 @@
-"""Storages to test with: a folder that machines share, and a bucket on a server that speaks S3."""
+"""Storages to test with: a folder that machines share, and buckets on two servers that speak S3."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
-from tests.s3_server import S3, s3_server
+from tests.s3_server import S3, credentials, s3_server
 from tools.postgres import NoPostgres, Postgres, postgres
+from tools.rclone import NoRclone, s3_over
 
 _NUMBERS = itertools.count(1)
 
@@ -20,13 +22,36 @@ def s3() -> Iterator[S3]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A server of another kind."""
+    try:
+        with s3_over(tmp_path_factory.mktemp("rclone")) as place, credentials():
+            yield S3(*place)
+    except NoRclone as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(params=["folder", "s3"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of an empty storage."""
+    return _empty(request, tmp_path)
+
+
+@pytest.fixture(params=["folder", "s3", "rclone"])
+def any_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same. On rclone's server a removal hides the folder's other files: Arrow then makes an empty object for the folder."""
+    return _empty(request, tmp_path)
+
+
+def _empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return str(tmp_path / "shared")
-    s3: S3 = request.getfixturevalue("s3")
-    return f"{s3.bucket(f'bucket{next(_NUMBERS)}')}/harvester{s3.options}"
+    server: S3 = request.getfixturevalue(request.param)
+    name = f"bucket{next(_NUMBERS)}"
+    files, _ = fs.FileSystem.from_uri(f"s3://{name}{server.options}&allow_bucket_creation=true")
+    files.create_dir(name)
+    return f"s3://{name}/harvester{server.options}"
 
 
 @pytest.fixture

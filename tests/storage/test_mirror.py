@@ -19,14 +19,14 @@ Machine = Callable[[str], Path]
 
 
 @pytest.fixture
-def here(uri: str, machine: Machine) -> Mirror:
-    return Mirror(machine("here"), uri)
+def here(any_uri: str, machine: Machine) -> Mirror:
+    return Mirror(machine("here"), any_uri)
 
 
 @pytest.fixture
-def there(uri: str, machine: Machine) -> Mirror:
+def there(any_uri: str, machine: Machine) -> Mirror:
     """The same storage, from another machine."""
-    return Mirror(machine("there"), uri)
+    return Mirror(machine("there"), any_uri)
 
 
 def written(mirror: Mirror, name: str, data: bytes = b"some") -> Path:
