@@ -1,10 +1,13 @@
-"""The wall around the pure suite: a test in these folders that imports Ray, vLLM or torch fails, and so does collecting it."""
+"""The wall around the pure suite: a test in these folders that imports Ray, vLLM or torch fails, and so does collecting it.
+
+And the database that several suites ask for.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +16,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tools.postgres import NoPostgres, Postgres, postgres
+
 # Many short searches in each run, the same ones where CI is set; `--hypothesis-profile=thorough` for a long one.
 settings.register_profile("short", max_examples=30, deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("short")
 
-PURE = {"policy", "sim", "jobs", "docs", "ledger", "sql", "connectors", "cli", "jobs_api"}
+PURE = {"policy", "sim", "jobs", "docs", "ledger", "sql", "connectors", "cli", "jobs_api", "storage"}
 HEAVY = {"ray", "vllm", "torch"}
 _HERE = Path(__file__).parent
 
@@ -58,3 +63,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
     finally:
         _wall.inside = None
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[Postgres]:
+    """A real PostgreSQL, one a run."""
+    try:
+        with postgres() as server:
+            yield server
+    except NoPostgres as error:
+        pytest.skip(str(error))

@@ -95,7 +95,7 @@ def write_outputs(
 
 
 def _results(batch_id: str, requests: Path, folder: StateFolder, seen: bytearray) -> Iterator[dict[str, Any]]:
-    """Every finished row once: those of the parts, then those of slices that were given back before they were whole."""
+    """Every finished row once: first those of the parts, then those of slices that were left before they were whole."""
     sink = results_of(folder, batch_id)
     for name in sink.names():
         yield from _read(sink.path(name), _COLUMNS)

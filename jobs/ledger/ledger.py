@@ -1,8 +1,8 @@
 """The ledger: which jobs there are, which slices are free, leased or done. One owner, one store (`jobs.ledger.store.contract`).
 
 It handles slices, never input rows: a job of 20 million rows is 80,000 short records here. Every change is one transaction; a process
-that dies between two calls leaves the last whole one. Leases are renewed in memory, so a heartbeat costs no write; a ledger that is
-opened again gives every lease of the same server one more full term, and frees them all at once when the server itself is new.
+that dies between two calls leaves the last whole one. Leases are renewed in memory, so a heartbeat costs no write. A ledger that is
+opened again gives every lease of the same server one more full term. When the server itself is new, it frees them all at once.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Ledger(Stealing):
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
         """A part has been published. False when the lease had been lost meanwhile.
 
-        A lost lease's part may still be the one that lies there (the last rename wins, and every edition holds the same rows), so its
+        A lost lease's part may still be the one that lies there: the last rename wins, and every edition holds the same rows. So its
         counts are taken over where the slice is done in the same generation.
         """
         record = self._record(job_id)

@@ -1,8 +1,8 @@
 """Work stealing at the tail of a job: a replica asks, no slice is pending, and the slowest lease gives back half of its unbegun rows.
 
 The holder decides what is unbegun: the ledger asks it (`wanted`), it promises not to begin those rows, then it says where its slice ends
-(`split`). The rest becomes a slice of its own. Only a slice in its first lease is split, so that nobody else can publish a part that
-holds the rows of both: an earlier holder, thought dead, would have the whole slice.
+(`split`). The rest becomes a slice of its own. Only a slice in its first lease is split: an earlier holder, thought dead,
+would have the whole slice, and could publish a part that holds the rows of both.
 """
 
 from __future__ import annotations

@@ -103,6 +103,8 @@ def settle_storage(folder: StateFolder, uri: str | None, *, may_adopt: bool, own
         raise StateError(f"{mirror} belongs to another state folder than {folder.root}; give another prefix")
     if StoragePlace(uri, theirs) != now:
         _note(folder, StoragePlace(uri, theirs))
+    if folder.keys.exists() and not mirror.has(folder.keys):  # a server that asked for keys would open without them
+        mirror.send(folder.keys)
     mirror.fetch(folder.keys)
     return lines
 
@@ -144,13 +146,9 @@ def _check_adoption(folder: StateFolder, mirror: Mirror, *, may_adopt: bool) -> 
 
 
 def _send_all(folder: StateFolder, mirror: Mirror) -> int:
-    """What other machines need. Safe to repeat."""
+    """What other machines need, but for the keys. Safe to repeat."""
     folders = (folder.jobs, folder.uploads, folder.inputs, folder.files, folder.batches, folder.root / "profiles")
-    sent = sum(mirror.send_folder(path) for path in folders)
-    if folder.keys.exists():
-        mirror.send(folder.keys)
-        sent += 1
-    return sent
+    return sum(mirror.send_folder(path) for path in folders)
 
 
 def _plain(uri: str) -> str:

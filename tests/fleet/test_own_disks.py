@@ -17,22 +17,13 @@ from tests.fleet.machines import Fleet, why_not
 from tests.fleet.server import FleetServer
 from tests.s3_server import CREDENTIALS, s3_server
 from tests.scripted_server import Stream, wait_until, whole
-from tools.postgres import NoPostgres, Postgres, postgres
+from tools.postgres import Postgres
 
 pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(1800)]
 MACHINES = 3
 ROWS, DELAY_S = 1200, 0.2
 SHORT = 3
 HARVEST: dict[str, Any] = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0, "spool_send_s": 1.0}
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[Postgres]:
-    try:
-        with postgres() as server:
-            yield server
-    except NoPostgres as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from jobs.run.runner import LedgerClient, Runner
 from jobs.spec import JobRequest, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line
+from tests.fakes.lost_ledger import LostLedger, at_work
 
 LEASE_S = 0.1
 HARVEST = HarvestConfig(heartbeat_s=0.01, lease_s=LEASE_S, idle_poll_s=0.005, min_slice_rows=4, slices_per_job=4)
@@ -99,18 +99,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.ledger.close()
 
 
-@asynccontextmanager
-async def at_work(runner: Runner) -> AsyncIterator[asyncio.Task[None]]:
-    """The runner in a task; cancelled at the end, which raises what it died of."""
-    task = asyncio.create_task(runner.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
 async def harvest(world: World, engine: ScriptedEngine, *, holder: str = "a", client: LedgerClient | None = None) -> JobView:
     """Run one replica until every job has ended; the newest job."""
     async with at_work(world.runner(engine, holder, client)) as task:
@@ -118,27 +106,6 @@ async def harvest(world: World, engine: ScriptedEngine, *, holder: str = "a", cl
         if task.done():
             await task
     return world.show()
-
-
-class LostLedger(DirectLedger):
-    """The ledger of a replica that dies: from `lose` on nothing that the replica says arrives."""
-
-    lost = False
-    unheard = 0  # commits that did not arrive
-
-    def lose(self) -> None:
-        self.lost = True
-
-    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
-        return [] if self.lost else await super().heartbeat(holder, progress)
-
-    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
-        self.unheard += self.lost
-        return False if self.lost else await super().commit(lease_id, job_id, slice_id, stats)
-
-    async def release(self, lease_id: str) -> None:
-        if not self.lost:
-            await super().release(lease_id)
 
 
 def lost_ledger(world: World) -> LostLedger:

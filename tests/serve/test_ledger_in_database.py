@@ -10,44 +10,40 @@ from typing import Any
 
 import pytest
 
-from tools.postgres import NoPostgres, postgres
+from tools.postgres import Postgres
 
 pytestmark = pytest.mark.serve
 
 
-def test_the_actor_goes_on_after_its_death_and_the_databases_and_stops_for_another_owner(tmp_path: Path) -> None:
-    try:
-        with postgres() as database:
-            program = [sys.executable, "-m", "tests.serve.ledger_in_database", database.new(), str(tmp_path / "none")]
-            with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-                assert process.stdin is not None
-                assert process.stdout is not None
+def test_the_actor_goes_on_after_its_death_and_the_databases_and_stops_for_another_owner(tmp_path: Path, database: Postgres) -> None:
+    program = [sys.executable, "-m", "tests.serve.ledger_in_database", database.new(), str(tmp_path / "none")]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
 
-                def told() -> Any:
-                    return json.loads(process.stdout.readline())  # type: ignore[union-attr]
+        def told() -> Any:
+            return json.loads(process.stdout.readline())  # type: ignore[union-attr]
 
-                def go_on() -> None:
-                    process.stdin.write("\n")  # type: ignore[union-attr]
-                    process.stdin.flush()  # type: ignore[union-attr]
+        def go_on() -> None:
+            process.stdin.write("\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
 
-                try:
-                    assert told() == {"after_kill": True}
-                    go_on()
-                    assert told() == {"restart": True}
-                    database.stop()
-                    database.start()
-                    go_on()
-                    assert told()["broken"].endswith("it is opened again")
-                    go_on()
-                    assert told() == {"after_restart": True, "rows_ok": 6}
-                    go_on()
-                    taken_over = told()["taken_over"]
-                    assert len(taken_over) == 2
-                    assert all("another server has taken over the ledger" in line for line in taken_over)
-                    go_on()
-                    assert process.wait(60) == 0
-                finally:
-                    process.kill()
-            assert not (tmp_path / "none").exists()
-    except NoPostgres as error:
-        pytest.skip(str(error))
+        try:
+            assert told() == {"after_kill": True}
+            go_on()
+            assert told() == {"restart": True}
+            database.stop()
+            database.start()
+            go_on()
+            assert told()["broken"].endswith("it is opened again")
+            go_on()
+            assert told() == {"after_restart": True, "rows_ok": 6}
+            go_on()
+            taken_over = told()["taken_over"]
+            assert len(taken_over) == 2
+            assert all("another server has taken over the ledger" in line for line in taken_over)
+            go_on()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert not (tmp_path / "none").exists()

@@ -10,7 +10,6 @@ import pytest
 from pyarrow import fs
 
 from tests.s3_server import S3, credentials, s3_server
-from tools.postgres import NoPostgres, Postgres, postgres
 from tools.rclone import NoRclone, s3_over
 
 _NUMBERS = itertools.count(1)
@@ -63,12 +62,3 @@ def machine(tmp_path: Path) -> Callable[[str], Path]:
         return tmp_path / name
 
     return made
-
-
-@pytest.fixture(scope="session")
-def database() -> Iterator[Postgres]:
-    try:
-        with postgres() as server:
-            yield server
-    except NoPostgres as error:
-        pytest.skip(str(error))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.runner import LedgerClient, Runner
 from jobs.run.slice import open_parts
-from jobs.spec import JobRequest, JobView, LeaseProgress, PartStats, SourceSpec
+from jobs.spec import JobRequest, JobView, SourceSpec
 from jobs.storage.mirror import Mirror
 from jobs.storage.parts import results_of
 from jobs.tasks.abilities import Abilities
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
+from tests.fakes.lost_ledger import at_work
 
 LEASE_S = 5.0
 NEVER_S = 1e6
@@ -32,16 +32,14 @@ PATIENCE_S = 60.0
 class Machines:
     """``ledger`` has a disk of its own beside that of the head, which submits."""
 
-    def __init__(self, root: Path, uri: str) -> None:
+    def __init__(self, root: Path, uri: str, repaired: StateFolder | None = None) -> None:
+        """``repaired``: a folder that has the ledger, and is the head's."""
         self.root, self.uri = root, uri
         self.clock = ManualClock()
-        self.head = self.folder("head")
-        self.ledger = self.opened()
+        self.head = repaired or self.folder("head")
+        own = repaired or self.folder("ledger")
+        self.ledger = Ledger(own.ledger, own.jobs, lease_s=LEASE_S, now_s=self.clock(), new_server=True, mirror=own.mirror)
         self.client = DirectLedger(self.ledger, self.clock)
-
-    def opened(self, name: str = "ledger") -> Ledger:
-        folder = self.folder(name)
-        return Ledger(self.root / f"{name}.sqlite", folder.jobs, lease_s=LEASE_S, now_s=self.clock(), new_server=True, mirror=folder.mirror)
 
     def folder(self, name: str) -> StateFolder:
         root = self.root / name
@@ -73,33 +71,6 @@ class Machines:
 
     def lose(self, name: str) -> None:
         shutil.rmtree(self.root / name)
-
-
-class LostLedger(DirectLedger):
-    """The ledger of a machine that dies: once it is ``lost``, nothing that the machine says arrives."""
-
-    lost = False
-
-    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
-        return [] if self.lost else await super().heartbeat(holder, progress)
-
-    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool:
-        return False if self.lost else await super().commit(lease_id, job_id, slice_id, stats)
-
-    async def release(self, lease_id: str) -> None:
-        if not self.lost:
-            await super().release(lease_id)
-
-
-@asynccontextmanager
-async def at_work(runner: Runner) -> AsyncIterator[None]:
-    task = asyncio.create_task(runner.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -37,7 +37,8 @@ from jobs.run.slice import open_parts
 from jobs.sql.pool import QueryPool
 from jobs.storage.place import known_folder, settle_storage
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
-from tests.storage.machines import HARVEST, LEASE_S, at_work, until
+from tests.fakes.lost_ledger import at_work
+from tests.storage.machines import HARVEST, LEASE_S, until
 
 MODEL = "scripted"
 ID = "ab" * 32

@@ -13,7 +13,6 @@ import pytest
 from connectors.errors import StorageError
 from jobs.engine import Prompt, RowError
 from jobs.folder import StateFolder
-from jobs.ledger.ledger import Ledger
 from jobs.ledger.splits import noted_splits
 from jobs.removal import remove_files
 from jobs.repair.repair import repair
@@ -25,7 +24,8 @@ from jobs.states import JobState
 from jobs.storage.mirror import Mirror
 from jobs.storage.place import known_folder, settle_storage
 from jobs.testing import DirectLedger, ScriptedEngine, last_line
-from tests.storage.machines import LEASE_S, LostLedger, Machines, at_work, until
+from tests.fakes.lost_ledger import LostLedger, at_work
+from tests.storage.machines import LEASE_S, Machines, until
 
 ROWS = 24
 
@@ -59,6 +59,14 @@ def outputs(machines: Machines, name: str, job_id: str) -> list[str]:
 
 
 WHOLE = [f"row {number}" for number in range(ROWS)]
+
+
+async def published_unheard(machines: Machines, job_id: str) -> None:
+    """Machine a puts all parts into the storage, and dies before the ledger hears of one."""
+    client = LostLedger(machines.ledger, machines.clock)
+    client.lose()
+    async with at_work(machines.runner("a", ScriptedEngine(), client)):
+        await until(lambda: machines.head.mirror and len(machines.head.mirror.names(machines.head.results(job_id))) == ROWS // 8)
 
 
 async def test_machines_share_a_job_whose_rows_only_the_first_has_read(machines: Machines, lines: Path) -> None:
@@ -102,7 +110,7 @@ async def test_a_machine_whose_disk_is_lost_costs_the_rows_that_it_had_not_sent(
     assert machines.head.mirror is not None
     async with at_work(runner):
         await until(lambda: machines.head.mirror and (machines.head.mirror.read(spool) or b"").count(b"{") >= done)
-        client.lost = True
+        client.lose()
     machines.lose("a")
     machines.clock.advance(2 * LEASE_S)
     other = ScriptedEngine()
@@ -130,10 +138,7 @@ async def test_a_machine_that_leaves_costs_nothing(machines: Machines, table: Pa
 
 async def test_a_part_that_nobody_heard_of_is_adopted_by_another_machine(machines: Machines, table: Path) -> None:
     job = machines.submit(table)
-    client = LostLedger(machines.ledger, machines.clock)
-    client.lost = True
-    async with at_work(machines.runner("a", ScriptedEngine(), client)):
-        await until(lambda: machines.head.mirror and len(machines.head.mirror.names(machines.head.results(job.id))) == ROWS // 8)
+    await published_unheard(machines, job.id)
     machines.lose("a")
     machines.clock.advance(2 * LEASE_S)
     other = ScriptedEngine()
@@ -142,7 +147,6 @@ async def test_a_part_that_nobody_heard_of_is_adopted_by_another_machine(machine
 
 
 async def test_a_part_that_is_on_one_disk_alone_is_none(machines: Machines, table: Path) -> None:
-    """Its rows are not lost: the spool has them."""
     job = machines.submit(table)
     await machines.harvest("a", ScriptedEngine())
     folder = machines.folder("a")
@@ -173,10 +177,7 @@ async def test_failed_rows_are_retried_on_another_machine(machines: Machines, ta
 
 async def test_a_damaged_part_is_put_aside_in_the_storage_and_computed_again(machines: Machines, table: Path) -> None:
     job = machines.submit(table)
-    client = LostLedger(machines.ledger, machines.clock)
-    client.lost = True
-    async with at_work(machines.runner("a", ScriptedEngine(), client)):
-        await until(lambda: machines.head.mirror and len(machines.head.mirror.names(machines.head.results(job.id))) == ROWS // 8)
+    await published_unheard(machines, job.id)
     mirror, part = machines.head.mirror, machines.head.results(job.id) / "part-000002.parquet"
     assert mirror is not None
     data = mirror.read(part)
@@ -223,13 +224,10 @@ async def test_ledger_and_jobs_are_made_again_from_the_storage_alone(machines: M
     assert sorted(report.restored) == sorted([done.id, half.id])
     assert report.problems == []
     assert report.slices_found == 4
-    again = Machines.__new__(Machines)
-    again.root, again.uri, again.clock, again.head = tmp_path, machines.uri, machines.clock, known_folder(new.root)
-    again.ledger = Ledger(new.ledger, new.jobs, lease_s=LEASE_S, now_s=1.0, new_server=True, mirror=again.head.mirror)
-    again.client = DirectLedger(again.ledger, machines.clock)
+    again = Machines(tmp_path, machines.uri, known_folder(new.root))
     for job in (done, half):
         if again.ledger.show(job.id).state is JobState.PAUSED:
-            again.ledger.resume(job.id, machines.clock())
+            again.ledger.resume(job.id, again.clock())
     view = await again.harvest("b", ScriptedEngine())
     again.ledger.check()
     again.ledger.close()

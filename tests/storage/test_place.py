@@ -46,14 +46,14 @@ def file_of(folder: StateFolder, name: str) -> Path:
 
 def test_a_folder_that_had_its_files_itself_sends_them_once(folder: StateFolder, other: StateFolder, uri: str) -> None:
     names = ["jobs/a/results/part-000000.parquet", "jobs/a/job.json", "uploads/me/1/x.csv", "files/file-1.json", "batches/batch_1.json"]
-    names += ["inputs/1/x.parquet", "profiles/x.json", "keys.json"]
-    for name in [*names, "jobs/.staging-1/x", "logs/server.log", "history/looks", "answers/me/1.arrow", "user.key"]:
+    names += ["inputs/1/x.parquet", "profiles/x.json"]
+    for name in [*names, "keys.json", "jobs/.staging-1/x", "logs/server.log", "history/looks", "answers/me/1.arrow", "user.key"]:
         file_of(folder, name)
     (line,) = settle_storage(folder, uri, may_adopt=False)
     assert line == f"sent {len(names)} files of {folder.root} to {Mirror(folder.root, uri)}"
     assert settle_storage(folder, uri, may_adopt=False) == []
     mirror = Mirror(other.root, uri)
-    for name in names:
+    for name in [*names, "keys.json"]:
         assert mirror.read(other.root / name) == name.encode()
     for name in ("logs/server.log", "user.key", "jobs/.staging-1/x", "storage.json"):
         assert mirror.read(other.root / name) is None
@@ -71,6 +71,15 @@ def test_an_empty_folder_takes_over_what_is_there_if_its_ledger_is_elsewhere_too
     assert line.startswith("took over")
     assert storage_place(other) == storage_place(folder)
     assert other.keys.read_text() == "keys.json"
+
+
+def test_keys_that_were_made_before_a_storage_is_taken_over_are_not_lost(folder: StateFolder, other: StateFolder, uri: str) -> None:
+    """Where the storage has none: a server that asks for keys would open without them."""
+    settle_storage(folder, uri, may_adopt=True)
+    file_of(other, "keys.json")
+    settle_storage(other, uri, may_adopt=True)
+    assert other.keys.read_text() == "keys.json"
+    assert Mirror(folder.root, uri).read(folder.keys) == b"keys.json"
 
 
 def test_a_folder_with_jobs_of_its_own_takes_nothing_over(folder: StateFolder, other: StateFolder, uri: str) -> None:
