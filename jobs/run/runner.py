@@ -235,7 +235,7 @@ class Runner:
                 await self._spools.close(files.spool, is_left=stats is None)
         note(stats)
         await self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, self._charged(active, stats))
-        await self._in_thread(lambda: self._spools.forget(lease))
+        await self._spools.forget(lease)
         return True
 
     def _charged(self, active: ActiveSlice, stats: PartStats) -> PartStats:

@@ -46,16 +46,20 @@ class Spools:
         if is_left and sent is not None:
             await despite_cancellation(asyncio.to_thread(self._send, spool.path, sent, is_last=True), SENT_S)
 
-    def forget(self, lease: Lease) -> None:
-        """Its rows are in a part that counts. Call it from a thread. What cannot be removed stays, and is read by nobody."""
+    async def forget(self, lease: Lease) -> None:
+        """Its rows are in a part that counts. What cannot be removed from the storage stays there, and is read by nobody."""
         path = self._path(lease)
-        path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)  # at once: a runner that is cancelled now leaves no spool of a slice that is done
         if self._folder.mirror is not None:
-            try:
-                with self._sending:
-                    self._folder.mirror.remove(path)
-            except StorageError as error:
-                log.warning("spool_left %s", error.message)
+            await despite_cancellation(asyncio.to_thread(self._remove, path), SENT_S)
+
+    def _remove(self, path: Path) -> None:
+        assert self._folder.mirror is not None
+        try:
+            with self._sending:
+                self._folder.mirror.remove(path)
+        except StorageError as error:
+            log.warning("spool_left %s", error.message)
 
     async def run(self) -> None:
         """Send what has grown, until cancelled. Ends at once where there is no storage."""
