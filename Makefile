@@ -53,13 +53,9 @@ check: setup ## lint, format, types, the walls between layers, the links of the 
 bench: setup ## the short form of the job benchmark; others: .venv/bin/python -m bench --help
 	@$(PY) -m bench jobs --quick
 
-mutants: setup ## change policy and jobs line by line and see which changes no test notices (MUTANTS='jobs.states*': only those; SAMPLE=300: so many drawn at random)
-ifdef SAMPLE
-	@$(PY) -m tools.mutants $(SAMPLE)
-else
+mutants: setup ## change policy and jobs line by line and see which changes no test notices (MUTANTS='jobs.states*': only those)
 	nice -n 15 .venv/bin/mutmut run --max-children 2 $(if $(MUTANTS),'$(MUTANTS)')
 	.venv/bin/mutmut results
-endif
 
 lock: ## resolve requirements/*.in anew into the lock files (torch's CPU wheel comes from PIP_FIND_LINKS)
 	@tools/lock.sh "$(PYTHON)"
