@@ -105,6 +105,7 @@ def _threads(process: psutil.Process) -> list[int]:
 
 
 def _step_back(threads: list[int], cores: set[int] | None = None, niceness: int | None = None) -> None:
+    """Never forward: who stands further back than ``niceness`` stays there, which an administrator's process could change."""
     for thread in threads:
         # Each by itself: a thread may have ended meanwhile, and a container may forbid one of them and allow the others.
         with suppress(OSError):
@@ -112,7 +113,7 @@ def _step_back(threads: list[int], cores: set[int] | None = None, niceness: int 
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
         if niceness is not None:
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, thread, niceness)
+                os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
         if cores:
             with suppress(OSError):
                 os.sched_setaffinity(thread, cores)
