@@ -99,6 +99,8 @@ class ServeConfig(ModelConfig):
                 raise ValueError(f"models: {name} is the name of another model or adapter; give it another")
             if "api_key" in one.engine or "VLLM_API_KEY" in one.env:
                 raise ValueError(f"models.{name} has an API key of its own; keys are the server's: make one with harvester key add")
+        if self.models and self.replicas.sleeps:
+            raise ValueError("replicas.min=0: replicas of the first model send requests on to those under models; set it to 1 or more")
         return self
 
     def of(self, name: str) -> ServeConfig:
@@ -109,6 +111,11 @@ class ServeConfig(ModelConfig):
         key = {"VLLM_API_KEY": self.env["VLLM_API_KEY"]} if "VLLM_API_KEY" in self.env else {}
         ours |= {"engine": own.engine | keys, "env": own.env | key, "served_model_name": name, "models": {}}
         return self.model_copy(update=ours)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether one of the models may have no replica."""
+        return any(one.replicas.sleeps for one in (self, *self.models.values()))
 
     @property
     def api_keys(self) -> tuple[str, ...]:

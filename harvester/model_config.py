@@ -140,7 +140,7 @@ class CheckpointConfig(Section):
 class ReplicasConfig(Section):
     """`replicas: 2` is two of them; `replicas: {min: 1, max: 4}` as many as open chats need. Batch work asks for none, unless it may."""
 
-    min: int = Field(default=1, ge=1, description="Minimum number of replicas.")
+    min: int = Field(default=1, ge=0, description="Minimum number of replicas. 0: none while nobody chats and no job has rows to do.")
     max: int = Field(default=1, ge=1, description="Maximum number of replicas.")
     target: float = Field(default=16.0, gt=0.0, description="Open chats of one replica; more of them on average ask for another.")
     up_s: float = Field(default=10.0, ge=0.0, description="Seconds for which chats must be too many before a replica is added.")
@@ -171,8 +171,13 @@ class ReplicasConfig(Section):
         return self.min == self.max
 
     @property
+    def sleeps(self) -> bool:
+        """Whether there may be none: the next chat or job loads the model again."""
+        return self.min == 0
+
+    @property
     def follows_jobs(self) -> bool:
-        return not self.is_fixed and (self.jobs is not None or self.at_risk is not None)
+        return not self.is_fixed and (self.sleeps or self.jobs is not None or self.at_risk is not None)
 
 
 class ModelConfig(Section):

@@ -133,7 +133,7 @@ def _launcher(config: ServeConfig, runtime: Path) -> Path:
     binary = haproxy_binary()
     if binary is None:
         raise ConfigError("ingress haproxy needs HAProxy, which is not installed; install ray[serve], or set ingress: proxy")
-    return write_launcher(runtime, binary, config.host)
+    return write_launcher(runtime, binary, config.host, sleeps=config.sleeps)
 
 
 def _own_cluster(runtime: Path) -> dict[str, str]:

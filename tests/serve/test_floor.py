@@ -35,6 +35,15 @@ def test_the_fewest_follow_what_jobs_ask_for(given: dict[str, int], floors: list
     assert replicas.follows_jobs == bool(given)
 
 
+@pytest.mark.parametrize(("given", "floors"), [({}, [0, 1, 1]), ({"jobs": 2}, [0, 2, 2]), ({"at_risk": 3}, [0, 1, 3])])
+def test_a_model_that_may_sleep_is_kept_awake_by_rows_to_do(given: dict[str, int], floors: list[int]) -> None:
+    replicas = ReplicasConfig(min=0, max=4, **given)
+    assert [floor_of(replicas, demand) for demand in (IDLE, AT_WORK, LATE)] == floors
+    assert replicas.follows_jobs
+    first = scaling(replicas)["autoscaling_config"]
+    assert (first["min_replicas"], first["initial_replicas"]) == (0, 1)
+
+
 def context(chats: float, told: dict[str, list[float]], running: int = 1) -> Any:
     series = {name: [SimpleNamespace(value=value) for value in values] for name, values in told.items()}
     config = SimpleNamespace(get_target_ongoing_requests=lambda: 2.0)

@@ -118,6 +118,60 @@ def test_a_haproxy_that_died_comes_back_with_its_last_configuration(front: Front
     assert httpx.get(f"http://127.0.0.1:{front.port}/-/routes").status_code == 404
 
 
+SLEEPING = """\
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    errorfile 503 /nowhere/500.http
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    acl is_jobs path_beg /api/
+    acl is_jobs path /api
+    acl is_small path_beg /models/small/
+    acl is_small path /models/small
+    acl is_chat path_beg /
+    acl is_chat path /
+    use_backend jobs if is_jobs
+    use_backend small if is_small
+    use_backend chat if is_chat
+backend jobs
+    http-request return status 200 content-type text/plain lf-string "%[path]"
+    server one 127.0.0.1:{dead} check
+backend small
+    server fallback 127.0.0.1:{dead} check backup
+backend chat
+    server fallback 127.0.0.1:{dead} check backup
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", "/api/asleep/v1/chat/completions"),
+        ("/", "/api/asleep/"),
+        ("/models/small/v1/models", "/api/asleep/models/small/v1/models"),
+        ("/api/jobs", "/api/jobs"),
+    ],
+)
+def test_what_is_asked_of_a_model_without_replicas_goes_to_the_jobs_application(
+    tmp_path_factory: pytest.TempPathFactory, path: str, told: str
+) -> None:
+    folder, haproxy = tmp_path_factory.mktemp("in"), haproxy_binary()
+    assert haproxy is not None
+    front = Front(folder, write_launcher(folder, haproxy, "127.0.0.1", sleeps=True), "127.0.0.1", free_port(), {MARK: OWN})
+    (folder / "node").mkdir()
+    admin = f"global\n    stats socket {folder}/node/admin.sock mode 666 level admin expose-fd listeners\n"
+    (folder / "node" / "haproxy.cfg").write_text(admin + SLEEPING.format(port=front.port, dead=free_port()))
+    try:
+        front.start(folder / "node" / "haproxy.cfg")
+        assert httpx.get(f"http://127.0.0.1:{front.port}{path}").text == told
+    finally:
+        front.stop()
+        stop_marked(OWN)
+
+
 def test_what_is_corrected_is_in_rays_own_template() -> None:
     """Fails where a later Ray writes its configuration in another way."""
     ray = find_spec("ray")
@@ -134,6 +188,8 @@ def test_what_is_corrected_is_in_rays_own_template() -> None:
         'string "{{ route_info.routes_message }}" if routes\n',
         "check backup\n",
         "    option splice-request\n",
+        "    acl is_{{ backend.name or 'unknown' }} path_beg {{ '/' if not backend.path_prefix",
+        "    use_backend {{ backend.name or 'unknown' }} if is_{{ backend.name or 'unknown' }}\n",
     ):
         assert line in template, line
 
@@ -148,6 +204,8 @@ def test_what_is_corrected_once_stays_as_it_is(tmp_path: Path) -> None:
     once = corrected(SERVED.format(folder=tmp_path, port=1, dead=2, other=3), "0.0.0.0", tmp_path / "503")
     assert corrected(once, "0.0.0.0", tmp_path / "503") == once
     assert "bind ipv4@*:1\n" in once
+    asleep = corrected(SLEEPING.format(port=1, dead=2), "0.0.0.0", tmp_path / "503", sleeps=True)
+    assert corrected(asleep, "0.0.0.0", tmp_path / "503", sleeps=True) == asleep
     assert ":3" not in once
 
 

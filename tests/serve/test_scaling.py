@@ -98,6 +98,31 @@ def test_a_job_may_ask_for_replicas_while_it_has_rows(tmp_path: Path) -> None:
         replicas(server, 1)
 
 
+@pytest.mark.long
+def test_a_model_sleeps_while_nobody_uses_it_and_a_chat_or_a_job_wakes_it(tmp_path: Path) -> None:
+    with ScriptedServer(tmp_path / "state", delay_s=DELAY_S, replicas=FOLLOWS | {"min": 0}, harvest=HARVEST) as server:
+        assert server.get("/api/server")["context_tokens"], "asked while it is there, or it would be loaded for this"
+        replicas(server, 0)
+        for path in ("/", "/health", "/api/server", "/api/metrics"):
+            assert httpx.get(f"{server.url}{path}", timeout=60).status_code == 200, path
+        assert httpx.get(f"{server.url}/v1/models", timeout=60).status_code == 503
+        assert not server.find("replica"), "who only looks wakes nobody"
+        refused = chat(server)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 5
+        wait_until(lambda: chat(server).status_code == 200, "the model to be loaded for the chat")
+        replicas(server, 0)
+        job = submit(server, tmp_path / "rows.parquet")
+        view = server.wait_rows(job, ROWS + 1)
+        assert (view["state"], view["rows_ok"], view["rows_recomputed"]) == ("completed", ROWS, 0), "it stays while there are rows"
+        assert ids(server.state, job) == list(range(ROWS))
+        replicas(server, 0)
+
+
+def chat(server: ScriptedServer) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/chat/completions", json={"model": "any", "max_tokens": 4, "messages": []}, timeout=60)
+
+
 def asked(server: ScriptedServer, number: int) -> httpx.Response:
     return httpx.post(f"{server.url}/api/scale", json={"replicas": number}, timeout=60)
 
@@ -106,7 +131,8 @@ def asked(server: ScriptedServer, number: int) -> httpx.Response:
     "given",
     [
         {"min": 2, "max": 1},
-        {"min": 0, "max": 1},
+        {"min": 0, "max": 0},
+        {"min": -1, "max": 1},
         0,
         "many",
         {"min": 1, "max": 2, "most": 3},

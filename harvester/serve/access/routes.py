@@ -178,6 +178,8 @@ CHAT_ROUTES = RouteTable(
 JOBS_ROUTES = RouteTable(
     {
         "GET /page/{name}": OPEN,
+        "GET /asleep/{path:path}": OPEN,  # the page and health checks, where the model has no replica
+        "POST /asleep/{path:path}": MODEL,
         **_documents(),
         "GET /server": ANY,
         "GET /tasks": BATCH,
@@ -204,7 +206,7 @@ JOBS_ROUTES = RouteTable(
         "POST /profile": ADMIN,
         "POST /scale": ADMIN,
     },
-    streamed=("PUT /uploads/{upload_id}/{name:path}",),
+    streamed=("PUT /uploads/{upload_id}/{name:path}", "POST /asleep/{path:path}"),
 )
 OPENAI_ROUTES = RouteTable(
     {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from harvester.serve.deployments.replicas import Replicas
 from harvester.serve.deployments.scaling import Scale, deadline_note
 from harvester.serve.deployments.seam import keep_to_loopback
 from harvester.serve.deployments.version import bound
+from harvester.serve.deployments.waking import Waking
 from harvester.serve.http.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster
 from harvester.serve.http.live.events import FrameSource
@@ -37,6 +39,8 @@ from jobs.sql.pool import QueryPool
 from jobs.sql.process import QueryProcesses
 from jobs.storage.place import state_folder
 from jobs.tasks.abilities import Abilities
+
+REMEMBER_S = 1.0
 
 
 class JobsApp:
@@ -70,6 +74,12 @@ class JobsApp:
         queries.start()
         self._history = History(folder.history, config.slo.max_slowdown)
         self._beside: list[Callable[[], Coroutine[Any, Any, None]]] = [lambda: keep_looking(self._history, self._replicas.now)]
+        waking = None
+        if config.sleeps:
+            sleeping = {name: name or choice.name for name in (None, *config.models) if self._scale.may_sleep(name)}
+            waking = Waking(self._replicas.answered, actor.demand, sleeping)
+            self._beside += [waking.run, self._remember]
+        bounds = self._fixed | self._scale.bounds()
         days = config.jobs.retention_days
         if days is not None:
             self._beside.append(lambda: keep_removing(actor, folder, days))
@@ -78,12 +88,13 @@ class JobsApp:
             JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models, notes),
             self._info,
             self._replicas.profile,
-            Broadcaster(FrameSource(self._replicas.now, actor, self._fixed | self._scale.bounds())),
+            Broadcaster(FrameSource(self._replicas.now, actor, bounds, None if waking is None else waking.is_asleep)),
             gate_of(config, folder.keys, tracer=tracer_of(config.traces, "jobs")),
             queries,
             Fleet(actor, self._replicas.metrics, choice.name, self._scale.all_wanted),
             self._history,
             self._rescale,
+            None if waking is None else waking.wake,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -93,6 +104,14 @@ class JobsApp:
     async def _rescale(self, number: int, model: str | None) -> dict[str, Any]:
         model = None if model == self._fixed["model"] else model
         return {"replicas": number, "was": await self._scale(number, model)}
+
+    async def _remember(self) -> None:
+        """Ask what the models can while a replica is there: the question would load one that sleeps."""
+        while not self._told or len(self._further) < len(self._models):
+            with suppress(Exception):  # of Ray, while a replica starts or goes
+                await self._replicas.now()  # raises where there is none
+                await self._info()
+            await asyncio.sleep(REMEMBER_S)
 
     async def _info(self) -> dict[str, Any]:
         if not self._told:

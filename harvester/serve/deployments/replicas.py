@@ -37,6 +37,10 @@ class Replicas:
         """Of a further model, or the first; ``wait_s``: at the longest `ANSWER_WAIT_S`."""
         return dict(await self._ask("info", wait_s=ANSWER_WAIT_S if wait_s is None else wait_s, model=model))
 
+    async def answered(self, model: str | None) -> None:
+        """Return once a replica of ``model`` answers, however long that takes. Serve starts one for it where there is none."""
+        await self._chat(model).info.remote()
+
     async def further(self) -> dict[str, dict[str, Any]]:
         """`info` of those further models that answer now, by name."""
         told = await asyncio.gather(*(self.info(name, LOOK_WAIT_S) for name in self._further), return_exceptions=True)
@@ -57,8 +61,9 @@ class Replicas:
     async def _each(self, method: str) -> list[dict[str, Any]]:
         told = await asyncio.gather(*(self._each_of(name, method) for name in (None, *self._further)), return_exceptions=True)
         found = [one for of_model in told if not isinstance(of_model, BaseException) for one in of_model]
-        if not found and isinstance(told[0], BaseException):  # applications may be missing, and one that answers is enough
-            raise told[0]
+        others = [one for one in told if isinstance(one, BaseException) and not isinstance(one, RayActorError | RayServeException)]
+        if not found and others:  # of several models one that answers is enough
+            raise others[0]
         if not found:
             raise NoReplicaError("no replica answers; it may be restarting: try again in a moment")
         return found

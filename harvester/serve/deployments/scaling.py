@@ -39,6 +39,7 @@ def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
     return {
         "autoscaling_config": {
             "min_replicas": replicas.min,
+            "initial_replicas": max(1, replicas.min),  # a model that cannot be loaded is found out at the start
             "max_replicas": replicas.max,
             "target_ongoing_requests": replicas.target,
             "upscale_delay_s": replicas.up_s,
@@ -78,8 +79,8 @@ class Floor:
 
 
 def floor_of(replicas: ReplicasConfig, demand: Demand) -> int:
-    asked = [replicas.jobs] * demand.has_work + [replicas.at_risk] * demand.is_late
-    return max((number for number in asked if number is not None), default=0)
+    asked = [replicas.jobs or int(replicas.sleeps)] * demand.has_work + [replicas.at_risk or 0] * demand.is_late
+    return max(asked, default=0)
 
 
 def deadline_note(config: ServeConfig, *, cpu: bool) -> str | None:
@@ -140,6 +141,10 @@ class Scale:
         """Replicas that there are to be; where chat decides, the fewest."""
         given = self._of(model).replicas
         return self._now[model] if given.is_fixed else given.min
+
+    def may_sleep(self, model: str | None = None) -> bool:
+        """Whether it may have no replica."""
+        return self._of(model).replicas.sleeps
 
     def bounds(self) -> dict[str, int]:
         """Of the first model, as ``GET /api/server`` tells them."""

@@ -21,6 +21,7 @@ from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import JOBS_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.access.who import Who
+from harvester.serve.http.asleep import Wake, add_asleep
 from harvester.serve.http.contract import describe, refusal
 from harvester.serve.http.harvested_api import add_harvested
 from harvester.serve.http.live.broadcast import Broadcaster
@@ -33,20 +34,18 @@ from harvester.serve.http.page import add_assets
 from harvester.serve.http.plan_api import add_plan, told_abilities
 from harvester.serve.http.removal import removed
 from harvester.serve.http.rows_api import add_rows
+from harvester.serve.http.seen_api import add_seen, is_user_of
 from harvester.serve.http.sql_api import add_sql
 from harvester.serve.http.uploads_api import SCHEME, Uploads, add_uploads
 from harvester.serve.openai.errors import answer_of, error_answer
 from harvester.serve.openai.objects import OpenAiRefusal
-from jobs.access.handle import HEADER, is_signed, read_key
-from jobs.folder import StateFolder
 from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
-from jobs.spec import JobChange, JobPlan, JobRequest, JobView, SeenFile
+from jobs.spec import JobChange, JobPlan, JobRequest, JobView
 from jobs.sql.pool import QueryPool
 from jobs.tasks.load import list_tasks
 from jobs.tasks.options import TaskOption
 
-SEEN = "/api/sources/seen"
 ONCE = "idempotency-key"
 log = logging.getLogger("harvester.jobs")
 
@@ -72,10 +71,6 @@ class Submitted(BaseModel):
 
 class Jobs(BaseModel):
     jobs: list[JobView]
-
-
-class SeenFiles(BaseModel):
-    files: list[SeenFile] = Field(max_length=100)
 
 
 class TaskShown(BaseModel):
@@ -133,12 +128,6 @@ def _once(plan: JobPlan, is_new: bool, told: str | None) -> tuple[JobPlan, bool]
     return plan.model_copy(update={"spec": plan.spec.model_copy(update={"key": key})}), False
 
 
-async def _is_user(sent: Request, folder: StateFolder, path: str = "/api/jobs") -> bool:
-    """Whether the server's own user sent this, who may read what the server may."""
-    key = read_key(folder)
-    return key is not None and is_signed(key, sent.headers.get(HEADER), "POST", path, await sent.body(), time.time())
-
-
 def jobs_api(
     ledger: JobsLedger,
     planner: JobPlanner,
@@ -150,11 +139,12 @@ def jobs_api(
     fleet: Fleet | None = None,
     history: History | None = None,
     scale: Rescale | None = None,
+    wake: Wake | None = None,
 ) -> FastAPI:
     """The application, below its prefix ``/api``. Without ``broadcaster`` it has no live events, without ``history`` no past.
 
     ``gate``: whom it lets in; None: everybody. ``queries``: processes for SQL; None makes them. ``fleet``: whose metrics it shows.
-    ``scale``: has so many replicas run.
+    ``scale``: has so many replicas run. ``wake``: loads a model that has no replica; None: each has one.
     """
     app = FastAPI(title="harvester jobs", version=__version__)
     gate = gate or Gate()
@@ -167,6 +157,8 @@ def jobs_api(
     add_plan(app, ledger, planner, server_info, uploads)
     add_sql(app, ledger, planner.folder, queries or QueryPool(), planner.min_free_bytes)
     add_assets(app)
+    if wake is not None:
+        add_asleep(app, wake)
     if broadcaster is not None:
         add_events(app, broadcaster)
     if fleet is not None:
@@ -175,7 +167,7 @@ def jobs_api(
         add_history(app, history)
     add_harvested(app, ledger)
     _add_tables(app, ledger)
-    _add_seen(app, planner)
+    add_seen(app, planner)
     guard(app, JOBS_ROUTES, gate)
     return app
 
@@ -232,7 +224,7 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
     async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
         info = await server_info()
         able = told_abilities(info, request.model)
-        is_user = await _is_user(sent, planner.folder)
+        is_user = await is_user_of(sent, planner.folder)
         rules = None
         if request.source.uri.startswith(SCHEME):
             uri, rules = await asyncio.to_thread(uploads.opened, request.source.uri, who)
@@ -280,14 +272,6 @@ def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info
     @app.post("/jobs/{job_id}/{verb}")
     async def change(job_id: str, verb: str, who: Who) -> JobView:
         return await ledger.change((await own_job(ledger, job_id, who)).id, verb)
-
-
-def _add_seen(app: FastAPI, planner: JobPlanner) -> None:
-    @app.post("/sources/seen", include_in_schema=False)
-    async def seen(question: SeenFiles, sent: Request, who: Who) -> dict[str, bool]:
-        """Whether the server's own user asks, and whether the server reads these very files for who asks."""
-        is_user = await _is_user(sent, planner.folder, SEEN)
-        return {"is_user": is_user, "is_seen": await asyncio.to_thread(planner.sees, question.files, is_user=is_user)}
 
 
 def _add_tables(app: FastAPI, ledger: JobsLedger) -> None:

@@ -47,11 +47,14 @@ def haproxy_binary() -> str | None:
     return given or (str(shipped) if shipped is not None and os.access(shipped, os.X_OK) else shutil.which("haproxy"))
 
 
-def write_launcher(folder: Path, haproxy: str, host: str) -> Path:
-    """Write the executable that Ray Serve is told to start as HAProxy, and the answer for when no replica is there."""
+def write_launcher(folder: Path, haproxy: str, host: str, *, sleeps: bool = False) -> Path:
+    """Write the executable that Ray Serve is told to start as HAProxy, and the answer for when no replica is there.
+
+    ``sleeps``: a model may have no replica. Its requests go to the jobs application then, which loads it.
+    """
     (folder / program.UNAVAILABLE).write_bytes(unavailable())
     path = folder / "haproxy"
-    words = [sys.executable, "-ISs", str(Path(program.__file__)), str(folder), haproxy, host]
+    words = [sys.executable, "-ISs", str(Path(program.__file__)), str(folder), haproxy, host, program.ASLEEP if sleeps else program.AWAKE]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     path.chmod(0o700)
     return path

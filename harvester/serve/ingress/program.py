@@ -1,6 +1,6 @@
 """What Ray Serve starts as HAProxy: it corrects the configuration, takes the port over from a predecessor, and becomes HAProxy.
 
-Started for each reload, so it imports the standard library alone: ``program.py FOLDER HAPROXY HOST [arguments of Ray Serve]``.
+Started for each reload, so it imports the standard library alone: ``program.py FOLDER HAPROXY HOST ASLEEP|AWAKE [arguments of Ray Serve]``.
 ``FOLDER`` holds Ray Serve's files below the name of a node, and what `harvester.serve.ingress.front` writes.
 """
 
@@ -18,23 +18,44 @@ PID = "haproxy.pid"
 LAST = "last.cfg"  # the configuration that was last started with replicas
 UNAVAILABLE = "unavailable.http"
 ANSWER_S = 2.0
+ASLEEP, AWAKE = "asleep", "awake"
+SENT_TO = "/api/asleep"  # before the path of a request to a model without replicas
 HEAD_S = 30
 
 _LISTENERS = ("frontend prometheus", "listen stats")  # on every interface; nobody reads them
 _SPLICING = "option splice-"
 _REPLICA = re.compile(r"^\s+server \S+ \S+:\d+ check", re.MULTILINE)
 _SECTION = re.compile(r"^\S", re.MULTILINE)
+_PREFIX = re.compile(r"^\s+acl is_(\S+) path_beg (/|/models/\S+)$", re.MULTILINE)  # of a model's application
+_NAMED = re.compile(r"^\s+acl is_(\S+) path_beg ", re.MULTILINE)
+_CHOICE = re.compile(r"^\s+use_backend ", re.MULTILINE)
 
 
-def corrected(text: str, host: str, unavailable: Path) -> str:
+def corrected(text: str, host: str, unavailable: Path, *, sleeps: bool = False) -> str:
     """Ray Serve's configuration as it should be.
 
     - Listens on ``host`` alone, without Ray's pages of statistics and routes.
     - Copies bodies itself. With splicing HAProxy 2.8 spins on a core once a client has hung up, and no replica hears of that.
     - Waits for the head of a request as long as the wall waits for its body.
     - Where no replica answers: ``unavailable`` at once, not a 500, nor a wait at Serve's fallback proxy.
+    - Where models may sleep: what is asked of one without replicas goes to the jobs application.
     """
-    return "".join(_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS))
+    kept = (_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS))
+    return "".join(_waking(section) if sleeps and section.startswith("frontend http_frontend") else section for section in kept)
+
+
+def _waking(section: str) -> str:
+    """With a rule for each model, before a backend is chosen."""
+    first = _CHOICE.search(section)
+    if first is None or SENT_TO in section:
+        return section
+    every = set(_NAMED.findall(section))
+    rules = []
+    for name, prefix in _PREFIX.findall(section):
+        others = sorted(every - {name}) if prefix == "/" else []  # all that is asked begins with it
+        unless = "".join(f" !is_{other}" for other in others)
+        rules.append(f"    http-request set-path {SENT_TO}%[path] if is_{name}{unless} {{ nbsrv({name}) eq 0 }}\n")
+    return section[: first.start()] + "".join(rules) + section[first.start() :]
 
 
 def _sections(text: str) -> Iterator[str]:
@@ -95,9 +116,9 @@ def taking_over(folder: Path, arguments: list[str]) -> list[str]:
     return ["-x", str(found[0][0]), "-sf", *(str(pid) for _, pid in found)] if found else []
 
 
-def main(folder: Path, haproxy: str, host: str, arguments: list[str]) -> None:
+def main(folder: Path, haproxy: str, host: str, sleeps: str, arguments: list[str]) -> None:
     config = Path(arguments[arguments.index("-f") + 1])
-    new = corrected(config.read_text("utf-8"), host, folder / UNAVAILABLE)
+    new = corrected(config.read_text("utf-8"), host, folder / UNAVAILABLE, sleeps=sleeps == ASLEEP)
     last = folder / LAST
     if _REPLICA.search(new):
         last.write_text(new, "utf-8")
@@ -112,4 +133,4 @@ def main(folder: Path, haproxy: str, host: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])
+    main(Path(sys.argv[1]), *sys.argv[2:5], sys.argv[5:])

@@ -24,6 +24,7 @@ log = logging.getLogger("harvester.page")
 LOOK_WAIT_S = 5.0
 MAX_ENDED = 50
 RECONNECT_MS = 2000
+ASLEEP = "The model is not loaded while nobody uses it. The next chat or job loads it."
 _LEFT_OUT = {"response_lengths", "results", "notes", "rows_recomputed", "preemptions", "cached_tokens"}
 
 Replicas = Callable[[], Awaitable[list[dict[str, Any]]]]
@@ -34,10 +35,14 @@ class JobsSeen(Protocol):
 
 
 class FrameSource:
-    """The frames of a `Broadcaster`: every replica's `now` and all jobs. Where one cannot be had, the event ``trouble`` says so."""
+    """The frames of a `Broadcaster`: every replica's `now` and all jobs. Where one cannot be had, the event ``trouble`` says so.
 
-    def __init__(self, replicas: Replicas, ledger: JobsSeen, server: dict[str, Any]) -> None:
+    ``is_asleep``: whether there is to be no replica now; None: never.
+    """
+
+    def __init__(self, replicas: Replicas, ledger: JobsSeen, server: dict[str, Any], is_asleep: Callable[[], bool] | None = None) -> None:
         self._replicas, self._ledger = replicas, ledger
+        self._is_asleep = is_asleep
         self._server = json.dumps(server)
         self._rates = RateWindow()
         self._number = 0
@@ -47,7 +52,8 @@ class FrameSource:
         self._number += 1
         frame, trouble = {"look": str(self._number), "server": self._server}, None
         if told is None:
-            trouble = "No replica answers; what is shown is from before."
+            is_asleep = self._is_asleep is not None and self._is_asleep()
+            trouble = ASLEEP if is_asleep else "No replica answers; what is shown is from before."
         else:
             frame["replicas"] = json.dumps(self._rates.take(told))
         if listed is None:
