@@ -238,8 +238,11 @@ class DirectLedger:
     async def holds(self, lease_id: str) -> bool:
         return self.ledger.holds(lease_id)
 
-    async def keep(self, lease_id: str, stats: PartStats) -> None:
-        self.ledger.keep(lease_id, stats, self._now_s())
+    async def keep(self, lease_id: str, stats: PartStats) -> bool:
+        return self.ledger.keep(lease_id, stats, self._now_s())
+
+    async def doubt(self, job_id: str, slice_id: int) -> None:
+        self.ledger.doubt(job_id, slice_id, self._now_s())
 
     async def fail(self, job_id: str, message: str) -> None:
         self.ledger.fail(job_id, message, self._now_s())

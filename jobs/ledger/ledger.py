@@ -16,21 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.config import DeadlineConfig
 from jobs.errors import StateError
+from jobs.ledger.commits import Commits
 from jobs.ledger.counts import LedgerCount
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
-from jobs.ledger.steal import Stealing
 from jobs.ledger.store.place import Place
-from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, PartStats, SliceSpec, Spent
-from jobs.states import ACTIVE, ENDED, JobState, SliceState
+from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, SliceSpec
+from jobs.states import ACTIVE, ENDED, JobState
 
 if TYPE_CHECKING:
     from jobs.storage.mirror import Mirror
 
-RECOMPUTED = COUNTS.index("rows_recomputed")
 
-
-class Ledger(Stealing):
+class Ledger(Commits):
     """All methods are synchronous, take the clock as ``now_s`` and are called from one thread."""
 
     def __init__(
@@ -66,7 +64,10 @@ class Ledger(Stealing):
             if same:
                 return self._adopt(self._jobs[same[0][0]], plan.spec), False
         spec = plan.spec
-        if spec.id in self._jobs:
+        known = self._jobs.get(spec.id)
+        if known is not None and (known.spec.key, known.spec.created_at_s) == (spec.key, spec.created_at_s):
+            return self.show(spec.id), True  # the answer of the same call was lost
+        if known is not None:
             raise StateError(f"job id {spec.id} is taken; submit again")
         if self._keeps_jobs:
             write_job(self._results_root, plan, self._mirror)
@@ -127,9 +128,6 @@ class Ledger(Stealing):
         others = (one for one in self._jobs.values() if one.serves(model))
         return self._grant(first, holder, now_s, tokens_per_row(first, others))
 
-    def _has_pending(self, job_id: str) -> bool:
-        return self._jobs[job_id].open_slices > self._leases.count(job_id)
-
     def _grant(self, record: JobRecord, holder: str, now_s: float, row_tokens: float) -> Lease:
         job_id, lease_id, expires_at_s = record.spec.id, uuid.uuid4().hex[:16], now_s + self._lease_s
         begun: dict[str, Any] = {}
@@ -167,95 +165,6 @@ class Ledger(Stealing):
         self.expire(now_s)
         return drop
 
-    def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
-        """A part has been published. False when the lease had been lost meanwhile.
-
-        A lost lease's part may still be the one that lies there: the last rename wins, and every edition holds the same rows. So its
-        counts are taken over where the slice is done in the same generation.
-        """
-        record = self._record(job_id)
-        lease = self._leases.get(lease_id)
-        old = self._counted(record, slice_id, stats.generation) if lease is None else lease.kept
-        if old is None:
-            return False
-        goes_on = record.state in ACTIVE and record.row["message"] is not None  # whatever it waited for
-        with self._store.transaction():
-            added = self._count("finish_slice", record, slice_id, stats, old, now_s)
-            self._forecast.write_due(now_s)
-            if goes_on:
-                self._run("set_message", [None, record.spec.id])
-        record.add(added)
-        if goes_on:
-            record.row["message"] = None
-        if lease is not None:
-            record.open_slices -= 1
-            if lease.generation == 0:
-                self._forecast.committed(record, stats, now_s)
-            del self._leases[lease_id]
-        record.error_example = stats.error_example or record.error_example
-        self._forecast.sample(record, self._leases.of(job_id), now_s)
-        self._settle(record, now_s)
-        self._stop_failing(record, now_s)
-        return lease is not None
-
-    def _counted(self, record: JobRecord, slice_id: int, generation: int) -> tuple[int, ...] | None:
-        """What the slice counts for, where it is done in this generation."""
-        ((state, done_in, *counts),) = self._run("slice_stats", [record.spec.id, slice_id])
-        return tuple(counts) if state == SliceState.DONE and done_in == generation else None
-
-    def _count(self, statement: str, record: JobRecord, slice_id: int, stats: PartStats, old: Sequence[int], now_s: float) -> list[int]:
-        """Write what the slice's part now holds, in place of ``old``. Returns what that adds to the job's counts."""
-        new = [getattr(stats, name) for name in COUNTS]
-        new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
-        self._run(statement, [*new, record.spec.id, slice_id])
-        added = [n - o for n, o in zip(new, old, strict=True)]
-        self._run("add_counts", [*added, record.spec.id])
-        by_name = dict(zip(COUNTS, added, strict=True))
-        self._counts.committed(record.spec.model, by_name)
-        self._forecast.account(record, by_name, stats, now_s)
-        rows, tokens = by_name["rows_ok"] + by_name["rows_error"], {name: by_name[name] for name in ("prompt_tokens", "output_tokens")}
-        self._usage.add(Spent(owner=record.spec.owner, kind="batch", requests=rows, **tokens), now_s)
-        return added
-
-    def holds(self, lease_id: str) -> bool:
-        """Whether the lease is in force: nobody else works on its slice."""
-        return lease_id in self._leases
-
-    def keep(self, lease_id: str, stats: PartStats, now_s: float) -> None:
-        """Give a lease back whose part holds the rows done so far. The others are done when the slice is leased again."""
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            return
-        record = self._jobs[lease.job_id]
-        with self._store.transaction():
-            added = self._count("keep_slice", record, lease.slice_id, stats, lease.kept, now_s)
-        record.add(added)
-        record.error_example = stats.error_example or record.error_example
-        self._freed([lease_id], now_s)
-
-    def release(self, lease_id: str, now_s: float) -> None:
-        """Give a lease back undone. Unknown ones are ignored: they were lost before."""
-        if lease_id in self._leases:
-            self._free([lease_id], now_s)
-
-    def _free(self, lease_ids: Sequence[str], now_s: float) -> None:
-        with self._store.transaction(durable=False):
-            for lease_id in lease_ids:
-                self._run("free_slice", [self._leases[lease_id].job_id, self._leases[lease_id].slice_id])
-        self._freed(lease_ids, now_s)
-
-    def _freed(self, lease_ids: Sequence[str], now_s: float) -> None:
-        job_ids = dict.fromkeys(self._leases[lease_id].job_id for lease_id in lease_ids)
-        for lease_id in lease_ids:
-            del self._leases[lease_id]
-        self._pending |= job_ids
-        for job_id in job_ids:
-            self._settle(self._jobs[job_id], now_s)
-
-    def held(self, job_id: str) -> int:
-        """How many of the job's slices are leased now: an ended job's parts are all there once it is 0."""
-        return self._leases.count(job_id)
-
     def expire(self, now_s: float) -> int:
         """Free the leases that were not renewed in time, and end the jobs whose deadline has passed. Returns how many leases."""
         self.expire_jobs(now_s)
@@ -275,6 +184,10 @@ class Ledger(Stealing):
         for record in self._jobs.values():
             record.rate.clear()
             record.decided_at_s = None
+
+    def was_busy(self, for_s: float) -> None:
+        """Its owner answered nobody for so long, and heartbeats wait: leases last as much longer."""
+        self._leases.shift(for_s)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By model, since the ledger was opened: see `jobs.ledger.counts`. ``leases`` are those in force now."""

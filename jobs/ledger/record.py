@@ -35,6 +35,7 @@ class ActiveLease:
     row_count: int = 0
     leased_at_s: float = 0.0
     may_split: bool = False  # nobody had the slice before: see `jobs.ledger.steal`
+    is_doubted: bool = False  # an earlier holder wrote its part late: see `jobs.ledger.commits`
 
     @property
     def rows_kept(self) -> int:

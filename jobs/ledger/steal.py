@@ -36,6 +36,11 @@ class Stealing(Register):
         self._idle: dict[str, set[str]] = {}  # by model, the replicas that found nothing since the last look
         self._look_at_s: dict[str, float] = {}  # by model, when to look again: with 1,000 replicas a look takes a while
 
+    def remove(self, job_id: str) -> None:
+        job_id = self._record(job_id).spec.id  # it may be called latest
+        super().remove(job_id)
+        self._pending.pop(job_id, None)
+
     def wanted(self, holder: str) -> list[str]:
         """Leases of ``holder`` that should give half of their unbegun rows back, by `split`. Each is told once."""
         return sorted(self._wanted.pop(holder, ()))

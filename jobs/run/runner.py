@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from connectors.base import Sink
 from connectors.errors import HarvesterError, StorageError, UsageError
@@ -18,13 +18,14 @@ from jobs.engine import Engine, EngineGone
 from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.run.active import ActiveSlice
+from jobs.run.client import LedgerClient
 from jobs.run.devicetime import DeviceTime
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.run.spans import NoSpans, Note, Spans
 from jobs.run.spools import Spools
 from jobs.run.telling import despite_cancellation, tell
-from jobs.spec import JobSpec, Lease, LeaseProgress, PartStats
+from jobs.spec import JobSpec, PartStats
 
 log = logging.getLogger("harvester.runner")
 T = TypeVar("T")
@@ -32,25 +33,6 @@ T = TypeVar("T")
 STORAGE_WAIT_S = 5.0
 LEAVE_POLL_S = 0.05
 GIVE_BACK_S = 5.0  # that a cancelled task waits for the ledger
-
-
-class LedgerClient(Protocol):
-    """The ledger as a replica sees it. Calls wait while the ledger restarts; they are safe to repeat.
-
-    Each may raise `StorageError` (a full disk): nothing has changed then.
-    """
-
-    async def lease(self, holder: str, model: str) -> Lease | None: ...
-    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]: ...
-    async def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats) -> bool: ...
-    async def release(self, lease_id: str) -> None: ...
-    async def wanted(self, holder: str) -> list[str]: ...
-    async def split(self, lease_id: str, keep_rows: int) -> bool: ...
-    async def hints(self) -> dict[str, SchedulingHint]: ...
-    async def holds(self, lease_id: str) -> bool: ...
-    async def keep(self, lease_id: str, stats: PartStats) -> None: ...
-    async def fail(self, job_id: str, message: str) -> None: ...
-    async def say(self, job_id: str, message: str | None) -> None: ...
 
 
 class Runner:
@@ -145,13 +127,21 @@ class Runner:
                 if active.feed.is_last:
                     active.drop()
                 else:
-                    given = await active.feed.give(partial(self.ledger.split, lease_id))
-                    active.rows_waiting -= given
-                    if asking and not given and not await self.ledger.holds(lease_id):
-                        active.drop()  # it was split and lost meanwhile: its part may not hold the rows of both
+                    active.rows_waiting -= await active.feed.give(partial(self._split, active))
                 self._room.set()
         except StorageError as error:
             log.warning("split_storage %s", error.message)
+
+    async def _split(self, active: ActiveSlice, keep_rows: int) -> bool:
+        """Ask the ledger to take the rows after the first ``keep_rows``. False: they are still ours, or the lease is lost.
+
+        The call is repeated until it is answered. By then the lease may have been split and lost, and a part may not hold the rows of both:
+        the slice is dropped before one of them can begin.
+        """
+        is_split = await self.ledger.split(active.lease.lease_id, keep_rows)
+        if not is_split and not await self.ledger.holds(active.lease.lease_id):
+            active.drop()
+        return is_split
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         """Lease whenever fewer rows wait for a slot than half of what the engine takes."""
@@ -244,9 +234,12 @@ class Runner:
 
     async def _keep(self, active: ActiveSlice, files: SliceFiles) -> None:
         """Publish the rows that are done of a job that may not run any more."""
-        lease_id = active.lease.lease_id
-        if files.spool.rows and await self.ledger.holds(lease_id) and (stats := await self._in_thread(files.publish_some)):
-            await self.ledger.keep(lease_id, self._charged(active, stats))
+        lease = active.lease
+        if not files.spool.rows or not await self.ledger.holds(lease.lease_id):
+            return
+        stats = await self._in_thread(files.publish_some)
+        if stats is not None and not await self.ledger.keep(lease.lease_id, self._charged(active, stats)):  # lost while they were written
+            await self.ledger.doubt(lease.job.id, lease.slice.slice_id)
 
     async def _rows(self, active: ActiveSlice, files: SliceFiles) -> bool:
         """False where rows were left undone, because this runner leaves."""
@@ -259,10 +252,13 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 while feed.has_more():
                     await self._slots.acquire()
-                    left = self._leaving
-                    row_id = None if left else await feed.take()
+                    left, row_id = self._leaving, None
+                    try:
+                        row_id = None if left else await feed.take()
+                    finally:
+                        if row_id is None:  # also where the slice is dropped while it waits for the ledger
+                            self._slots.release()
                     if row_id is None:
-                        self._slots.release()
                         break
                     active.rows_waiting -= 1
                     self._room.set()

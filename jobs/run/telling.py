@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from connectors.errors import StorageError
+from jobs.errors import NotFoundError
 
 log = logging.getLogger("harvester.runner")
 
@@ -16,7 +17,7 @@ async def tell(call: Awaitable[object]) -> None:
     """Tell the ledger what it can do without: a lease that does not come back expires, and what fails a job fails it again."""
     try:
         await call
-    except StorageError as error:
+    except (StorageError, NotFoundError) as error:  # not found: the job was removed meanwhile
         log.warning("ledger_storage %s", error.message)
 
 

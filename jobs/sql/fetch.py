@@ -1,4 +1,4 @@
-"""Which results a query reads, so that those alone are fetched from the storage before it runs."""
+"""Which results and tables of the ledger a query reads, so that those alone are fetched before it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from connectors.databases.shape import tokens
 from connectors.parquet.parts import SUFFIX
 from jobs.folder import StateFolder
 
+JOBS = "jobs"
 LATEST = "latest"
+_BY_ANY_NAME = frozenset({"query", "query_table", "duckdb_tables"})  # functions that reach a table whose name is no word of the query
 
 
 def newest_ids(jobs: pa.Table | None) -> list[str]:
@@ -19,6 +21,15 @@ def newest_ids(jobs: pa.Table | None) -> list[str]:
         return []
     lines = zip(jobs.column("created_at_s").to_pylist(), jobs.column("id").to_pylist(), strict=True)
     return [str(job_id) for _, job_id in sorted(lines, reverse=True)]
+
+
+def tables_named(query: str, tables: Sequence[str]) -> list[str]:
+    """Those of the ledger's ``tables`` that the query names, and that of the jobs, by which results are found.
+
+    All of them where it may compute a name.
+    """
+    words = {word.text.strip('"').lower() for word in tokens(query)}
+    return [name for name in tables if name == JOBS or name in words or words & _BY_ANY_NAME]
 
 
 def jobs_named(query: str, known: Sequence[str]) -> list[str]:

@@ -24,7 +24,8 @@ from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.run import runner as runner_module
-from jobs.run.runner import LedgerClient, Runner
+from jobs.run.client import LedgerClient
+from jobs.run.runner import Runner
 from jobs.spec import JobRequest, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line

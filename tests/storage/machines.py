@@ -14,7 +14,8 @@ from jobs.config import HarvestConfig
 from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
-from jobs.run.runner import LedgerClient, Runner
+from jobs.run.client import LedgerClient
+from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
 from jobs.spec import JobRequest, JobView, SourceSpec
 from jobs.storage.mirror import Mirror

@@ -32,6 +32,7 @@ log = logging.getLogger("harvester.ledger")
 NAMESPACE = "harvester"
 LOCK_WAIT_S = 20.0
 OPEN_WAIT_S = 300.0
+BUSY_S = 1.0
 
 
 class LedgerHost:
@@ -68,6 +69,7 @@ class LedgerHost:
     def _asked(self, work: Callable[[], Any]) -> Any:
         if self._over is not None:
             raise self._over
+        began_s = time.monotonic()
         try:
             return work()
         except OwnerError as error:
@@ -80,6 +82,11 @@ class LedgerHost:
                 self._ledger.close()
             self._ledger = self._open(new_server=False)
             raise
+        finally:
+            busy_s = time.monotonic() - began_s
+            if busy_s > BUSY_S:  # heartbeats wait behind this call
+                log.warning("ledger_busy seconds=%.1f", busy_s)
+                self._ledger.was_busy(busy_s)
 
 
 def _open(place: Place, folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new_server: bool) -> Ledger:
@@ -140,7 +147,7 @@ def _cause_of(work: Any) -> Any:
 
 
 class LedgerActor:
-    """Implements `jobs.run.runner.LedgerClient`, and more for the jobs application. Waits up to ``patience_s`` while the actor restarts."""
+    """Implements `jobs.run.client.LedgerClient`, and more for the jobs application. Waits up to ``patience_s`` while the actor restarts."""
 
     def __init__(self, name: str, patience_s: float = 60.0) -> None:
         self._name = name
@@ -198,8 +205,11 @@ class LedgerActor:
     async def holds(self, lease_id: str) -> bool:
         return bool(await self._call("holds", lease_id))
 
-    async def keep(self, lease_id: str, stats: PartStats) -> None:
-        await self._call("keep", lease_id, stats, timed=True)
+    async def keep(self, lease_id: str, stats: PartStats) -> bool:
+        return bool(await self._call("keep", lease_id, stats, timed=True))
+
+    async def doubt(self, job_id: str, slice_id: int) -> None:
+        await self._call("doubt", job_id, slice_id, timed=True)
 
     async def fail(self, job_id: str, message: str) -> None:
         await self._call("fail", job_id, message, timed=True)

@@ -32,7 +32,7 @@ from harvester.serve.http.owned import LedgerTables, own_table
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.folder import StateFolder
 from jobs.ledger.store.statements import TABLES
-from jobs.sql.fetch import fetch_results, newest_ids
+from jobs.sql.fetch import fetch_results, newest_ids, tables_named
 from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
 
@@ -101,8 +101,9 @@ def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: Query
     answers = Answers(folder)
     fetching = asyncio.Semaphore(FETCH_AT_ONCE)
 
-    async def known(who: Identity) -> dict[str, pa.Table]:
-        return {name: await own_table(tables, name, who) for name in TABLES}
+    async def known(who: Identity, query: str) -> dict[str, pa.Table]:
+        """Of the ledger what the query names: a table of leases may have 400,000 lines, and heartbeats wait while the ledger makes it."""
+        return {name: await own_table(tables, name, who) for name in tables_named(query, TABLES)}
 
     async def fetch(query: str, who: Identity) -> None:
         if folder.mirror is not None:
@@ -116,7 +117,8 @@ def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: Query
     @app.post("/sql", response_model=Answered, responses={429: refusal(429, OpenAiRefusal)})
     async def sql(question: Question, request: Request, who: Who) -> Response:
         await fetch(question.query, who)
-        answer = await pool.ask(folder.root, partial(known, who), question.query, limit_rows=question.limit, client=client_of(request, who))
+        query, client = question.query, client_of(request, who)
+        answer = await pool.ask(folder.root, partial(known, who, query), query, limit_rows=question.limit, client=client)
         return Response(answer, media_type="application/json")  # as the process wrote it: this one would take long to check 16 MiB
 
     @app.post("/sql/answers", include_in_schema=False)
@@ -127,7 +129,7 @@ def add_sql(app: FastAPI, tables: LedgerTables, folder: StateFolder, pool: Query
         try:
             told = await pool.ask(
                 folder.root,
-                partial(known, who),
+                partial(known, who, question.query),
                 question.query,
                 client=client_of(request, who),
                 kept=draft,

@@ -34,7 +34,11 @@ SET tcp_keepalives_interval = 5;
 SET tcp_keepalives_count = 3
 """
 _CONNECT: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3}
-_HOLDERS = "FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND granted AND pid <> pg_backend_pid()"
+_CONNECT["tcp_user_timeout"] = TAKE_OVER_S * 1000  # ms; keepalives do not end a wait for what was sent and never arrived
+_HOLDERS = (  # of this database: the view shows the locks of all
+    "FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database WHERE datname = current_database() "
+    "AND locktype = 'advisory' AND objid = %s AND granted AND pid <> pg_backend_pid()"
+)
 
 
 class PostgresStore:

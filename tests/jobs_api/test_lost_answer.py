@@ -1,0 +1,31 @@
+"""A job that entered the ledger though its answer was lost is the batch's, however often it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from test_openai_api import Bureau, going, last_content, line
+
+from jobs.config import BatchConfig
+from jobs.spec import JobPlan, JobView
+from jobs.testing import DirectLedger
+
+
+class LostAnswer(DirectLedger):
+    """As `LedgerActor._reach`: the actor is killed when it has entered the job and before it answers; the call is made again."""
+
+    async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]:
+        await super().submit(plan, new=new)
+        return await super().submit(plan, new=new)
+
+
+async def test_a_batch_whose_job_was_entered_without_an_answer_gets_its_files(tmp_path: Path) -> None:
+    office = Bureau(tmp_path, BatchConfig(), last_content)
+    office.client = LostAnswer(office.ledger, office.clock)
+    office.controller._ledger = office.client
+    async with going(office.controller.run(), office.runner().run()):
+        batch = await office.ended([line(number) for number in range(8)])
+        assert batch.status == "completed", (batch.status, batch.errors, office.ledger.show("latest").state)
+        assert set(await office.lines(batch.output_file_id)) == {f"request-{number}" for number in range(8)}
+    await office.http.aclose()
+    office.ledger.close()

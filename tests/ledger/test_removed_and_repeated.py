@@ -1,0 +1,59 @@
+"""Jobs that were removed, and calls that are repeated because their answer was lost or the disk was full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from connectors.errors import StorageError
+from jobs.ledger.ledger import Ledger
+from jobs.spec import PartStats
+from jobs.testing import scripted_plan
+
+
+def test_a_cancelled_job_that_is_removed_leaves_the_others_their_leases(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path / "jobs", lease_s=15.0, now_s=0.0, new_server=True)
+    ledger.submit(scripted_plan("unwanted", 8, 4), new=True)
+    ledger.submit(scripted_plan("docs", 8, 4), new=True)
+    ledger.cancel("unwanted", 1.0)
+    ledger.remove("unwanted")
+    lease = ledger.lease("a", "scripted", 2.0)
+    assert lease is not None
+    assert lease.job.id == "docs"
+    ledger.check()
+    ledger.close()
+
+
+def test_a_commit_that_failed_and_is_repeated_is_accounted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path / "jobs", lease_s=15.0, now_s=0.0, new_server=True)
+    ledger.submit(scripted_plan("docs", 4, 4), new=True)
+    lease = ledger.lease("a", "scripted", 0.0)
+    assert lease is not None
+    stats = PartStats(rows_ok=4, prompt_tokens=40, output_tokens=4, device_s=3600.0, cost=2.0, currency="EUR")
+    run = ledger._store.run
+
+    def full(name: str, values: object = ()) -> object:
+        if name == "add_usage":
+            raise StorageError("the ledger cannot be written or read (add_usage): database or disk is full")
+        return run(name, values)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as disk:
+        disk.setattr(ledger._store, "run", full)
+        disk.setattr(ledger._usage._store, "run", full)
+        with pytest.raises(StorageError):
+            ledger.commit(lease.lease_id, "docs", 0, stats, 1.0)
+    assert ledger.commit(lease.lease_id, "docs", 0, stats, 2.0)
+    (line,) = ledger.table("harvested").to_pylist()
+    assert (line["rows"], line["gpu_hours"], line["cost"], ledger.counts()["scripted"]["rows_ok"]) == (4, 1.0, 2.0, 4), line
+    ledger.close()
+
+
+def test_a_submit_that_is_repeated_is_one_job(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path / "jobs", lease_s=15.0, now_s=0.0, new_server=True)
+    plan = scripted_plan("docs", 4, 4)
+    first = ledger.submit(plan, new=True)
+    assert ledger.submit(plan, new=True) == first
+    assert [view.id for view in ledger.jobs()] == ["docs"]
+    ledger.check()
+    ledger.close()
