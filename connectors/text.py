@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from connectors.errors import ColumnError
+from connectors.value import values
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +53,8 @@ def texts(column: pa.ChunkedArray, name: str | None = None) -> list[str | TextPr
 
 def rows(table: pa.Table) -> list[Mapping[str, Any]]:
     """The rows as Python values. Times that Python has no value for, such as those with nanoseconds, are ISO text."""
-    columns = [_values(column) for column in table.columns]
-    return (
-        [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)] if columns else [{}] * table.num_rows
-    )
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        raise
-    except (OverflowError, ValueError):
-        if not pa.types.is_temporal(column.type):
-            raise
-        return [None if value is None else _iso(value, column.type) for value in column.cast(pa.string()).to_pylist()]
-
-
-def _iso(value: str, kind: pa.DataType) -> str:
-    return value.replace(" ", "T", 1).replace("Z", "+00:00") if pa.types.is_timestamp(kind) else value
+    columns = [values(column) for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * table.num_rows
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

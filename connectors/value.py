@@ -1,4 +1,4 @@
-"""One value of a table, as JSON or as text."""
+"""Values of a table: as Python has them, as JSON, or as text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,60 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+
+_OUT = "<value out of range: "  # Arrow's, of times beyond what it can write
+# The ends of DuckDB's dates and timestamps, which it calls so.
+_ENDS = {limit * sign: word for limit in ((1 << 31) - 1, (1 << 63) - 1) for sign, word in ((1, "infinity"), (-1, "-infinity"))}
+_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """As ``to_pylist``. Where a column holds times that Python has no value for (nanoseconds, years beyond 9999), they are ISO text."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        raise
+    except (OverflowError, ValueError):
+        told = _with_times_as_text(column.type)
+        if told == column.type:
+            raise
+        return [_iso(value, column.type) for value in column.cast(told).to_pylist()]
+
+
+def _with_times_as_text(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(part.name, _with_times_as_text(part.type), part.nullable) for part in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_with_times_as_text(kind.key_type), _with_times_as_text(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_with_times_as_text(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(_with_times_as_text(kind.value_type))
+    return pa.large_list(_with_times_as_text(kind.value_type)) if pa.types.is_large_list(kind) else kind
+
+
+def _iso(value: Any, kind: pa.DataType) -> Any:
+    """A time that Arrow has written, as Python would; a duration, which Arrow counts, as Python writes one."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value.startswith(_OUT):
+        return _ENDS.get(int(value.removeprefix(_OUT).rstrip(">")), value)
+    if pa.types.is_timestamp(kind):
+        return value.replace(" ", "T", 1).replace("Z", "+00:00")
+    if pa.types.is_duration(kind):
+        seconds, rest = divmod(value, _A_SECOND[kind.unit])
+        return f"{timedelta(seconds=seconds)}" + (f".{rest:0{len(str(_A_SECOND[kind.unit])) - 1}d}" if rest else "")
+    if pa.types.is_struct(kind):
+        return {part.name: _iso(value[part.name], part.type) for part in kind}
+    if pa.types.is_map(kind):
+        return [(_iso(key, kind.key_type), _iso(item, kind.item_type)) for key, item in value]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [_iso(item, kind.value_type) for item in value]
+    return value
 
 
 def plain(value: object) -> object:

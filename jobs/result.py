@@ -69,7 +69,7 @@ class Row:
 
 
 def kept_names(source_schema: pa.Schema, keep: Sequence[str], task: Task) -> dict[str, str]:
-    """Result column of each kept input column: its own name, or ``input_NAME`` where that is a result column's.
+    """Result column of each kept input column: its own name, or ``input_NAME`` where that is a result column's, or another kept one's.
 
     Names are compared without regard to case, as SQL compares them.
     """
@@ -82,6 +82,7 @@ def kept_names(source_schema: pa.Schema, keep: Sequence[str], task: Task) -> dic
             kept = f"input_{kept}"
         names[name] = kept
         others.add(kept.lower())
+        taken.add(kept.lower())
     return names
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 from urllib.parse import unquote
 
 from pyarrow import fs
@@ -63,6 +64,8 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
             root, found = _matches(location.files, location.path)
             nothing = "matches no file"
         else:
+            if location.uri.startswith(("http:", "https:")):  # whose files are "not found" too where nobody answers
+                _ask(location)
             raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
     prefix = root.rstrip("/") + "/"
     _refuse_tables(location, root, [entry.path.removeprefix(prefix) for entry in found])
@@ -74,6 +77,17 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
     with reading(root):
         chosen = sorted(relative for relative in visible if kind_of(relative) is kind)
         return kind, tuple(DataFile.of(location.files, visible[relative], relative) for relative in chosen)
+
+
+def _ask(location: Location) -> None:
+    """Raise `OSError` where the server of an address does not answer. Arrow keeps no cause of an error, so fsspec is asked."""
+    handler: Any = getattr(location.files, "handler", None)
+    try:
+        if handler is not None:
+            handler.fs.info(location.path)
+    except FileNotFoundError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from error
 
 
 def _refuse_tables(location: Location, root: str, relatives: Sequence[str]) -> None:

@@ -8,11 +8,12 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.csv as pcsv
 
-from connectors.value import dump, text
+from connectors.value import dump, text, values
 
 
 def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
-    return (f"{dump(row)}\n" for row in batch.to_pylist())
+    columns = [values(column) for column in batch.columns]
+    return (f"{dump(dict(zip(batch.schema.names, row, strict=True)))}\n" for row in zip(*columns, strict=True))
 
 
 def csv_lines(out: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, header: bool = True) -> None:
@@ -27,7 +28,7 @@ def csv_lines(out: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatc
 def _flat(column: pa.Array) -> pa.Array:
     if _fits_csv(column.type):
         return column
-    return pa.array([None if value is None else text(value) for value in column.to_pylist()], pa.string())
+    return pa.array([None if value is None else text(value) for value in values(column)], pa.string())
 
 
 def _fits_csv(kind: pa.DataType) -> bool:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harvester.api.errors import HarvesterError, needed
+from harvester.api.rows import dicts
 
 BATCH_ROWS = 16_384
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -25,7 +26,8 @@ def batches_of(frame: Any) -> pa.RecordBatchReader:
     if isinstance(frame, pa.Table):
         return frame.to_reader(BATCH_ROWS)
     if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
-        return pa.Table.from_pylist(list(frame)).to_reader(BATCH_ROWS)
+        names = dict.fromkeys(name for row in frame for name in row)  # Arrow would take those of the first row alone
+        return pa.table({name: [row.get(name) for row in frame] for name in names}).to_reader(BATCH_ROWS)
     for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, by version: before the stream below, which takes all rows at once
         if hasattr(frame, name):
             return getattr(frame, name)(BATCH_ROWS)
@@ -67,7 +69,7 @@ def library_of(frame: Any) -> str:
 def like(frame: Any, table: pa.Table) -> Any:
     """``table`` in the kind of ``frame``: pandas, polars, a DuckDB relation, a list of dicts, else Arrow."""
     if isinstance(frame, list | tuple):
-        return table.to_pylist()
+        return [row for batch in table.to_batches() for row in dicts(batch)]
     library = library_of(frame)
     if library == "pandas":
         return table.to_pandas()

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from harvester.api.errors import needed
+from harvester.api.errors import HarvesterError, needed
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -63,12 +63,12 @@ class Rows(Generic[M]):
 
     def errors(self) -> list[dict[str, Any]]:
         """The rows of a job that failed, with ``error_code`` and ``error_message``."""
-        return [row for batch in self.batches() for row in _dicts(batch) if row.get("status") == "error"]
+        return [row for batch in self.batches() for row in dicts(batch) if row.get("status") == "error"]
 
     def __iter__(self) -> Iterator[M]:
         """Rows as dicts; with a Pydantic model, the answers that are ok as objects of it (see `errors` for the others)."""
         for batch in self.batches():
-            for row in _dicts(batch):
+            for row in dicts(batch):
                 if self._model is None:
                     yield row  # type: ignore[misc]
                 elif row.get("status", "ok") == "ok":
@@ -90,7 +90,8 @@ class Rows(Generic[M]):
         table = self.head()
         shown = [name for name in table.column_names if name not in RECORD or name == "status"]
         title = "".join(f"<th>{html.escape(name)}</th>" for name in shown)
-        cells = ("".join(f"<td>{html.escape(str(row[name])[:200])}</td>" for name in shown) for row in table.to_pylist())
+        rows = [row for batch in table.to_batches() for row in dicts(batch)]
+        cells = ("".join(f"<td>{html.escape(str(row[name])[:200])}</td>" for name in shown) for row in rows)
         return f"<table><tr>{title}</tr>" + "".join(f"<tr>{line}</tr>" for line in cells) + "</table>"
 
 
@@ -133,9 +134,30 @@ async def _in_thread(made: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
         yield one  # type: ignore[misc]
 
 
-def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = batch.to_pylist()
+def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Times are those of Python, which has no nanoseconds. Raises `HarvesterError` for years beyond 1 to 9999."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (OverflowError, ValueError):
+        rounded = pa.schema([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in batch.schema])
+        try:
+            rows = batch.cast(rounded, safe=False).to_pylist()
+        except (OverflowError, ValueError, pa.ArrowException) as error:
+            raise HarvesterError(f"the rows hold what Python has no value for ({error}); read them with arrow(), df() or pl()") from error
     return rows
+
+
+def _micro(kind: pa.DataType) -> pa.DataType:
+    """``kind`` with times down to the microsecond."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in kind])
+    return pa.list_(_micro(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _typed(model: Any, row: dict[str, Any], schema: pa.Schema) -> Any:

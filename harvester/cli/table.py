@@ -32,7 +32,7 @@ def render(names: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     kept = widths if screen is None else fitted(widths, screen)
     for row in (names, ["─" * width for width in kept], *rows):
-        padded = [_pad(_clip(value, width), width, index in to_right) for index, (value, width) in enumerate(zip(row, kept, strict=False))]
+        padded = [_pad(clip(value, width), width, index in to_right) for index, (value, width) in enumerate(zip(row, kept, strict=False))]
         yield "  ".join(padded).rstrip() + "\n"
     if len(kept) < len(names):
         yield f"... {len(names) - len(kept)} more columns: {', '.join(names[len(kept) :])}\n"
@@ -60,7 +60,7 @@ def fitted(widths: Sequence[int], screen: int) -> list[int]:
 
 def text_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], screen: int | None = None) -> Iterator[str]:
     """Long values are cut. Holds all rows, to find the widths. ``screen``: see `render`."""
-    rows = [[_clip(" ".join(cell(value).split()), MAX_CELL) for value in row] for row in _rows(batches)]
+    rows = [[clip(" ".join(cell(value).split()), MAX_CELL) for value in row] for row in _rows(batches)]
     return render(schema.names, rows, [index for index, field in enumerate(schema) if _is_number(field.type)], screen)
 
 
@@ -94,15 +94,17 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    from connectors.value import values
+
     for batch in batches:
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield from zip(*(values(column) for column in batch.columns), strict=True)
 
 
 def _pad(value: str, width: int, to_right: bool) -> str:
     return " " * (width - cell_len(value)) + value if to_right else set_cell_size(value, width)
 
 
-def _clip(value: str, columns: int) -> str:
+def clip(value: str, columns: int) -> str:
     return value if cell_len(value) <= columns else set_cell_size(value, columns - 1).rstrip() + "…"
 
 

@@ -230,6 +230,8 @@ class Brain:
 
     def _without_turn(self, view: EngineView, step: StepPlan, ranks: Mapping[str, int]) -> frozenset[int]:
         """Places of the online requests in the step whose turn it is not, where there are more than slots."""
+        if self._config.keeps_slots:
+            return frozenset()
         if len(self._online) <= view.max_seqs and len(ranks) == len(self._online):
             return frozenset()
         running, waiting = view.running, view.waiting

@@ -30,6 +30,7 @@ class PolicyConfig:
     max_ttft_delay_fraction: float = 1.0  # of ``ttft_s``, what offline work may add to the step an arrival waits for
     ttft_s: float = math.inf
     max_slowdown: float | None = None  # of chat that is promised no number, by offline work; None: no bound
+    keeps_slots: bool = False  # a request has its slot as long as it has KV: none sits out a step for another
 
 
 class Running(NamedTuple):
@@ -45,7 +46,7 @@ class Running(NamedTuple):
     blocks_final: int  # offline: KV blocks when it has made its last allowed token
     blocks_step: int  # KV blocks it must get before it can run this step
     context: int = 0  # tokens computed
-    decoding: bool = False  # its first token is out
+    decoding: bool = False  # its first token is out; of more than one ``step_tokens`` the others are drafts, or KV that it has lost
     due_s: float = math.inf  # when its first token is due; online, while not decoding
     tpot_s: float = math.inf  # promised from one token to the next; online
     full_blocks: int = 0  # KV blocks that are computed to their last token; known where somebody waits and checkpoints are on

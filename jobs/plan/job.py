@@ -165,11 +165,12 @@ def _keep(schema: pa.Schema, asked: tuple[str, ...] | None, pictures: Collection
 
 def _renamed(schema: pa.Schema, keep: Sequence[str], task: Task) -> list[str]:
     names = kept_names(schema, keep, task)
-    return [
-        f"Input column {name} is kept as {kept}, because the results have a column {name.lower()} of their own."
-        for name, kept in names.items()
-        if kept != name
-    ]
+    notes = []
+    for name, kept in names.items():
+        twin = next((other for other in names if other != name and other.lower() == name.lower()), None)
+        why = f"the results have a column {name.lower()} of their own" if twin is None else f"SQL would take it for column {twin}"
+        notes += [f"Input column {name} is kept as {kept}, because {why}."] * (kept != name)
+    return notes
 
 
 def _key(request: JobRequest, fingerprint: str, task: Task, column: str | None, keep: Sequence[str], model: str) -> str:

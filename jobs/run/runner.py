@@ -168,6 +168,10 @@ class Runner:
             log.warning("lease_storage %s", error.message)
             await asyncio.sleep(STORAGE_WAIT_S)
             return
+        except Exception:  # chat goes on without batch work
+            log.exception("lease_bug")
+            await asyncio.sleep(STORAGE_WAIT_S)
+            return
         if lease is None:
             await asyncio.sleep(self.config.idle_poll_s)
             return

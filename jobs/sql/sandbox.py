@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from connectors.value import plain
+from connectors.value import plain, values
 from jobs.errors import QueryError
 from jobs.sql.guard import check_reads
 from jobs.sql.query import LedgerTables, batches, connect, run_checked
@@ -84,10 +84,7 @@ def _fitting(batch: pa.RecordBatch, room_bytes: int) -> pa.RecordBatch:
 
 
 def _cells(name: str, column: pa.Array) -> list[Any]:
-    try:
-        return [plain(cell) for cell in column.to_pylist()]
-    except (OverflowError, ValueError) as error:
-        raise QueryError(f"column {name} holds a time beyond the years 1 to 9999; select it as text: ({name})::varchar") from error
+    return [plain(cell) for cell in values(column)]
 
 
 @contextmanager

@@ -64,6 +64,20 @@ FORMS = {
 }
 
 
+def test_dicts_with_different_keys_keep_all_of_them(client: Harvester) -> None:
+    job = client.submit([{"text": "a"}, {"text": "b", "lang": "de"}], prompt="Name the {text}").watch()
+    assert job.results().arrow().sort_by("row_id")["lang"].to_pylist() == [None, "de"]
+
+
+def test_times_with_nanoseconds_are_read_to_the_microsecond(client: Harvester) -> None:
+    at = pa.array([1577836800123456789], pa.timestamp("ns"))
+    table = pa.table({"text": ["a"], "at": at, "all": pa.array([[at[0]]], pa.list_(at.type))})
+    job = client.submit(table, prompt="Name the {text}").watch()
+    (row,) = job.results()
+    assert row["at"].isoformat() == row["all"][0].isoformat() == "2020-01-01T00:00:00.123456"
+    assert job.results().arrow()["at"].type == at.type
+
+
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 def test_rows_of_any_form_become_a_job_and_come_back(client: Harvester, tmp_path: Path, form: Any) -> None:
     job = client.submit(form(tmp_path), prompt="Name the {text}").watch()

@@ -38,7 +38,9 @@ def test_json_has_the_key_where_it_is_made_and_nowhere_else(cli, state):
 def test_a_revoked_key_is_refused_and_the_server_stays_closed(cli, state):
     key = cli("key", "add", "ann").output.splitlines()[0]
     ring = KeyRing(path=StateFolder(state).keys)
-    assert cli("key", "revoke", "ann").output == "Revoked key ann: it is refused from now on\n"
+    cli("key", "add", "bob")
+    assert cli("key", "revoke", "bob").output == "Revoked key bob: it is refused from now on\n"
+    assert "there is no other, and keys are still asked for" in cli("key", "revoke", "ann").output
     assert ring.identify(key) is None
     assert ring.asks_for_key()
 
@@ -52,7 +54,8 @@ def test_a_revoked_key_is_refused_and_the_server_stays_closed(cli, state):
         (("add", "config"), "other than config"),
         (("add", "ann", "--limit", "requests=3"), "requests_per_minute"),
         (("add", "ann", "--limit", "max_choices=none"), "max_choices"),
-        (("add", "ann", "--expires", "2001-01-01"), "has passed"),
+        (("add", "ann", "--expires", "2001-01-01"), "--expires 2001-01-01 has passed"),
+        (("add", "ann", "--expires", "yesterday"), "--expires 'yesterday' is neither"),
     ],
     ids=str,
 )

@@ -52,6 +52,21 @@ def test_a_job_ends_with_answers_and_causes_of_errors():
     assert lines[2:] == ["Errors:", "  1 x bad_row: no text"]
 
 
+def test_an_error_that_tells_numbers_of_its_row_is_one_cause_and_is_cut_with_a_mark():
+    rows = [{**ROWS[1], "error_message": f"the text has {tokens} tokens, and there is room for {'8' * 200}"} for tokens in (9000, 9001)]
+    (line,) = list(summary([batch(rows)]))[1:]
+    assert line.startswith("  2 x bad_row: the text has 9000 tokens")
+    assert line.endswith("…")
+
+
+def test_times_that_python_has_no_value_for_are_shown():
+    at = pa.array([1577836800123456789], pa.timestamp("ns"))
+    output, ok = pa.array(["fine"]), pa.array(["ok"])
+    found = pa.record_batch({"at": at, "output": output, "status": ok, "error_code": pa.nulls(1, pa.string())})
+    assert "2020-01-01T00:00:00.123456789" in "".join(text_table(found.schema, [found], None))
+    assert list(summary([found])) == ["Answers:", "  fine"]
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90m", 5400), ("90min", 5400), ("1d12h", 129_600), ("1.5h", 5400), ("6 h", 21_600), ("1d 12h", 129_600), ("soon", None), ("", None)],

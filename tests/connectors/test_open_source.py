@@ -49,6 +49,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("a missing file", "gone.parquet", {}, r"gone.parquet does not exist; give the path"),
     ("a missing path without suffix", "gone", {}, r"gone does not exist; give the path of a file, glob or folder of Parquet .*or text"),
     ("a missing address", "file:///nowhere/docs.parquet", {}, r"file:///nowhere/docs.parquet does not exist"),
+    ("an address where nobody answers", "http://127.0.0.1:1/docs.parquet", {}, r"cannot read http://127.0.0.1:1/docs.parquet: .*"),
     ("no path at all", "", {}, r"'' is not a path; give the path of"),
     ("words under a Parquet name", "words.parquet", {}, r"words.parquet is not Parquet, or is damaged: Parquet magic bytes not found"),
     ("an empty file", "nothing.parquet", {}, r"nothing.parquet is not Parquet, or is damaged: .*0 bytes"),

@@ -17,12 +17,13 @@ from connectors.base import Sink
 from connectors.errors import StorageError
 from connectors.memory import MemorySink
 from jobs.config import HarvestConfig
+from jobs.engine import Prompt
 from jobs.folder import StateFolder
 from jobs.run import runner as runner_module
 from jobs.run.slice import STATS_KEY
-from jobs.spec import PartStats
+from jobs.spec import Lease, PartStats
 from jobs.states import JobState
-from jobs.testing import DirectLedger, ScriptedEngine
+from jobs.testing import DirectLedger, ScriptedEngine, last_line
 from tests.fakes.virtual_loop import run_virtually
 
 ROWS, CUT_OFF_S = 40, 20.0
@@ -44,6 +45,21 @@ class SlowSink(MemorySink):
         super().write(name, table, metadata)
 
 
+def held_after_two() -> ScriptedEngine:
+    """It answers two rows, and the others when it is told to go on."""
+    answered = 0
+
+    def answer(prompt: Prompt) -> str:
+        nonlocal answered
+        answered += 1
+        if answered == 3:
+            engine.hold()
+        return last_line(prompt)
+
+    engine = ScriptedEngine(concurrency=1, answer=answer)
+    return engine
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["published", "not published"])
 async def test_a_job_that_was_removed_under_its_slow_holder_does_not_end_the_replica(
     tmp_path: Path, fails: bool, monkeypatch: pytest.MonkeyPatch
@@ -55,7 +71,7 @@ async def test_a_job_that_was_removed_under_its_slow_holder_does_not_end_the_rep
     def sink(folder: StateFolder, job_id: str) -> Sink:
         return slow if job_id.startswith("docs") else world.sinks.setdefault(job_id, MemorySink())
 
-    world.sink = sink  # type: ignore[method-assign]
+    world.sink = sink
     job_id = world.submit(4)
     async with at_work(world.runner(ScriptedEngine())) as task:
         await until(slow.begun.is_set)
@@ -77,10 +93,9 @@ async def test_rows_of_a_paused_slice_that_arrive_late_cover_no_whole_part(tmp_p
     world.harvest = world.harvest.model_copy(update={"min_slice_rows": 8, "slices_per_job": 1})
     sink = world.sinks["docs-0001"] = SlowSink(partial=True)
     job_id = world.submit(8)
-    engine = ScriptedEngine(concurrency=2)
+    engine = held_after_two()
     async with at_work(world.runner(engine, "a")):
         await until(lambda: engine.finished >= 2)
-        engine.hold()
         world.ledger.pause(job_id, world.clock())
         await until(sink.begun.is_set)
         world.clock.advance(LEASE_S + 1)
@@ -117,10 +132,9 @@ async def test_rows_that_arrive_late_cover_no_part_that_is_published_and_not_com
     world.harvest = world.harvest.model_copy(update={"min_slice_rows": 8, "slices_per_job": 1})
     sink = world.sinks["docs-0001"] = SlowSink(partial=True)
     job_id = world.submit(8)
-    engine, late = ScriptedEngine(concurrency=2), LateCommit(world.ledger, world.clock)
+    engine, late = held_after_two(), LateCommit(world.ledger, world.clock)
     async with at_work(world.runner(engine, "a")):
         await until(lambda: engine.finished >= 2)
-        engine.hold()
         world.ledger.pause(job_id, world.clock())
         await until(sink.begun.is_set)
         world.clock.advance(LEASE_S + 1)
@@ -204,4 +218,27 @@ def test_a_slice_dropped_before_the_ledger_told_leaves_its_slot(tmp_path: Path) 
     world = fleet(tmp_path)
     world.harvest = HarvestConfig(min_slice_rows=8, slices_per_job=1)
     run_virtually(dropped(world))
+    world.ledger.close()
+
+
+class Broken(DirectLedger):
+    """Its first answer is a fault of ours."""
+
+    faults = 1
+
+    async def lease(self, holder: str, model: str) -> Lease | None:
+        if self.faults:
+            self.faults -= 1
+            raise KeyError("docs")
+        return await super().lease(holder, model)
+
+
+async def test_a_fault_in_the_ledger_does_not_end_the_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "STORAGE_WAIT_S", 0.01)
+    world = World(tmp_path)
+    job_id = world.submit(4)
+    async with at_work(world.runner(ScriptedEngine(), "a", Broken(world.ledger, world.clock))) as task:
+        await until(lambda: task.done() or world.ended(job_id))
+        assert not task.done(), task.exception()
+    assert world.show(job_id).rows_ok == 4
     world.ledger.close()

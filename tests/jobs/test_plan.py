@@ -105,8 +105,16 @@ def test_a_plan_names_the_job_and_what_it_runs_on() -> None:
 def test_the_text_column_is_picked(columns: dict[str, Any], request_: dict[str, Any], column: str | None, note: str | None) -> None:
     planned = plan(source(**columns), **request_)
     assert planned.spec.column == column
-    assert len(planned.notes) == (note is not None)
-    assert note is None or note in planned.notes[0]
+    about_text = [told for told in planned.notes if not told.startswith("Input column")]
+    assert len(about_text) == (note is not None)
+    assert note is None or note in about_text[0]
+
+
+def test_columns_that_sql_takes_for_one_are_kept_under_two_names() -> None:
+    planned = plan(source(Body=1, body=1, review=1), column="review")
+    assert [told for told in planned.notes if told.startswith("Input column")] == [
+        "Input column body is kept as input_body, because SQL would take it for column Body."
+    ]
 
 
 @pytest.mark.parametrize(

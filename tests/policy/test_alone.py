@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvester.policy.model.alone import ChatAlone
+from harvester.policy.model.latency import LatencyModel
 from harvester.policy.step.batch import batch_of
 from harvester.policy.step.plan import plan_step
 from harvester.policy.step.preempt import PLANNED_SLOWDOWN
@@ -87,10 +89,22 @@ def test_without_jobs_nobody_would_have_waited_longer(steps: list[tuple[float, f
 
 
 def grown(*online: object, **fields: object) -> tuple[float, float]:
-    """Seconds of the step with batch work, and of its online work alone."""
-    seen = view(*online, *[row()] * 60, row(2000), **fields)  # type: ignore[arg-type]
-    plan = plan_step(seen, AUTO, slo(MODEL))
-    return MODEL.predict(planned_load(seen, plan)), MODEL.predict(online_work(seen, batch_of(seen.running), AUTO, MODEL).load)
+    """Seconds of the step with batch work, and of its online work alone. Such steps of chat alone were seen before."""
+    seen, model = view(*online, *[row()] * 60, row(2000), **fields), deepcopy(MODEL)  # type: ignore[arg-type]
+    alone = online_work(seen, batch_of(seen.running), AUTO, MODEL).load
+    for _ in range(LatencyModel.KIND_STEPS):
+        model.observe(alone, MODEL.predict(alone))
+    plan = plan_step(seen, AUTO, slo(model))
+    return MODEL.predict(planned_load(seen, plan)), MODEL.predict(alone)
+
+
+@pytest.mark.parametrize("model", [LatencyModel(), MODEL], ids=["not ready", "of other steps"])
+def test_chat_runs_alone_until_it_is_known_what_it_takes_alone(model: LatencyModel) -> None:
+    seen = view(prompt(800, INF), *[row()] * 60, row(2000))
+    plan = plan_step(seen, AUTO, slo(model))
+    assert (plan.run, plan.offline_tokens) == ((0,), 0)
+    numbered = replace(AUTO, max_slowdown=None, ttft_s=0.5)
+    assert plan_step(view(chat(0.1), *[row()] * 60), numbered, slo(model)).offline_tokens, "with a number there is no such question"
 
 
 @pytest.mark.parametrize("online", [[chat(INF)] * 8, [chat(INF), prompt(500, INF)]], ids=["gaps", "a prompt"])

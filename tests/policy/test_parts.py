@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from harvester.policy.admission.rule import Admission, reserved
+from harvester.policy.admission.rule import MAX_PASSED, Admission, reserved
 from harvester.policy.kv.checkpoint import CPU_COST, Holder, Thresholds
 from harvester.policy.kv.policy import Checkpoints, CopyState, KvPolicy, NoCheckpoints
 from harvester.policy.model.latency import LatencyModel
@@ -259,13 +259,29 @@ def test_the_rows_that_are_admitted_are_the_first_and_fit(
 
 
 @pytest.mark.parametrize("name", ADMISSIONS)
-@given(rows=st.lists(ROWS, min_size=1, max_size=6), share=st.sampled_from([0.1, 0.5, 0.9]), free=st.integers(0, 100))
+@given(
+    rows=st.lists(ROWS, min_size=1, max_size=6, unique_by=lambda one: one.name),
+    share=st.sampled_from([0.1, 0.5, 0.9]),
+    free=st.integers(0, 100),
+)
 def test_a_guarantee_never_admits_fewer_rows_and_no_more_than_is_free(name: str, rows: list[OfflineRow], share: float, free: int) -> None:
     seen = view(chat(), max_seqs=8, free_blocks=free, total_blocks=102, reserve=(4, 40))
     admission = ADMISSIONS[name](CONFIG)
     less, more = (admits(admission, rows, replace(seen, guarantee=given_)) for given_ in (None, Guarantee(share)))
+    assert sum(one.blocks for one in rows if one.name in more) <= free
+    assume(less == tuple(one.name for one in rows[: len(less)]))  # one that was too large without it may fit, and keeps those behind it out
     assert more[: len(less)] == less
-    assert sum(one.blocks for one in rows[: len(more)]) <= free
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+def test_a_row_too_large_beside_chat_keeps_no_other_out(name: str) -> None:
+    admission = ADMISSIONS[name](CONFIG)
+    large, small = waiting_row(1, 1400, 0, 100), waiting_row(2, 40, 0, 20)
+    seen = view(chat(), max_seqs=8, free_blocks=100, total_blocks=102, reserve=(4, 40))
+    assert admits(admission, [large, small], seen) == (small.name,)
+    assert admits(admission, [large] * MAX_PASSED + [small], seen) == (), "nobody looks through thousands of them in each step"
+    idle = view(max_seqs=8, free_blocks=102, total_blocks=102)
+    assert admits(admission, [large, small], idle)[0] == large.name, "it comes when chat is gone"
 
 
 # -- budget ---------------------------------------------------------------------------------------------------------------------------

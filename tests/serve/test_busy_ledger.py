@@ -26,7 +26,7 @@ LEASE_S, BUSY_S = 15.0, 20.0
 def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     monkeypatch.setattr(actor, "time", SimpleNamespace(time=clock, monotonic=clock))
-    monkeypatch.setattr(actor.ray, "get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=False))
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=False))
     for name in ("lower_priority", "keep_private", "write_logs"):  # of the process
         monkeypatch.setattr(actor, name, lambda *given: None)
     host = actor.LedgerHost(str(tmp_path), ledger_place(StateFolder(tmp_path)), LEASE_S, DeadlineConfig(), ServeConfig().logs, None)

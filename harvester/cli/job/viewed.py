@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from harvester.cli.table import screen_columns, text_table
+from connectors.text import rows as rows_of
+from harvester.cli.table import clip, screen_columns, text_table
 from jobs.result import RESULT_NAMES
 
 VIEW_ROWS = 20
@@ -30,7 +31,7 @@ def viewed(batches: Sequence[pa.RecordBatch], schema: pa.Schema, *, is_wide: boo
 
 def summary(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
     """Some answers, then the causes of errors with their counts."""
-    rows = [row for batch in batches for row in batch.to_pylist()]
+    rows = rows_of(pa.Table.from_batches(batches)) if batches else []
     answered = [row for row in rows if row["status"] == "ok"][:ANSWERS]
     width = (screen_columns() or 100) - 2
     if answered:
@@ -38,9 +39,10 @@ def summary(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
     for row in answered:
         typed = {name: value for name, value in row.items() if name not in RESULT_NAMES and value is not None}
         told = str(row["output"]) if row.get("output") is not None else ", ".join(f"{name}: {value}" for name, value in typed.items())
-        yield f"  {' '.join(told.split())[: width - 2]}"
-    causes = Counter(f"{row['error_code']}: {' '.join(str(row['error_message']).split())}" for row in rows if row["status"] == "error")
-    if causes:
+        yield f"  {clip(' '.join(told.split()), width - 2)}"
+    failed = [row for row in rows if row["status"] == "error"]
+    if failed:
         yield "Errors:"
-    for cause, count in causes.most_common(CAUSES):
-        yield f"  {count:,} x {cause}"[:width]
+    for code, count in Counter(row["error_code"] for row in failed).most_common(CAUSES):
+        first = next(row for row in failed if row["error_code"] == code)  # its message may tell numbers of that row alone
+        yield clip(f"  {count:,} x {code}: {' '.join(str(first['error_message']).split())}", width)

@@ -55,10 +55,11 @@ def key(
         raise UsageError(f"key {action} needs a name, e.g. harvester key {action} ann")
     elif action is Action.REVOKE:
         keys.revoke(name)
-        _say(here, f"Revoked key {name}: it is refused from now on", name=name, revoked=True)
+        last = "" if keys.read().keys else "; there is no other, and keys are still asked for: make one with harvester key add NAME"
+        _say(here, f"Revoked key {name}: it is refused from now on{last}", name=name, revoked=True)
     else:
         roles = tuple(dict.fromkeys(role or (Role.CHAT, Role.BATCH)))
-        expires_at_s = None if expires is None else parse_deadline(expires, time.time())
+        expires_at_s = None if expires is None else parse_deadline(expires, time.time(), "--expires")
         made = keys.add(name, roles, expires_at_s, _limits(limit))
         text = f"{made}\nThis is key {name} ({', '.join(roles)}), shown this once; send it as Authorization: Bearer KEY"
         _say(here, f"{text}, or set HARVESTER_API_KEY.", name=name, key=made, roles=roles, expires_at_s=expires_at_s)

@@ -70,3 +70,11 @@ def _copy_batch(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tenso
 
 
 CUDA_CALLS = CudaCalls(_copy_batch, host_register, host_unregister)
+
+
+def keeps_slots(config: VllmConfig) -> bool:
+    """Whether a request has a slot of the workers until it ends or loses its KV, and there is not one more: vLLM's second model runner.
+
+    The first has slots for those in the step alone, so that one may sit out a step with its KV.
+    """
+    return bool(config.use_v2_model_runner)

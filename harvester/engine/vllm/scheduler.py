@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -23,7 +24,7 @@ from harvester.engine.shared.state import SharedState
 from harvester.engine.shared.steporder import ENDED_EARLY, ORDER, STEP_SECONDS, Order
 from harvester.engine.vllm import reads, rollback
 from harvester.engine.vllm.connector import CheckpointConnector
-from harvester.engine.vllm.platform import additional, graph_sizes, on_cpu, sleep_between_looks
+from harvester.engine.vllm.platform import additional, graph_sizes, keeps_slots, on_cpu, sleep_between_looks
 from harvester.engine.vllm.queue import WaitingQueue
 from harvester.policy.brain import Brain
 from harvester.policy.model.load import StepLoad
@@ -56,7 +57,10 @@ class HarvestScheduling(Stock):
         blocks = reads.kv_blocks(self.kv_cache_manager.block_pool)
         self._covers = planner is not None and planner.able
         kv = settings.kv_policy(cpu) if self._covers else None
-        self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), settings.policy)
+        policy = replace(settings.policy, keeps_slots=keeps_slots(config))
+        self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), policy)
+        if planner is not None and not cpu:
+            self.defer_block_free = False  # a device's copies back come behind the steps that may still write to the block
         self.waiting = WaitingQueue(self._brain.offline, self._arrive, self._waits)
         self._report = Reporting(settings, config, shared)
         self._ahead = PlanAhead(self._row)

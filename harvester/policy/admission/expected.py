@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from harvester.policy.admission.curve import Curve, Row
 from harvester.policy.admission.margin import KvMargin
-from harvester.policy.admission.rule import Space, kept
+from harvester.policy.admission.rule import Space, kept, passing
 from harvester.policy.bisection import largest_from_below
 from harvester.policy.model.lengths import AnswerLengths
 from harvester.policy.order.offline import OfflineRow
@@ -71,12 +71,12 @@ class Expected:
         """O(running); O(1) while the same row is refused. KV that rows share is counted only for those that come."""
         self._take_back()
         self._kv_tokens = view.total_blocks * view.block_tokens
-        queue = _Queue(rows, space)
-        if not queue.reach(1):
-            return ()
         idle = not view.running and not view.loading_rows
         held = _held(view, batch)
         cap = self._cap_tokens(view, batch, config, held)
+        queue = _Queue(rows if idle else passing(rows, lambda row: self._fits_alone(row, view.block_tokens, cap)), space)
+        if not queue.reach(1):
+            return ()
         if not idle and self._is_still_refused(queue.found[0].name, view, batch, cap):
             return ()
         if self._version != self.lengths.version:
@@ -95,6 +95,10 @@ class Expected:
         if not admitted:
             self._refused = _refusal(queue.found[0].name, view, batch, cap)
         return tuple([row.name for row in admitted])
+
+    def _fits_alone(self, row: OfflineRow, block_tokens: int, cap: float) -> bool:
+        """Whether it would fit beside chat if no other row ran. One that does not waits for chat to go."""
+        return row.tokens + _left(self._length(row), row.tokens) + block_tokens / 2 <= cap
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         self._by_name.pop(row.name, None)

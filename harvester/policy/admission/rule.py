@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from harvester.policy.order.offline import OfflineRow
@@ -10,6 +10,8 @@ from harvester.policy.step.batch import Batch
 from harvester.policy.step.guarantee import opened
 from harvester.policy.step.view import StepView
 from harvester.policy.view import PolicyConfig
+
+MAX_PASSED = 64  # rows too large for now that are passed over in a step
 
 Space = tuple[int, int]
 """Slots, and KV blocks as an admission counts them, that new offline requests may take."""
@@ -26,7 +28,8 @@ class Admission(Protocol):
 
     def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         """Names of those of ``rows`` that are admitted within ``space``: the first ones, since one that does not fit keeps those behind it
-        out, or it would wait for ever. May be asked again for the same step."""
+        out, or it would wait for ever. One that would not fit if no other row ran keeps nobody out: it waits for chat, not for them. May be
+        asked again for the same step."""
 
     def ended(self, row: OfflineRow, answer_tokens: int | None) -> None:
         """The row has ended by itself with so many tokens; None: it was aborted."""
@@ -51,7 +54,9 @@ class WorstCase:
     def admitted(self, rows: Iterable[OfflineRow], space: Space, view: StepView, batch: Batch, config: PolicyConfig) -> tuple[str, ...]:
         slots, blocks = space
         names: list[str] = []
-        for row in rows if slots > 0 else ():
+        most = view.total_blocks - kept(view, config)[1] - batch.chat_blocks
+        waiting = passing(rows, lambda row: row.final_blocks <= most) if view.running else rows
+        for row in waiting if slots > 0 else ():
             blocks -= self.blocks(row)
             if blocks < 0:
                 break
@@ -65,6 +70,16 @@ class WorstCase:
 
     def ran(self, computed: int, recomputed: int) -> None:
         """KV never runs out for it."""
+
+
+def passing(rows: Iterable[OfflineRow], fits_alone: Callable[[OfflineRow], bool]) -> Iterator[OfflineRow]:
+    """Without the rows that would not fit if no other row ran: they keep nobody out. So many of them, and nobody looks further."""
+    passed = 0
+    for row in rows:
+        if fits_alone(row):
+            yield row
+        elif (passed := passed + 1) == MAX_PASSED:
+            return
 
 
 def kept(view: StepView, config: PolicyConfig) -> Space:

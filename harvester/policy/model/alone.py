@@ -7,12 +7,13 @@ shorter queue. With that account the chat that nobody promised a number to is ke
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 MIN_STALE = 64  # entries of requests that are awaited no more; fewer are not worth a new heap
-RECENT = 8  # arrivals that a mean is taken over
+RECENT = 8  # arrivals whose shortest prompt counts
 
 
 @dataclass(slots=True)
@@ -44,13 +45,15 @@ class ChatAlone:
     """Of one brain. A step costs O(requests that came or got their first token in it), whatever number waits.
 
     ``max_slowdown``: what a first token may take, as a multiple of what it would have taken alone; None: no bound. ``prefill_s``: what the
-    prompts of the last arrivals took on average; None before there was one.
+    shortest prompt of the last arrivals took; None before there was one. A mean would let one long prompt among many short ones speak for
+    all of them.
     """
 
     def __init__(self, max_slowdown: float | None = None) -> None:
         self.times = ChatTimes()
         self._more = None if max_slowdown is None else max_slowdown - 1.0
         self.prefill_s: float | None = None
+        self._prefills_s: deque[float] = deque(maxlen=RECENT)
         self._awaited: dict[str, _Awaited] = {}
         self._new: dict[str, _Awaited] = {}  # of those, who may have come in the middle of the step that runs
         self._delay_s = 0.0  # of all steps so far
@@ -64,7 +67,8 @@ class ChatAlone:
 
         ``prefill_s``: what its prompt takes.
         """
-        self.prefill_s = prefill_s if self.prefill_s is None else self.prefill_s + (prefill_s - self.prefill_s) / RECENT
+        self._prefills_s.append(prefill_s)
+        self.prefill_s = min(self._prefills_s)
         if not self._awaited:
             self._busy_delay_s = self._ahead_s = self._delay_s = 0.0
             self._behind.clear()

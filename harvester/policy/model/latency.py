@@ -138,10 +138,19 @@ class LatencyModel:
         self._add(features(load, self.graphs), seconds, max(seconds, predicted))
         self._max_tokens = max(self._max_tokens, load.tokens)
         self._steps += 1
-        if self._seen(load) >= self.KIND_STEPS and predicted > 0.0 and self._steps > self._warm_up_steps:
+        is_new = self._seen(load) < self.KIND_STEPS
+        if not is_new and predicted > 0.0 and self._steps > self._warm_up_steps:
             self._watch(predicted, seconds / predicted)
-        if self._steps % self.REFIT_STEPS == 0:
-            self._refit(sweeps=2 if self.ready else 16)
+        if is_new or self._steps % self.REFIT_STEPS == 0:
+            self._refit(sweeps=16 if is_new or not self.ready else 2)
+
+    def knows(self, load: StepLoad) -> bool:
+        """Whether steps of its kind were seen, or a profile tells of them. What is predicted of others may be off by a factor of ten."""
+        return self._kinds is None or self._kinds.get(self._kind(load), 0) >= self.KIND_STEPS
+
+    def _kind(self, load: StepLoad) -> tuple[int, int, bool]:
+        eager = self.graphs is None or self.graphs.padded(load.prefill_tokens, load.decode_seqs)[0] == EAGER
+        return load.prefill_tokens.bit_length(), load.decode_seqs.bit_length(), eager
 
     def _seen(self, load: StepLoad) -> float:
         """Steps of its kind before this one, which is counted; inf after a profile. What is said of a new kind is a guess, which tells of
@@ -151,8 +160,7 @@ class LatencyModel:
         """
         if self._kinds is None:
             return math.inf
-        eager = self.graphs is None or self.graphs.padded(load.prefill_tokens, load.decode_seqs)[0] == EAGER
-        kind = load.prefill_tokens.bit_length(), load.decode_seqs.bit_length(), eager
+        kind = self._kind(load)
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
         return self._kinds[kind] - 1
 

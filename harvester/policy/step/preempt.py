@@ -90,10 +90,10 @@ def _may_lose(step: Flight, now_s: float, arrival: Arrival) -> bool:
 def _waits_s(steps: Sequence[Flight], now_s: float) -> list[float]:
     """Seconds until each step begins, and until the last one ends. A step whose length is unknown is thought endless if it can be ended."""
     waits_s, at_s = [], now_s
-    for step in steps:
+    for place, step in enumerate(steps):
         waits_s.append(at_s - now_s)
         unknown_s = math.inf if step.endable else 0.0
-        began_s = at_s if step.began_s is None else step.began_s
+        began_s = at_s if place or step.began_s is None else step.began_s  # one behind another was launched, and has not begun
         at_s = max(at_s, began_s + (step.estimate_s if step.estimate_s > 0.0 else unknown_s))
     return [*waits_s, at_s - now_s]
 

@@ -66,20 +66,38 @@ class SloBudget:
         if not model.ready or view.offline_step_s == math.inf or view.max_tokens is None:
             return None
         step_s = model.margin * view.offline_step_s  # the best length on average, no promise
-        prompts = _prompts(view, batch.prefills, view.max_seqs)
+        prompts = _prompts(view, *_drafted_first(view, batch), view.max_seqs)
         fit = offline_budget(model, StepLoad(), step_s, batch.contexts, prompts, view.max_tokens, batch.context_sums)
         return min(view.max_tokens, max(fit.tokens, len(batch.contexts) + MIN_CHUNK))
 
     def beside_chat(self, view: StepView, batch: Batch, config: PolicyConfig, limit_s: float, space: Space) -> StepPlan:
-        if not self._model.ready or (limit_s == math.inf and config.ttft_s == math.inf and config.max_slowdown is None):
+        is_free = limit_s == math.inf and config.ttft_s == math.inf and config.max_slowdown is None
+        if is_free or not (self._model.ready or _is_unpromised(view, batch, config)):
             return self._fixed.beside_chat(view, batch, config, limit_s, space)
         return _budgeted(view, batch, config, self._model, limit_s, space)
 
 
-def _prompts(view: StepView, prefills: Sequence[int], slots: int) -> Prompts:
-    """Those that run, then those that may be admitted into ``slots``."""
+def _is_unpromised(view: StepView, batch: Batch, config: PolicyConfig) -> bool:
+    """Whether chat in the step is promised a factor of what it would have alone, and not a number."""
+    return config.max_slowdown is not None and bool(batch.unpromised or view.waiting_unpromised or view.returning)
+
+
+def _drafted_first(view: StepView, batch: Batch) -> tuple[list[int], int]:
+    """Rows that compute several tokens: those that decode with drafts, or read their lost KV anew, and how many; then prompts.
+
+    Of prompts as many as a step takes. What decodes is no prompt that could as well wait: all of it is considered.
+    """
+    if not batch.prefills:
+        return [], 0
+    drafted = [i for i in batch.prefills if view.running[i].decoding]
+    prompts = [i for i in batch.prefills if not view.running[i].decoding] if len(drafted) < len(batch.prefills) else []
+    return [*drafted, *prompts[:PROMPTS_PER_STEP]], len(drafted)
+
+
+def _prompts(view: StepView, prefills: Sequence[int], drafted: int, slots: int) -> Prompts:
+    """Those that run, the first of which decode with drafts, then those that may be admitted into ``slots``."""
     running = [(view.running[i].step_tokens, view.running[i].context) for i in prefills]
-    return Prompts([*running, *((tokens, 0) for tokens in view.offline_next[:slots])][:PROMPTS_PER_STEP])
+    return Prompts([*running, *((tokens, 0) for tokens in view.offline_next[:slots])][: PROMPTS_PER_STEP + drafted])
 
 
 def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: LatencyModel, step_s: float, space: Space) -> StepPlan:
@@ -88,6 +106,8 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
     # The budget counts with the margin of all steps, short ones among them.
     step_s *= model.margin / model.margin_at(step_s) if step_s < math.inf else 1.0
     step_s = min(step_s, model.margin * (alone_s + added_s(view, batch, config, alone_s, model.predict(decodes_of(load)))))
+    if not (model.ready and model.knows(load)) and _is_unpromised(view, batch, config):
+        step_s = -1.0  # nobody knows what chat would have alone: the step that tells is one of chat alone
     step_s = stretched_s(step_s, view, model.margin * alone_s)
     longest = longest_decode(model, load, step_s)  # one that fits in no step beside chat must not keep the others out
     decodes, contexts = batch.decodes, batch.contexts
@@ -95,12 +115,15 @@ def _budgeted(view: StepView, batch: Batch, config: PolicyConfig, model: Latency
     if longest < math.inf and contexts and max(contexts) > longest:
         decodes = [i for i, context in zip(decodes, contexts, strict=True) if context <= longest]
         contexts, sums = [running[i].context for i in decodes], None
-    prefills = batch.prefills[:PROMPTS_PER_STEP]
-    prompts = _prompts(view, prefills, space[0])
+    prefills, drafted = _drafted_first(view, batch)
+    prompts = _prompts(view, prefills, drafted, space[0])
     budget = offline_budget(model, load, step_s, contexts, prompts, _max_tokens(view, config, model, load) - load.tokens, sums)
     run, tokens = decodes[: budget.decodes], budget.tokens
     if view.online_waiting or online.prompt_tokens is not None:
-        tokens, space = budget.decodes, (0, 0)  # offline prompts that run would take the tokens of prompts that wait
+        run += prefills[: min(drafted, prompts.count(budget.prefill_tokens))]
+        with_drafts = sum([running[i].step_tokens for i in run[budget.decodes :]])
+        # Offline prompts that run would take the tokens of prompts that wait.
+        tokens, space = budget.decodes + min(with_drafts, budget.prefill_tokens), (0, 0)
     elif budget.prefill_tokens == 0:
         space = (0, 0)
     else:

@@ -133,4 +133,4 @@ def main(folder: Path, haproxy: str, host: str, sleeps: str, arguments: list[str
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:5], sys.argv[5:])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])
