@@ -106,6 +106,11 @@ class StateFolder:
         return self.root / "jobs"
 
     @property
+    def removals(self) -> Path:
+        """In a storage: a file for each job whose removal has begun there."""
+        return self.root / "removals"
+
+    @property
     def inputs(self) -> Path:
         """What came through standard input, a folder for each."""
         return self.root / "inputs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from collections.abc import Iterable
@@ -46,15 +47,41 @@ def set_aside(jobs: Path, job_id: str) -> None:
         raise storage_error("remove", own, error) from error
 
 
-def remove_files(folder: StateFolder, view: JobView, other_sources: Iterable[str]) -> None:
+def note_removal(folder: StateFolder, job_id: str, source: str) -> None:
+    """Write into the storage, if there is one, that the job is being removed: `begun_removals` tells of it until `forget_removal`.
+
+    Raises `StorageError`; so does what reads or forgets it.
+    """
+    if folder.mirror is not None:
+        folder.mirror.put(_note_of(folder, job_id), json.dumps([job_id, source]).encode())
+
+
+def forget_removal(folder: StateFolder, job_id: str) -> None:
+    if folder.mirror is not None:
+        folder.mirror.remove(_note_of(folder, job_id))
+
+
+def begun_removals(folder: StateFolder) -> list[tuple[str, str]]:
+    """Ids and sources of the jobs whose removal has begun and not ended, as far as the storage knows."""
+    if folder.mirror is None:
+        return []
+    told = [folder.mirror.read(folder.removals / name) for name in sorted(folder.mirror.names(folder.removals))]
+    return [(job_id, source) for text in told if text is not None for job_id, source in [json.loads(text)]]
+
+
+def _note_of(folder: StateFolder, job_id: str) -> Path:
+    return folder.removals / f"{job_id}.json"
+
+
+def remove_files(folder: StateFolder, job_id: str, source: str, other_sources: Iterable[str]) -> None:
     """Delete what was set aside, and the job's uploaded or piped source unless one of ``other_sources`` lies there.
 
     Raises `StorageError` where the storage does not answer.
     """
-    for aside in folder.jobs.glob(f"{_ASIDE}{view.id}-*"):
+    for aside in folder.jobs.glob(f"{_ASIDE}{job_id}-*"):
         shutil.rmtree(aside, ignore_errors=True)
-    gone = [folder.jobs / view.id]  # here where the ledger is elsewhere, and in the storage
-    kept = kept_input(folder, view.source)
+    gone = [folder.jobs / job_id]  # here where the ledger is elsewhere, and in the storage
+    kept = kept_input(folder, source)
     if kept is not None and not any(Path(other).is_relative_to(kept) for other in other_sources):
         gone.append(kept)
     for path in gone:

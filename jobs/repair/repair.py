@@ -16,6 +16,7 @@ from jobs.ledger.store.olden import migrate
 from jobs.ledger.store.place import ledger_place, open_store
 from jobs.ledger.store.statements import TABLES
 from jobs.ledger.store.sums import SUMS
+from jobs.removal import begun_removals
 from jobs.repair.slices import SliceChanges, repaired_slices
 from jobs.run.spool import spooled_rows
 from jobs.spec import JobPlan
@@ -115,7 +116,7 @@ def _put_aside(path: Path) -> Path:
 
 
 def _unknown_jobs(folder: StateFolder, store: Store, report: Report) -> Iterator[JobPlan]:
-    known = {row["id"] for row in store.rows("job_rows")}
+    known = {row["id"] for row in store.rows("job_rows")} | {job_id for job_id, _ in begun_removals(folder)}
     for path in sorted(path for path in folder.jobs.glob("[!.]*") if path.name not in known):
         if (path / JOB_FILE).exists():
             try:

@@ -26,6 +26,13 @@ WHOLE_BYTES = 64 << 20  # read before it is sent: a disk that fails in the middl
 UNSETTLED_S = 2.0  # S3 tells times in whole seconds: while a file is so young, two editions of it may have the same
 
 
+class _Replaced(Exception):
+    """A file was replaced or removed while it was read. ``info``: of what is there now."""
+
+    def __init__(self, info: fs.FileInfo) -> None:
+        self.info = info
+
+
 class Mirror:
     """Files of ``root`` under the same names below ``uri``. What is there counts; what is here is a copy.
 
@@ -76,12 +83,17 @@ class Mirror:
 
     def read(self, path: Path) -> bytes | None:
         """What is there under the name of ``path``."""
-        with self._mapped("read", path):
-            try:
-                with self._place.files.open_input_stream(self._there(path), compression=None) as file:
-                    return bytes(file.read())
-            except FileNotFoundError:
-                return None
+        while True:
+            with self._mapped("read", path):
+                (info,) = self._place.files.get_file_info([self._there(path)])
+                try:
+                    with self._place.files.open_input_stream(info.path, compression=None) as file:
+                        found = self._piece(file, path, None)
+                except FileNotFoundError:
+                    return None
+            with suppress(_Replaced):
+                self._check_same(path, info)
+                return found
 
     def fetch(self, path: Path) -> bool:
         """Make the local file what is there. Where there is none, there is no local one afterwards, and this is False."""
@@ -158,6 +170,14 @@ class Mirror:
             here = path.stat()
             if (here.st_size, here.st_mtime_ns) == (info.size, info.mtime_ns):
                 return True
+        while True:
+            try:
+                return self._copied(path, info)
+            except _Replaced as replaced:
+                info = replaced.info
+
+    def _copied(self, path: Path, info: fs.FileInfo) -> bool:
+        """Raises `_Replaced`. Then Arrow may have filled up what it read with anything: it asks for the length first, and believes it."""
         is_settled = time.time() - info.mtime_ns / 1e9 > UNSETTLED_S
         with self._mapped("read", path):
             try:
@@ -168,13 +188,20 @@ class Mirror:
             while piece := self._piece(source, path):
                 file.write(piece)
             file.flush()
+            self._check_same(path, info)
             if is_settled:
                 os.utime(file.fileno(), ns=(info.mtime_ns, info.mtime_ns))
         return True
 
-    def _piece(self, source: Any, path: Path) -> bytes:
+    def _check_same(self, path: Path, info: fs.FileInfo) -> None:
         with self._mapped("read", path):
-            return bytes(source.read(CHUNK_BYTES))
+            (now,) = self._place.files.get_file_info([info.path])
+        if (now.size, now.mtime_ns) != (info.size, info.mtime_ns):
+            raise _Replaced(now)
+
+    def _piece(self, source: Any, path: Path, length: int | None = CHUNK_BYTES) -> bytes:
+        with self._mapped("read", path):
+            return bytes(source.read(length))
 
     def _all(self, work: Any, paths: list[Path]) -> None:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="mirror") as pool:

@@ -195,7 +195,7 @@ async def test_a_removed_job_is_gone_everywhere(machines: Machines, lines: Path)
     job, other = machines.submit(lines), machines.submit(lines, new=True)
     view = await machines.harvest("a", ScriptedEngine())
     machines.ledger.remove(job.id)
-    remove_files(machines.head, machines.ledger.show(other.id).model_copy(update={"id": job.id}), [])
+    remove_files(machines.head, job.id, machines.ledger.show(other.id).source, [])
     assert machines.head.mirror is not None
     assert job.id not in machines.head.mirror.names(machines.head.jobs)
     assert not (machines.head.jobs / job.id).exists()

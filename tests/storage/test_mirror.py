@@ -69,6 +69,26 @@ def test_a_newer_edition_replaces_the_copy_even_within_the_second_and_of_the_sam
         assert path.read_bytes() == data
 
 
+@pytest.mark.parametrize("how", ["read", "fetch"])
+def test_a_file_that_is_replaced_while_it_is_read_is_the_new_one(
+    here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    here.send(written(here, "keys.json", b"an old and longer edition"))
+    piece, replaced = Mirror._piece, list[bytes]()
+
+    def late(mirror: Mirror, source: object, path: Path, *given: int | None) -> bytes:
+        """The file is open and its length known; then it becomes shorter."""
+        if not replaced:
+            replaced.append(b"new")
+            here.put(here.root / "keys.json", b"new")
+        return piece(mirror, source, path, *given)
+
+    monkeypatch.setattr(Mirror, "_piece", late)
+    path = there.root / "keys.json"
+    found = there.read(path) if how == "read" else path.read_bytes() if there.fetch(path) else None
+    assert found == b"new"
+
+
 def test_a_copy_that_is_up_to_date_is_not_fetched_again(here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     age(monkeypatch)
     here.send(written(here, "x"))

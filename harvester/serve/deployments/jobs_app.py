@@ -80,9 +80,7 @@ class JobsApp:
             waking = Waking(self._replicas.answered, actor.demand, sleeping)
             self._beside += [waking.run, self._remember]
         bounds = self._fixed | self._scale.bounds()
-        days = config.jobs.retention_days
-        if days is not None:
-            self._beside.append(lambda: keep_removing(actor, folder, days))
+        self._beside.append(lambda: keep_removing(actor, folder, config.jobs.retention_days))
         self._app = jobs_api(
             actor,
             JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models, notes),

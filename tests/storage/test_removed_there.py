@@ -1,0 +1,69 @@
+"""A job removed while the storage does not answer is not half there for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from machines import Machines
+
+from connectors.errors import StorageError
+from harvester.serve.http.removal import finish_removals, removed
+from jobs.errors import StateError
+from jobs.removal import note_removal
+from jobs.states import JobState
+from jobs.storage.mirror import Mirror
+from jobs.testing import ScriptedEngine
+
+
+async def test_a_job_whose_files_could_not_be_removed_can_be_removed_again(
+    tmp_path: Path, machine: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Machines(tmp_path, str(tmp_path / "shared"))
+    source = tmp_path / "docs.parquet"
+    pq.write_table(pa.table({"text": [f"secret {number}" for number in range(8)]}), source)
+    view = there.submit(source)
+    view = await there.harvest("a", ScriptedEngine())
+    assert view.state is JobState.COMPLETED
+    results = there.head.results(view.id)
+    assert there.head.mirror is not None
+    assert there.head.mirror.has(results)
+
+    def away(self: Mirror, folder: Path) -> None:
+        raise StorageError("cannot remove: 503 SlowDown")
+
+    with monkeypatch.context() as storage:
+        storage.setattr(Mirror, "remove_folder", away)
+        with pytest.raises(StorageError):
+            await removed(there.client, there.head, view)
+    assert there.head.mirror.has(there.head.jobs / view.id)
+    await finish_removals(there.client, there.head)  # within the hour
+    assert not there.head.mirror.has(there.head.jobs / view.id)
+    assert there.head.mirror.names(there.head.removals) == set()
+    there.ledger.close()
+
+
+async def test_a_job_that_was_not_removed_keeps_its_files(tmp_path: Path, machine: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Machines(tmp_path, str(tmp_path / "shared"))
+    source = tmp_path / "docs.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"]}), source)
+    there.submit(source)
+    view = await there.harvest("a", ScriptedEngine())
+    mirror = there.head.mirror
+    assert mirror is not None
+
+    async def refuse(job_id: str) -> None:
+        raise StateError(f"job {job_id} has rows in flight; try again in a moment")
+
+    with monkeypatch.context() as ledger:
+        ledger.setattr(there.client, "remove", refuse)
+        with pytest.raises(StateError):
+            await removed(there.client, there.head, view)
+    assert mirror.names(there.head.removals) == set()
+    note_removal(there.head, view.id, view.source)  # by a process that died before it told the ledger
+    await finish_removals(there.client, there.head)
+    assert mirror.has(there.head.results(view.id))
+    assert mirror.names(there.head.removals) == set()
+    there.ledger.close()
