@@ -206,5 +206,6 @@ class Ledger(Commits):
             if record.state is JobState.COMPLETED:
                 assert open_slices == 0
                 assert record.row["rows_ok"] + record.row["rows_error"] == record.spec.rows_total
+        assert self._pending.keys() <= self._jobs.keys()
         leased = {(job_id, slice_id, lease_id) for job_id, slice_id, lease_id, *_ in self._run("leased_slices")}
         assert leased == {(lease.job_id, lease.slice_id, lease_id) for lease_id, lease in self._leases.items()}

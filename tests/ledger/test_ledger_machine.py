@@ -68,6 +68,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.jobs: dict[str, ModelJob] = {}
         self.terms: dict[str, ModelTerm] = {}  # in force
         self.hands: dict[str, list[Lease]] = {holder: [] for holder in HOLDERS}  # what each replica believes to hold
+        self.orders = itertools.count()
+        self.doubted: set[str] = set()  # leases whose part may have been covered
         self.past: list[Lease] = []  # committed, released or forgotten: a call about them may still arrive
         self.ledger = self._open(new_server=True)
 
@@ -172,8 +174,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _commit(self, lease: Lease, errors: int) -> None:
         part = self.jobs[lease.job.id].slices[lease.slice.slice_id]
-        held = lease.lease_id in self.terms
-        if held or (part.done and part.generation == lease.generation):
+        held = lease.lease_id in self.terms and lease.lease_id not in self.doubted
+        if held or (lease.lease_id not in self.terms and part.done and part.generation == lease.generation):
             part.done, part.ok, part.errors = True, part.rows - errors, errors
         stats = PartStats(generation=lease.generation, rows_ok=part.rows - errors, rows_error=errors)
         assert self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, self.now_s) == held
@@ -206,12 +208,26 @@ class LedgerMachine(RuleBasedStateMachine):
         self._end(lease.lease_id)
         self.past.append(lease)
 
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def doubt(self, data: st.DataObject) -> None:
+        """A holder that had lost its lease has written a part of a few rows."""
+        job_id = data.draw(st.sampled_from(sorted(self.jobs)))
+        job = self.jobs[job_id]
+        slice_id = data.draw(st.integers(0, len(job.slices) - 1))
+        self.ledger.doubt(job_id, slice_id, self.now_s)
+        self.doubted |= {name for name, term in self.terms.items() if (term.lease.job.id, term.lease.slice.slice_id) == (job_id, slice_id)}
+        part = job.slices[slice_id]
+        if part.done:
+            part.done, part.ok, part.errors = False, 0, 0
+            job.state = JobState.QUEUED if job.state is JobState.COMPLETED else job.state
+
     # -- users --------------------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.jobs) < 4)
     @rule(rows=st.integers(1, 7), slice_rows=st.integers(1, 4))
     def submit(self, rows: int, slice_rows: int) -> None:
-        order = len(self.jobs)
+        order = next(self.orders)
         plan = scripted_plan(f"job-{order}", rows, slice_rows, created_at_s=float(order))
         self.jobs[plan.spec.id] = ModelJob(order, [ModelSlice(cut.row_count) for cut in plan.slices])
         _, created = self.ledger.submit(plan, new=False)
@@ -233,6 +249,19 @@ class LedgerMachine(RuleBasedStateMachine):
             self._retry(self.jobs[job_id])
         elif verb == "resume":
             self._settle(job_id)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        job_id = data.draw(st.sampled_from(sorted(self.jobs)))
+        if self.jobs[job_id].state not in ENDED or self._leased(job_id):
+            with pytest.raises(StateError):
+                self.ledger.remove(job_id)
+            return
+        self.ledger.remove(job_id)
+        del self.jobs[job_id]
+        for leases in (self.past, *self.hands.values()):
+            leases[:] = [lease for lease in leases if lease.job.id != job_id]
 
     def _target(self, job_id: str, verb: str) -> JobState | None:
         """The state that follows; None where the change is refused."""
@@ -273,6 +302,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for job in self.jobs.values():
             job.turn = job.leased_rows = 0
         self.least_rows = 0
+        self.doubted.clear()  # a holder that wrote late tells the new ledger
         for term in self.terms.values():
             term.expires_at_s = self.now_s + LEASE_S
         for lease_id in list(self.terms) if new_server else ():
