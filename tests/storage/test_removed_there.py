@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from machines import Machines
 
 from connectors.errors import StorageError
 from harvester.serve.http.removal import finish_removals, removed
@@ -16,6 +15,7 @@ from jobs.removal import note_removal
 from jobs.states import JobState
 from jobs.storage.mirror import Mirror
 from jobs.testing import ScriptedEngine
+from tests.storage.machines import Machines
 
 
 async def test_a_job_whose_files_could_not_be_removed_can_be_removed_again(
