@@ -39,7 +39,7 @@ def scaling(replicas: ReplicasConfig) -> dict[str, Any]:
     return {
         "autoscaling_config": {
             "min_replicas": replicas.min,
-            "initial_replicas": max(1, replicas.min),  # a model that cannot be loaded is found out at the start
+            **({"initial_replicas": 1} if replicas.sleeps else {}),  # a model that cannot be loaded is found out at the start
             "max_replicas": replicas.max,
             "target_ongoing_requests": replicas.target,
             "upscale_delay_s": replicas.up_s,
