@@ -39,6 +39,7 @@ def process_variables() -> dict[str, str]:
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # `drain_s` is for those that work; one that does not is replaced at once
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve and Ray look after themselves less often: on few cores that is felt
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call of Serve's, once Ray has been shut down, would start a cluster of its own
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,26 @@ def test_a_joined_cluster_keeps_its_own_token_and_addresses(tmp_path: Path) -> N
     told = prepared(tmp_path, address="10.0.0.1:6379")
     assert told["RAY_AUTH_MODE"] == "token"
     assert not {"RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_gcs_storage"} & told.keys()
+
+
+LATE_CALL = """
+import ray
+
+@ray.remote
+class Late:
+    pass
+
+try:
+    Late.remote()
+except ray.exceptions.RaySystemError:
+    print("refused")
+print(ray.is_initialized())
+"""
+
+
+def test_a_late_call_of_serves_starts_no_cluster_of_its_own(tmp_path: Path) -> None:
+    told = subprocess.run([sys.executable, "-c", LATE_CALL], env=prepared(tmp_path), capture_output=True, text=True, check=True)
+    assert told.stdout == "refused\nFalse\n"
 
 
 def test_streams_outlive_a_reload_of_haproxy(tmp_path: Path) -> None:
