@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from connectors.errors import StorageError
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import PostgresPlace
 from jobs.testing import scripted_plan
@@ -32,7 +33,10 @@ def test_a_takeover_ends_no_connection_to_another_database(database: Postgres, t
     other = Ledger(theirs, tmp_path, **OPTIONS)
     old = Ledger(ours, tmp_path, **OPTIONS)
     new = Ledger(ours, tmp_path, **OPTIONS)  # takes over from the old one, which hangs
-    other.submit(scripted_plan("docs", 8, 4), new=True)
+    with pytest.raises(StorageError):
+        old.submit(scripted_plan("docs", 8, 4), new=True)
     for ledger in (other, new):
+        view, created = ledger.submit(scripted_plan("docs", 8, 4), new=True)
+        assert (view.id, created) == ("docs", True)
         ledger.close()
     old._store.close()

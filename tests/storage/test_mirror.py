@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 from connectors.errors import StorageError
 from jobs.storage import mirror as mirror_module
@@ -69,24 +70,47 @@ def test_a_newer_edition_replaces_the_copy_even_within_the_second_and_of_the_sam
         assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("how", ["read", "fetch"])
+@pytest.mark.parametrize(("how", "then"), [("read", "_check_same"), ("fetch", "_check_same"), ("fetch", "_piece")])
 def test_a_file_that_is_replaced_while_it_is_read_is_the_new_one(
-    here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch, how: str
+    here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch, how: str, then: str
 ) -> None:
+    """``then``: after it was read, or when it is open and its length is known."""
     here.send(written(here, "keys.json", b"an old and longer edition"))
-    piece, replaced = Mirror._piece, list[bytes]()
+    went_on, replaced = getattr(Mirror, then), list[bytes]()
 
-    def late(mirror: Mirror, source: object, path: Path, *given: int | None) -> bytes:
-        """The file is open and its length known; then it becomes shorter."""
+    def late(mirror: Mirror, *given: object) -> object:
         if not replaced:
             replaced.append(b"new")
             here.put(here.root / "keys.json", b"new")
-        return piece(mirror, source, path, *given)
+        return went_on(mirror, *given)
 
-    monkeypatch.setattr(Mirror, "_piece", late)
+    monkeypatch.setattr(Mirror, then, late)
     path = there.root / "keys.json"
     found = there.read(path) if how == "read" else path.read_bytes() if there.fetch(path) else None
     assert found == b"new"
+
+
+def test_a_storage_whose_lists_tell_finer_times_has_each_file_copied_once(
+    here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MinIO, say: a list has milliseconds, the answer to a question for one file has none."""
+    age(monkeypatch)
+    here.send(written(here, "jobs/x"))
+    listed, copied, copies = Mirror._listed, Mirror._copied, list[Path]()
+
+    def finer(mirror: Mirror, *given: object, **named: object) -> list[fs.FileInfo]:
+        found = listed(mirror, *given, **named)  # type: ignore[arg-type]
+        return [fs.FileInfo(one.path, one.type, size=one.size, mtime_ns=one.mtime_ns // 10**9 * 10**9 + 999_000_000) for one in found]
+
+    def counted(mirror: Mirror, path: Path, info: fs.FileInfo) -> bool:
+        copies.append(path)
+        return copied(mirror, path, info)
+
+    monkeypatch.setattr(Mirror, "_listed", finer)
+    monkeypatch.setattr(Mirror, "_copied", counted)
+    for _ in range(2):
+        assert there.fetch_folder(there.root / "jobs") == [there.root / "jobs/x"]
+    assert copies == [there.root / "jobs/x"]
 
 
 def test_a_copy_that_is_up_to_date_is_not_fetched_again(here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def on_cpu() -> bool:
 
 
 def accelerator_name() -> str:
-    """Asked of the driver through NVML: the front end must not open a CUDA context, which takes GPU memory of the engine's."""
+    """Of the driver, through NVML. The front end must not open a CUDA context, which takes GPU memory of the engine's."""
     platform = platforms.current_platform
     if platform.is_cuda():
         from vllm.platforms.cuda import NvmlCudaPlatform

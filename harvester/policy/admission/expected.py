@@ -7,6 +7,7 @@ go on for 0.3 of what it has made. Where KV runs out all the same, the newest ro
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 from harvester.policy.admission.curve import Curve, Row
@@ -71,16 +72,21 @@ class Expected:
         """O(running); O(1) while the same row is refused. KV that rows share is counted only for those that come."""
         self._take_back()
         self._kv_tokens = view.total_blocks * view.block_tokens
+        waiting = iter(rows)
+        first = next(waiting, None)
+        if first is None:  # most steps: nothing else is looked at
+            return ()
+        if self._version != self.lengths.version:
+            self._by_name, self._version = {}, self.lengths.version
         idle = not view.running and not view.loading_rows
         held = _held(view, batch)
         cap = self._cap_tokens(view, batch, config, held)
-        queue = _Queue(rows if idle else passing(rows, lambda row: self._fits_alone(row, view.block_tokens, cap)), space)
+        waiting = chain((first,), waiting)
+        queue = _Queue(waiting if idle else passing(waiting, lambda row: self._fits_alone(row, view.block_tokens, cap)), space)
         if not queue.reach(1):
             return ()
         if not idle and self._is_still_refused(queue.found[0].name, view, batch, cap):
             return ()
-        if self._version != self.lengths.version:
-            self._by_name, self._version = {}, self.lengths.version
         self._follow(view, batch)
         shared = _shared_tokens(view, batch, held)
         spare = view.block_tokens / 2 - shared

@@ -1,8 +1,8 @@
 """What chat would have had without batch work: its first tokens and gaps, by the latency model's account of each step.
 
 A step that holds both takes longer than its online work alone would: the rest is delay. Who waits for a first token is delayed by that part
-of every step that it waits through, and by what those ahead of it were delayed before it came: without batch work it would have found a
-shorter queue. With that account the chat that nobody promised a number to is kept within a factor of what it would have had.
+of every step that it waits through. What those ahead of it were delayed before it came counts too: without batch work it would have found
+a shorter queue. With that account the chat that nobody promised a number to is kept within a factor of what it would have had.
 """
 
 from __future__ import annotations

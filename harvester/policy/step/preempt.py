@@ -101,7 +101,7 @@ def _waits_s(steps: Sequence[Flight], now_s: float) -> list[float]:
 def best_step_s(fixed_s: float, gap_s: float) -> float:
     """How long a step of offline work alone should be where an arrival comes every ``gap_s`` and ends the step it meets.
 
-    A step costs ``fixed_s`` beside its tokens, and one that ends early loses half of itself on average: the sum of both shares,
+    A step costs ``fixed_s`` beside its tokens, and one that ends early loses half of itself on average. The sum of both shares,
     fixed / step + step / (2 gap), is least at sqrt(2 fixed gap). It is Young's interval between two checkpoints (CACM 17(9), 1974).
     """
     return math.sqrt(2.0 * fixed_s * gap_s) if gap_s < math.inf else math.inf
@@ -121,9 +121,10 @@ def layers_between(layers: int, step_s: float, safepoint_s: float, detect_s: flo
 
     Few enough that all of them cost under 1% of the step. Where threads do not run ahead of what they compute, as many as that: an arrival
     then waits for half a layer. Else no more than let the step end within ``detect_s`` of being asked, since each one also empties the
-    queue of a device; where both cannot be had, the cost wins. ``safepoint_s``: what one costs. ``segments``: most stretches from one
-    safepoint to the next that still run after the signal: the one in work, those between decision and end, and on a device that runs
-    behind its host the one queued up.
+    queue of a device; where both cannot be had, the cost wins. ``safepoint_s``: what one costs.
+
+    ``segments``: most stretches from one safepoint to the next that still run after the signal. They are the one in work and those between
+    decision and end; on a device that runs behind its host also the one queued up.
     """
     if layers < 1 or step_s <= 0.0:
         return 1

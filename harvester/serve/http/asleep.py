@@ -22,8 +22,8 @@ _MESSAGE = "the model is not loaded while nobody uses it; it is being loaded now
 def add_asleep(app: FastAPI, wake: Wake) -> None:
     """Add the routes below ``/asleep``. ``wake`` has a model loaded and says in how many seconds it probably answers.
 
-    Requests to the model load it. The page and the health checks answer as if it were there, and load nothing: what asks again and again
-    would keep it loaded, and a balancer that hears of no health sends no chat.
+    Requests to the model load it. The page and the health checks answer as if it were there, and load nothing. What asks again and again
+    would keep it loaded. A balancer that hears of no health sends no chat.
     """
     page = Asset("index.html")
 

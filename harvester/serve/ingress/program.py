@@ -34,11 +34,11 @@ _CHOICE = re.compile(r"^\s+use_backend ", re.MULTILINE)
 def corrected(text: str, host: str, unavailable: Path, *, sleeps: bool = False) -> str:
     """Ray Serve's configuration as it should be.
 
-    - Listens on ``host`` alone, without Ray's pages of statistics and routes.
-    - Copies bodies itself. With splicing HAProxy 2.8 spins on a core once a client has hung up, and no replica hears of that.
-    - Waits for the head of a request as long as the wall waits for its body.
-    - Where no replica answers: ``unavailable`` at once, not a 500, nor a wait at Serve's fallback proxy.
-    - Where models may sleep: what is asked of one without replicas goes to the jobs application.
+    - It listens on ``host`` alone, without Ray's pages of statistics and routes.
+    - It copies bodies itself. With splicing HAProxy 2.8 spins on a core once a client has hung up, and no replica hears of that.
+    - It waits for the head of a request as long as the wall waits for its body.
+    - Where no replica answers it sends ``unavailable`` at once, not a 500, nor does it wait at Serve's fallback proxy.
+    - Where models may sleep, what is asked of one without replicas goes to the jobs application.
     """
     kept = (_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS))
     return "".join(_waking(section) if sleeps and section.startswith("frontend http_frontend") else section for section in kept)
