@@ -39,7 +39,6 @@ def process_variables() -> dict[str, str]:
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # `drain_s` is for those that work; one that does not is replaced at once
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Serve and Ray look after themselves less often: on few cores that is felt
-        "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call of Serve's, once Ray has been shut down, would start a cluster of its own
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -64,7 +63,11 @@ def node_variables() -> dict[str, str]:
 def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> None:
     """Set the variables of this process, which Ray's processes inherit. What the user has set already stays."""
     runtime = runtime_folder(folder, mark)
-    values = process_variables() | {"RAY_DEDUP_LOGS": "0", "VLLM_RPC_BASE_PATH": str(runtime)}
+    values = process_variables() | {
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call of Serve's, once Ray has been shut down, would start a cluster of its own
+        "RAY_DEDUP_LOGS": "0",
+        "VLLM_RPC_BASE_PATH": str(runtime),
+    }
     ours = {MARK: mark}
     if use_haproxy(config):
         values |= _haproxy(runtime, mark)
