@@ -52,9 +52,26 @@ def texts(column: pa.ChunkedArray, name: str | None = None) -> list[str | TextPr
 
 
 def rows(table: pa.Table) -> list[Mapping[str, Any]]:
-    """The rows as Python values. Times that Python has no value for, such as those with nanoseconds, are ISO text."""
-    columns = [values(column) for column in table.columns]
+    """The rows as Python values. Times that Python has no value for, such as those with nanoseconds, are ISO text.
+
+    A cell whose text is not UTF-8 is a `TextProblem`.
+    """
+    columns = [_values(column) for column in table.columns]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else [{}] * table.num_rows
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        return values(column)
+    except UnicodeDecodeError:  # of one cell, for all of them
+        return [_value(column.slice(at, 1)) for at in range(len(column))]
+
+
+def _value(cell: pa.ChunkedArray) -> Any:
+    try:
+        return values(cell)[0]
+    except UnicodeDecodeError as error:
+        return _not_utf8(error)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -77,8 +94,12 @@ def _text(cell: bytes | None) -> str | TextProblem:
     try:
         text = cell.decode("utf-8")
     except UnicodeDecodeError as error:
-        return TextProblem("not_utf8", f"the text is not valid UTF-8: byte {cell[error.start]:#04x} at position {error.start}")
+        return _not_utf8(error)
     return text if text.strip() else EMPTY_TEXT
+
+
+def _not_utf8(error: UnicodeDecodeError) -> TextProblem:
+    return TextProblem("not_utf8", f"the text is not valid UTF-8: byte {error.object[error.start]:#04x} at position {error.start}")
 
 
 def storable(text: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from connectors.durable import publish
 from connectors.errors import StorageError
 from jobs.errors import LowDiskError, StateError
 
@@ -201,7 +202,7 @@ class StateFolder:
             self._close(marker)
             self.jobs.mkdir(mode=0o700, exist_ok=True)
             self.logs.mkdir(mode=0o700, exist_ok=True)
-            if not marker.exists():
+            if not marker.exists() or not marker.stat().st_size:  # an empty one is what a full disk has left
                 self.mark_version()
             text = marker.read_text(encoding="utf-8")
         except OSError as error:
@@ -214,8 +215,20 @@ class StateFolder:
             )
 
     def mark_version(self) -> None:
-        """Everything in the folder is of this version now."""
-        (self.root / "VERSION").write_text(json.dumps({"version": STATE_VERSION}) + "\n", encoding="utf-8")
+        """Everything in the folder is of this version now. Raises `StorageError`."""
+        marker, told = self.root / "VERSION", json.dumps({"version": STATE_VERSION}).encode() + b"\n"
+        if not marker.exists() or marker.read_bytes() != told:
+            with publish(marker) as file:
+                file.write(told)
+
+    def give_to_owner(self) -> None:
+        """Where root has made files in another user's folder, they are that user's: the server may run as them."""
+        owner = self.root.stat()
+        if os.geteuid() or not owner.st_uid:
+            return
+        for path in (self.root, *self.root.rglob("*")):
+            if not path.lstat().st_uid:
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
     def _close(self, marker: Path) -> None:
         found = self.root.stat()

@@ -13,6 +13,7 @@ import pyarrow as pa
 from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowRequest
 from jobs.errors import NotFoundError
 from jobs.hint import SchedulingHint
+from jobs.ledger.counts import JobsNow
 from jobs.ledger.ledger import Ledger
 from jobs.spec import JobChange, JobPlan, JobSpec, JobView, Lease, LeaseProgress, PartStats, SliceSpec, SourceSpec
 from jobs.tasks.spec import Task
@@ -255,6 +256,9 @@ class DirectLedger:
 
     async def jobs(self) -> list[JobView]:
         return self.ledger.jobs()
+
+    async def now(self, ended: int) -> JobsNow:
+        return self.ledger.now(ended)
 
     async def show(self, job_id: str) -> JobView:
         return self.ledger.show(job_id)

@@ -37,12 +37,31 @@ def read_footers(files: fs.FileSystem, data_files: Sequence[DataFile]) -> tuple[
 def _read(files: fs.FileSystem, data_file: DataFile) -> Footer:
     with reading(data_file.path), files.open_input_file(data_file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
         groups = [parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups)]
-        footer = Footer(parquet.schema_arrow, tuple((int(group.num_rows), int(group.total_byte_size)) for group in groups))
+        footer = Footer(_without_views(parquet.schema_arrow), tuple((int(group.num_rows), int(group.total_byte_size)) for group in groups))
     check_unique(footer.schema.names, data_file.path)
     rows = sum(rows for rows, _ in footer.groups)
     if rows > MAX_ROWS or any(rows < 0 for rows, _ in footer.groups):
         raise SourceError(f"the footer of {shown(data_file.path)} says {rows:,} rows; the limit is {MAX_ROWS:,}: split the file")
     return footer
+
+
+def _without_views(schema: pa.Schema) -> pa.Schema:
+    """Views, as polars writes them, as the types that they are views of: of Arrow's functions few take views."""
+    return pa.schema([pa.field(field.name, _viewed(field.type), field.nullable) for field in schema])
+
+
+def _viewed(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_viewed(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_viewed(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_viewed(field.type)) for field in kind])
+    return kind
 
 
 def common_schema(data_files: Sequence[DataFile], footers: Sequence[Footer]) -> pa.Schema:

@@ -31,12 +31,12 @@ def batches_of(frame: Any) -> pa.RecordBatchReader:
     for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, by version: before the stream below, which takes all rows at once
         if hasattr(frame, name):
             return getattr(frame, name)(BATCH_ROWS)
+    if library_of(frame) == "pandas":  # whose own stream has the index as one more column
+        return pa.Table.from_pandas(frame, preserve_index=False).to_reader(BATCH_ROWS)
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(frame)
     if hasattr(frame, "to_arrow"):
         return frame.to_arrow().to_reader(BATCH_ROWS)
-    if library_of(frame) == "pandas":  # before 2.2
-        return pa.Table.from_pandas(frame).to_reader(BATCH_ROWS)
     raise HarvesterError(
         f"a {type(frame).__name__} holds no rows; give a path, a data frame, an Arrow table, a DuckDB relation or a list of dicts"
     )
@@ -47,8 +47,8 @@ def as_file(frame: Any, name: str) -> Iterator[Path]:
     """A Parquet file of the rows of ``frame``, gone after the block; one batch is in memory. Same rows, same bytes."""
     with tempfile.TemporaryDirectory(prefix="harvester-") as folder:
         path = Path(folder, f"{safe_name(name)}.parquet")
-        reader = batches_of(frame)
         try:
+            reader = batches_of(frame)
             with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
                 for batch in reader:
                     writer.write_batch(batch)
@@ -71,8 +71,8 @@ def like(frame: Any, table: pa.Table) -> Any:
     if isinstance(frame, list | tuple):
         return [row for batch in table.to_batches() for row in dicts(batch)]
     library = library_of(frame)
-    if library == "pandas":
-        return table.to_pandas()
+    if library == "pandas":  # with the frame's own index: pandas assigns a column by it
+        return table.to_pandas().set_axis(frame.index, axis=0)
     if library == "polars":
         return needed("polars", "a polars frame").from_arrow(table)
     if library == "duckdb":

@@ -169,7 +169,7 @@ class Client:
             if answer.status_code >= 400:
                 answer.read()
             _check(answer)
-            yield answer.iter_lines()
+            yield _lines(answer.iter_bytes())
 
     def _json(self, method: str, path: str, **options: Any) -> Any:
         with self._reached():
@@ -215,6 +215,17 @@ class Client:
             raise UnreachableError(
                 f"lost the connection to {self.url}: {error or type(error).__name__}; check that the server runs"
             ) from error
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
+    """Ended by line feeds alone: httpx's own end at U+2028 too, which may stand in an answer."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r").decode()
+    if rest:
+        yield rest.decode()
 
 
 def _authorization() -> dict[str, str]:

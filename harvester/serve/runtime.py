@@ -6,12 +6,13 @@ and, while it starts, a process id. Whoever else can write to the folder command
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from connectors.durable import storage_error
@@ -26,7 +27,8 @@ def runtime_folder(folder: StateFolder, mark: str) -> Path:
     """The folder of this state folder's server, made where it is not there yet.
 
     In ``$XDG_RUNTIME_DIR``, else in the state folder, else beside temporary files under an unpredictable name, which the state folder
-    remembers. A place of another user, one that others may enter, a link and a path that is too long are passed over.
+    remembers. A place of another user, one that others may enter, a link and a path that is too long are passed over. So is logind's
+    folder of a user, which goes when they log out, and the server stays.
     Raises `StorageError`.
     """
     for path in _candidates(folder, mark):
@@ -36,6 +38,17 @@ def runtime_folder(folder: StateFolder, mark: str) -> Path:
         if len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= MAX_PATH_BYTES:
             return _remembered(folder, Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)))
     raise StorageError(f"no private folder of at most {MAX_PATH_BYTES} bytes for sockets; set XDG_RUNTIME_DIR to a short one of your own")
+
+
+@contextmanager
+def held(runtime: Path) -> Iterator[None]:
+    """Within the block systemd-tmpfiles, which removes old temporary files, leaves the folder alone: it passes over what is locked."""
+    folder = os.open(runtime, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(folder)
 
 
 def ray_folder(runtime: Path) -> Path:
@@ -69,7 +82,7 @@ def _candidates(folder: StateFolder, mark: str) -> Iterator[Path]:
     with suppress(OSError):
         yield Path(folder.runtime.read_text(encoding="utf-8").strip() or "/")
     given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if given.startswith("/"):
+    if given.startswith("/") and Path(given) != Path(f"/run/user/{os.geteuid()}"):
         yield Path(given) / f"{_PREFIX}{mark[:8]}"
     yield folder.root / "run"
 

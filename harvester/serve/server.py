@@ -26,7 +26,7 @@ from harvester.serve.notify import notify
 from harvester.serve.port import check_port
 from harvester.serve.processes import mark_of, stop_marked
 from harvester.serve.reach import url_here
-from harvester.serve.runtime import clear, runtime_folder
+from harvester.serve.runtime import clear, held, runtime_folder
 from harvester.serve.session import Deployment
 from harvester.serve.supervisor import OnEvent, Supervisor
 from jobs.folder import StateFolder, keep_private
@@ -80,7 +80,8 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
         front = front_of(config, folder, mark)
         deployment = Deployment(config, folder, choice, further, url, mark, cpu, os.getpid(), chat_app)
         try:
-            Supervisor(deployment, front, on_event, on_ready, began_s).run(stop, hurry)
+            with held(runtime_folder(folder, mark)):
+                Supervisor(deployment, front, on_event, on_ready, began_s).run(stop, hurry)
         finally:
             folder.server.unlink(missing_ok=True)
             if front is not None:

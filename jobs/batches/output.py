@@ -23,6 +23,7 @@ from jobs.storage.parts import results_of
 from jobs.tasks.answer import OUTPUT
 from jobs.usage import NONE_USED, Usage
 
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # JSON may hold them, but readers end a line there
 _ROWS = 256  # a batch of rows: bounds memory where answers are long
 _STATUS = ("status", "error_code", "error_message")
 _COLUMNS = (ROW_ID, CUSTOM_ID, OUTPUT, *_STATUS, *Usage.model_fields)
@@ -131,7 +132,8 @@ def _line(batch_id: str, item: dict[str, Any]) -> str:
     if item["status"] != "ok" and not code.startswith(HTTP):
         return _json_line(request_id, item[CUSTOM_ID], "null", json.dumps({"code": code, "message": item["error_message"]}))
     status_code = 200 if item["status"] == "ok" else int(code.removeprefix(HTTP))
-    response = f'{{"status_code": {status_code}, "request_id": "{request_id}", "body": {item[OUTPUT]}}}'
+    body = item[OUTPUT].translate(_LINE_ENDS)
+    response = f'{{"status_code": {status_code}, "request_id": "{request_id}", "body": {body}}}'
     return _json_line(request_id, item[CUSTOM_ID], response, "null")
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
+
+from jobs.spec import JobView
 
 
 class LedgerCount(StrEnum):
@@ -33,3 +36,11 @@ class LedgerCounts:
 
     def of(self, model: str) -> dict[str, int]:
         return {what.value: self._counts[model, what] for what in LedgerCount}
+
+
+class JobsNow(NamedTuple):
+    """What changes among the jobs. ``states``: how many there are by model and state. ``older``: ended ones that ``views`` leaves out."""
+
+    views: list[JobView]
+    states: Mapping[tuple[str, str], int]
+    older: int

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import pyarrow as pa
 from jobs.config import DeadlineConfig
 from jobs.errors import NotFoundError, StateError
 from jobs.hint import Demand, SchedulingHint
+from jobs.ledger.counts import JobsNow
 from jobs.ledger.forecast import JobForecast
 from jobs.ledger.history import UsageLog
 from jobs.ledger.jobfile import write_missing_jobs
@@ -58,8 +61,15 @@ class Register:
 
     def jobs(self) -> list[JobView]:
         """Newest first."""
-        records = sorted(self._jobs.values(), key=lambda e: (e.row["created_at_s"], e.row["id"]), reverse=True)
-        return [self._view(record) for record in records]
+        return [self._view(record) for record in sorted(self._jobs.values(), key=_made, reverse=True)]
+
+    def now(self, ended: int) -> JobsNow:
+        """Those that have not ended and the newest ``ended`` others, newest first. Costs little, however many have ended."""
+        active = [record for record in self._jobs.values() if record.state not in ENDED]
+        newest = nlargest(ended, (record for record in self._jobs.values() if record.state in ENDED), key=_made) if ended else []
+        views = [self._view(record) for record in sorted([*active, *newest], key=_made, reverse=True)]
+        states = Counter((record.spec.model, record.state) for record in self._jobs.values())
+        return JobsNow(views, states, len(self._jobs) - len(views))
 
     def show(self, job_id: str) -> JobView:
         return self._view(self._record(job_id))
@@ -253,3 +263,7 @@ def stop_message(job_id: str, rows: int, errors: int, max_share: float, example:
 
 def all_failed_message(errors: int, example: str | None) -> str:
     return f"all {errors:,} rows ended as errors" + (f"; the last: {example}" if example else "")
+
+
+def _made(record: JobRecord) -> tuple[float, str]:
+    return record.row["created_at_s"], record.row["id"]

@@ -12,7 +12,7 @@ from typing import Any
 from connectors.base import Source
 from connectors.open import open_source
 from connectors.paths.rules import SourceRules
-from connectors.text import rows
+from connectors.text import TextProblem, rows
 from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Message
 from jobs.forecast.finish import Left, Span, finish
@@ -119,9 +119,6 @@ def _sample(source: Source, spec: JobSpec) -> list[tuple[Message, ...]]:
     prompts: list[tuple[Message, ...]] = []
     for group in groups[:: max(1, len(groups) // SAMPLE_GROUPS)][:SAMPLE_GROUPS]:
         table = source.read(group, 0, min(SAMPLE_ROWS, group.row_count), wanted)
-        try:
-            sampled = rows(table)
-        except UnicodeDecodeError:
-            continue
-        prompts += [build_messages(spec.task, spec.column, row) for row in sampled]
+        whole = (row for row in rows(table) if not any(isinstance(cell, TextProblem) for cell in row.values()))
+        prompts += [build_messages(spec.task, spec.column, row) for row in whole]
     return prompts

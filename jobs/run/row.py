@@ -12,6 +12,7 @@ from jobs.access.images import ImageBounds, ImageReader
 from jobs.engine import ApiCall, Engine, Message, RowError
 from jobs.hint import SchedulingHint
 from jobs.longtext.fit import fit, measure
+from jobs.plan.columns import task_places
 from jobs.result import Row
 from jobs.run.attempt import RowAttempt, Tally
 from jobs.run.document import read_in_parts
@@ -84,6 +85,9 @@ class RowWork:
     async def _answer(
         self, attempt: RowAttempt, values: Mapping[str, object], text: str | None, outcome: RowOutcome
     ) -> Mapping[str, object]:
+        for name in task_places(self._job.task):
+            if isinstance(cell := values.get(name), TextProblem):
+                raise RowError(cell.code, f"column {name}: {cell.message}")
         if self._job.task.images:
             attempt.show(await asyncio.to_thread(self._images, values, text))
         if text is None or await attempt.fits(self._messages(values, text)):

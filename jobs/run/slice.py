@@ -109,10 +109,11 @@ class SliceFiles:
         return [row_id for row_id in range(start, start + self.lease.slice.row_count) if row_id not in known]
 
     def inputs(self) -> tuple[list[Mapping[str, Any]], list[str | TextProblem] | None]:
-        """For each row of the slice its columns and its text cell. Paths of images are texts too: one that is none is its row's error."""
+        """For each row of the slice what its prompt names, and its text cell. A cell that is no text, or no path, is its row's error."""
         column = self.job.column
         named = {name: texts(self.table.column(name)) for name in text_columns(self.table.schema) if name in self.job.task.images}
-        others = rows(self.table.drop_columns(list({*named, *(() if column is None else (column,))})))
+        asked = columns_needed(self.job.model_copy(update={"keep": ()}))
+        others = rows(self.table.select([name for name in asked if name not in named and name != column]))
         found: list[Mapping[str, Any]] = [{**row, **{name: cells[at] for name, cells in named.items()}} for at, row in enumerate(others)]
         return found, None if column is None else texts(self.table.column(column))
 

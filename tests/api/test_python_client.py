@@ -126,6 +126,20 @@ def test_a_frame_of_a_library_that_is_not_installed_is_refused_with_a_line(clien
         getattr(client.sql("select 1 as one"), method)()
 
 
+def test_rows_that_make_no_table_are_refused_as_every_other_error(client: Harvester) -> None:
+    with pytest.raises(HarvesterError, match=r"the rows cannot be written to .*Could not convert 'x'"):
+        client.submit([{"a": 1}, {"a": "x"}], prompt="{a}")
+
+
+def test_map_keeps_the_index_of_a_pandas_frame(client: Harvester) -> None:
+    pandas = pytest.importorskip("pandas", reason="the lock files do not have pandas")
+    frame = pandas.DataFrame({"text": TEXTS, "number": [1, 2, 3, 4]}, index=[7, 5, 11, 2])
+    answered = client.map(frame, "Name the {text}")
+    assert list(answered.columns) == ["text", "number", "output", "error_message"]
+    assert answered.index.tolist() == frame.index.tolist()
+    assert answered["text"].equals(frame["text"])
+
+
 def test_map_gives_back_the_kind_of_table_that_it_was_given(client: Harvester) -> None:
     answered = client.map(TABLE, "Name the {text}")
     assert answered.column_names == ["text", "number", "output", "error_message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 
 import pytest
@@ -26,6 +27,26 @@ def test_a_key_is_made_shown_once_and_known_to_the_server(cli, state):
     assert "ann" in listed
     assert "requests_per_minute=60" in listed
     assert key not in listed
+
+
+def test_a_server_begins_in_the_folder_of_its_first_key(cli, state):
+    """The documents have the key made first, on a machine that has nothing yet."""
+    before = os.umask(0o022)
+    try:
+        cli("key", "add", "ann")
+    finally:
+        os.umask(before)
+    StateFolder(state).prepare()
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_key_that_root_makes_belongs_to_the_user_of_the_state_folder(cli, state):
+    StateFolder(state).prepare()
+    for path in (state, *state.rglob("*")):
+        os.chown(path, 65534, 65534)
+    cli("key", "add", "ann")
+    assert {path.stat().st_uid for path in (state, *state.rglob("*"))} == {65534}
 
 
 def test_json_has_the_key_where_it_is_made_and_nowhere_else(cli, state):

@@ -48,6 +48,17 @@ def test_columns_are_matched_by_name_not_by_place(tmp_path: Path) -> None:
         ]
 
 
+def test_views_are_read_as_the_types_that_they_are_views_of(tmp_path: Path) -> None:
+    """As polars writes them; Arrow takes no rows of a table of views."""
+    lists = pa.array([["x"], []], pa.list_(pa.string_view()))
+    write(tmp_path / "a.parquet", text=pa.array(["a", "b"], pa.string_view()), raw=pa.array([b"1", None], pa.binary_view()), tags=lists)
+    write(tmp_path / "b.parquet", text=["c"], raw=[b"2"], tags=[["y"]])
+    with open_source(str(tmp_path)) as source:
+        assert source.schema.types == [pa.string(), pa.binary(), pa.list_(pa.string())]
+        whole = pa.concat_tables([source.read(group, 0, group.row_count) for group in source.row_groups()])
+    assert whole.take([2, 0]).to_pylist() == [{"text": "c", "raw": b"2", "tags": ["y"]}, {"text": "a", "raw": b"1", "tags": ["x"]}]
+
+
 @pytest.mark.parametrize("nulls_first", [True, False])
 def test_a_column_that_is_all_null_in_one_file_takes_the_type_of_the_others(tmp_path: Path, nulls_first: bool) -> None:
     write(tmp_path / "a.parquet", text=pa.nulls(1) if nulls_first else ["b"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
@@ -11,7 +12,7 @@ import pytest
 
 from harvester.cli.invocation import Invocation
 from harvester.errors import StorageError
-from harvester.serve.runtime import MAX_PATH_BYTES, clear, ray_folder, runtime_folder
+from harvester.serve.runtime import MAX_PATH_BYTES, clear, held, ray_folder, runtime_folder
 from jobs.folder import StateFolder
 
 MARK = "0123456789ab"
@@ -86,6 +87,20 @@ def test_a_runtime_folder_that_others_may_enter_is_not_used(state: StateFolder, 
     assert mode(path) == 0o700
     assert runtime_folder(state, MARK) == path, "the unpredictable name is remembered"
     path.rmdir()
+
+
+def test_the_folder_that_goes_when_its_user_logs_out_is_not_used(state: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+    assert not runtime_folder(state, MARK).is_relative_to("/run/user")
+
+
+def test_a_running_servers_folder_is_locked_against_cleaners(state: StateFolder, short: Path) -> None:
+    path = runtime_folder(state, MARK)
+    cleaner = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    with held(path), pytest.raises(BlockingIOError):
+        fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(cleaner)
 
 
 def test_a_link_in_place_of_the_runtime_folder_is_not_used(state: StateFolder, short: Path, tmp_path: Path) -> None:

@@ -137,10 +137,21 @@ async def test_each_choice_counts_as_a_request(replica: Replica) -> None:
     assert (await replica.ask(prompt="x", n=300))[0]["status"] == 429, "more than may ever wait"
 
 
-@pytest.mark.parametrize("asked", [{"service_tier": "flex"}, {"bearer": "nightly"}, {"path": "/tokenize"}], ids=["tier", "key", "route"])
+@pytest.mark.parametrize(
+    "asked",
+    [{"service_tier": "flex"}, {"bearer": "nightly"}, {"key": "nightly", "bearer": "hk_secret"}, {"path": "/tokenize"}],
+    ids=["tier", "key", "key-by-name", "route"],
+)
 async def test_what_waits_for_chat_anyway_is_not_refused(replica: Replica, asked: dict[str, str]) -> None:
     replica.overload.sent(500, 10)
     assert await replica.ask(**asked) == []
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/invocations"])
+async def test_where_a_tier_does_not_count_it_lets_nobody_past(replica: Replica, path: str) -> None:
+    replica.overload.sent(500, 10)
+    (refused, _) = await replica.ask(path=path, bearer="nightly", service_tier="flex")
+    assert refused["status"] == 429
 
 
 async def test_a_key_that_fills_the_time_leaves_half_of_it_to_others(replica: Replica) -> None:

@@ -143,6 +143,14 @@ def test_a_folder_is_made_once_and_used_again(tmp_path: Path) -> None:
     assert state.logs.is_dir()
 
 
+def test_a_folder_whose_version_a_full_disk_has_emptied_is_used_again(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    state.prepare()
+    (tmp_path / "VERSION").write_bytes(b"")
+    state.prepare()
+    assert json.loads((tmp_path / "VERSION").read_text()) == {"version": STATE_VERSION}
+
+
 @pytest.mark.parametrize(("marker", "found"), [('{"version": 9}', "9"), ("{}", "None"), ("7", "7"), ("x" * 50, f"'{'x' * 40}'")])
 def test_a_folder_of_another_version_is_left_alone(tmp_path: Path, marker: str, found: str) -> None:
     (tmp_path / "VERSION").write_text(marker)

@@ -67,9 +67,9 @@ class World:
         pq.write_table(pa.table({"text": column, "number": range(len(column))}), path)
         return self.enter(SourceSpec(uri=str(path)), f"{name}-0001", **fields)
 
-    def enter(self, spec: SourceSpec, job_id: str, **fields: Any) -> str:
+    def enter(self, spec: SourceSpec, job_id: str, prompt: str = "Answer with the last line.\n{text}", **fields: Any) -> str:
         self.clock.advance(1.0)
-        inline = {"prompt": "Answer with the last line.\n{text}", "max_tokens": 8}
+        inline = {"prompt": prompt, "max_tokens": 8}
         request = JobRequest(source=spec, task="echo", task_inline=inline, column="text", **fields)
         with open_source(spec.uri, table=spec.table, query=spec.query, snapshot_dir=self.folder.snapshot(job_id)) as source:
             plan = plan_job(request, source, model="scripted", harvest=self.harvest, now_s=self.clock(), token="0001")
@@ -175,6 +175,21 @@ async def test_a_cell_that_is_no_text_ends_as_an_error_row_and_the_others_go_on(
     assert results["error_code"].to_pylist() == [None, code, None, None]
     assert results["output"].to_pylist() == ["good", None, "also good", "fine"]
     assert (view.state, view.rows_ok, view.rows_error, engine.calls) == (JobState.COMPLETED, 3, 1, 3)
+
+
+@pytest.mark.parametrize("prompt", ["Sum up: {text}", "Sum up {title}: {text}"], ids=["kept", "in-the-prompt"])
+async def test_a_column_beside_the_text_that_is_not_utf8_costs_at_most_its_row(world: World, prompt: str) -> None:
+    path = world.inputs / "docs.parquet"
+    pq.write_table(pa.table({"text": ["one", "two", "three", "four"], "title": _not_utf8()}), path)
+    world.enter(SourceSpec(uri=str(path)), "docs-0001", prompt=prompt)
+    view = await harvest(world, ScriptedEngine())
+    results = world.results()
+    is_asked = "{title}" in prompt
+    assert (view.state, view.rows_ok, view.rows_error) == (JobState.COMPLETED, 4 - is_asked, int(is_asked))
+    assert results["title"].to_pylist() == ["good", "\ufffd\ufffd bad", "also good", "fine"]
+    if is_asked:
+        assert results["error_code"].to_pylist() == [None, "not_utf8", None, None]
+        assert results["error_message"].to_pylist()[1] == "column title: the text is not valid UTF-8: byte 0xff at position 0"
 
 
 async def test_a_row_that_the_engine_refuses_ends_as_an_error_row_and_the_others_go_on(world: World) -> None:

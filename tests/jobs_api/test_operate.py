@@ -83,3 +83,11 @@ def test_the_health_check_tells_a_server_that_answers_from_one_that_does_not() -
     assert health(url) == 1
     with answering(503) as url:
         assert health(url) == 1
+
+
+def test_the_health_check_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with answering(200) as url:
+        assert health(url) == 0

@@ -27,6 +27,7 @@ from harvester.serve.http.live.rates import RateWindow
 from harvester.serve.http.page import POLICY, STATIC, add_page
 from harvester.serve.openai.api import openai_api
 from jobs.batches.files import FileStore
+from jobs.ledger.counts import JobsNow
 from jobs.plan.planner import JobPlanner
 from jobs.testing import DirectLedger, ManualClock
 
@@ -294,8 +295,8 @@ class Ledger:
     def __init__(self, office: Office) -> None:
         self._office = office
 
-    async def jobs(self) -> list[Any]:
-        return self._office.ledger.jobs()
+    async def now(self, ended: int) -> JobsNow:
+        return self._office.ledger.now(ended)
 
 
 async def no_replicas() -> list[dict[str, Any]]:

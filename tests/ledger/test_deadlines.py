@@ -142,6 +142,18 @@ def test_an_expired_job_resumes_without_a_deadline_or_with_a_new_one(ledger: Led
     assert [ledger.show(job).state for job in (one, two)] == [JobState.QUEUED, JobState.EXPIRED]
 
 
+@pytest.mark.parametrize("deadline_at_s", [None, NOW_S + 500], ids=["none", "later"])
+def test_an_expired_job_that_is_asked_for_again_goes_on_by_the_deadline_of_this_time(ledger: Ledger, deadline_at_s: float | None) -> None:
+    plan = scripted_plan("docs", 400, 4, created_at_s=NOW_S + 70)
+    job_id = expired_with_a_failed_row(ledger, "docs")
+    again = plan.model_copy(update={"spec": plan.spec.model_copy(update={"id": "again", "deadline_at_s": deadline_at_s})})
+    view, created = ledger.submit(again, new=False)
+    assert (view.id, created, view.state, view.deadline_at_s, view.message) == (job_id, False, JobState.QUEUED, deadline_at_s, None)
+    ledger.expire(NOW_S + 80)
+    assert work(ledger, NOW_S + 81) == job_id
+    ledger.check()
+
+
 def test_the_same_job_asked_for_again_takes_over_its_new_terms(tmp_path: Path) -> None:
     ledger = opened(tmp_path / "ledger.sqlite")
     job_id = enter(ledger, "docs", weight=2.0)

@@ -108,6 +108,18 @@ def test_the_containers_have_what_harvester_env_prints(pod: str) -> None:
 
 
 @pytest.mark.parametrize("pod", ["head", "gpu"])
+def test_the_state_is_a_folder_in_the_volume_whose_own_root_may_belong_to_root(pod: str) -> None:
+    (image,) = re.findall(r"HARVESTER_STATE=(\S+)", (OPERATE / "Containerfile").read_text())
+    (container,) = pods()[pod]["containers"]
+    mounts = {Path(one["mountPath"]) for one in container["volumeMounts"]}
+    applications = yaml.safe_load(manifests()["RayService"]["spec"]["serveConfigV2"])["applications"]
+    told = {application["args"]["state"] for application in applications}
+    assert told == {image}
+    assert Path(image).parent in mounts
+    assert Path(image) not in mounts
+
+
+@pytest.mark.parametrize("pod", ["head", "gpu"])
 def test_a_pod_is_given_time_to_let_chats_end_and_runs_as_the_images_user(pod: str) -> None:
     spec = pods()[pod]
     assert spec["terminationGracePeriodSeconds"] >= ServeConfig().drain_s + STOP_MARGIN_S

@@ -24,6 +24,7 @@ from harvester.cli.main import app
 from harvester.config import ServeConfig
 from harvester.errors import HarvesterError
 from harvester.serve.access.routes import CHAT_ROUTES, JOBS_ROUTES, OPENAI_ROUTES, RouteTable
+from jobs.ledger.counts import JobsNow
 from jobs.ledger.store.statements import statements
 from jobs.result import result_schema
 from jobs.sql.query import _INTERNAL
@@ -114,7 +115,12 @@ def metric_families() -> Iterable[Metric]:
     registry = CollectorRegistry()
     ClassMetrics(registry)
     Meter(Quotas(lambda: 0.0), registry)
-    return [*registry.collect(), *BoardMetrics(SharedState.make()).collect(), *job_metrics([], {}, 0.0), *replica_metrics([], 0)]
+    return [
+        *registry.collect(),
+        *BoardMetrics(SharedState.make()).collect(),
+        *job_metrics(JobsNow([], {}, 0), {}, 0.0),
+        *replica_metrics([], 0),
+    ]
 
 
 def metrics() -> str:

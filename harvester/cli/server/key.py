@@ -51,9 +51,11 @@ def key(
     keys = KeyFile(folder.keys, mirror=folder.mirror)
     if action is Action.LIST:
         _list(here, keys)
-    elif name is None:
+        return
+    if name is None:
         raise UsageError(f"key {action} needs a name, e.g. harvester key {action} ann")
-    elif action is Action.REVOKE:
+    folder.prepare()
+    if action is Action.REVOKE:
         keys.revoke(name)
         last = "" if keys.read().keys else "; there is no other, and keys are still asked for: make one with harvester key add NAME"
         _say(here, f"Revoked key {name}: it is refused from now on{last}", name=name, revoked=True)
@@ -63,6 +65,7 @@ def key(
         made = keys.add(name, roles, expires_at_s, _limits(limit))
         text = f"{made}\nThis is key {name} ({', '.join(roles)}), shown this once; send it as Authorization: Bearer KEY"
         _say(here, f"{text}, or set HARVESTER_API_KEY.", name=name, key=made, roles=roles, expires_at_s=expires_at_s)
+    folder.give_to_owner()
 
 
 def _say(here: Invocation, line: str, **fields: Any) -> None:

@@ -43,6 +43,7 @@ def repair(
         if storage is not None:
             settle_storage(folder, storage, may_adopt=True)
         report = repair_folder(known_folder(folder.root))
+    folder.give_to_owner()
     if here.json:
         here.print_json({"state": str(folder.root), **asdict(report)})
     else:

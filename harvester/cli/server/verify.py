@@ -13,7 +13,7 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.server.serve import require_engine
 from harvester.config import load_config
 from harvester.engine.vllm import surface
-from harvester.errors import HarvesterError, StorageError
+from harvester.errors import HarvesterError
 from jobs.folder import StateFolder
 
 WORDS = {True: "ok", False: "wrong", None: "unknown"}
@@ -55,13 +55,10 @@ def verify(
 
 
 def _log(here: Invocation) -> Path:
-    """Raises `StorageError` if the log cannot be written."""
-    log = StateFolder(here.state_dir).logs / "verify.log"
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot write {log}: {error.strerror}; choose a folder with --state") from error
-    return log
+    """In the state folder, which a server may begin in later. Raises `StorageError` where it cannot be used."""
+    folder = StateFolder(here.state_dir)
+    folder.prepare()
+    return folder.logs / "verify.log"
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

@@ -31,6 +31,8 @@ GENERATING = frozenset(
     }
 )
 
+TIERED = frozenset({"/v1/chat/completions", "/v1/completions"})  # where a service tier counts; what comes elsewhere is online
+
 
 class Door:
     """ASGI middleware before ``app``, behind whatever bounds the body of a request. Offline tiers are let through: the plan of each step
@@ -43,7 +45,8 @@ class Door:
         self._app, self._overload, self._tiers, self._slo_of = app, overload, tiers, slo_of
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].removeprefix(scope.get("root_path", "")) not in GENERATING:
+        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if path not in GENERATING:
             await self._app(scope, receive, send)
             return
         body = await _read(receive)
@@ -51,7 +54,7 @@ class Door:
             return
         receive = _again(body, receive)
         asked = _parsed(body)
-        if self._is_offline(scope, asked):
+        if path in TIERED and self._is_offline(scope, asked):
             await self._app(scope, receive, send)
             return
         name = getattr(scope.get(IDENTITY), "name", None)
@@ -66,8 +69,9 @@ class Door:
         key = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), "")
         scheme, _, key = key.partition(" ")
         own = key.strip() if scheme.lower() == "bearer" else None
+        name = getattr(scope.get(IDENTITY), "name", None)
         try:
-            return asked_tier(self._tiers, asked.get("service_tier"), own) is ServiceTier.FLEX
+            return asked_tier(self._tiers, asked.get("service_tier"), own, name) is ServiceTier.FLEX
         except ParameterError:
             return False  # the application says what is wrong
 

@@ -22,6 +22,7 @@ from jobs.config import DeadlineConfig
 from jobs.folder import StateFolder, keep_private
 from jobs.hint import Demand, SchedulingHint
 from jobs.ledger.clock import ClockWatch
+from jobs.ledger.counts import JobsNow
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats, Spent
@@ -223,6 +224,10 @@ class LedgerActor:
 
     async def jobs(self) -> list[JobView]:
         return list(await self._call("jobs"))
+
+    async def now(self, ended: int) -> JobsNow:
+        found: JobsNow = await self._call("now", ended)
+        return found
 
     async def show(self, job_id: str) -> JobView:
         view: JobView = await self._call("show", job_id)

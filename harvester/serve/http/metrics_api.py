@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from harvester.errors import HarvesterError
-from jobs.ledger.counts import LedgerCount
+from jobs.ledger.counts import JobsNow, LedgerCount
 from jobs.spec import JobView
 from jobs.states import JobState
 
@@ -35,7 +35,7 @@ _COUNTERS = (
 
 
 class LedgerSeen(Protocol):
-    async def jobs(self) -> list[JobView]: ...
+    async def now(self, ended: int) -> JobsNow: ...
     async def counts(self) -> dict[str, dict[str, int]]: ...
 
 
@@ -76,15 +76,14 @@ def merged(told: Sequence[Mapping[str, str]], model: str) -> list[Metric]:
     return list(families.values())
 
 
-def job_metrics(views: Iterable[JobView], counts: Mapping[str, Mapping[str, int]], now_s: float) -> list[Metric]:
+def job_metrics(now: JobsNow, counts: Mapping[str, Mapping[str, int]], now_s: float) -> list[Metric]:
     """By model alone, never by job: as many series after a year as on the first day."""
-    states = Counter((view.model, view.state) for view in views)
-    at_risk = Counter(view.model for view in views if is_at_risk(view, now_s))
-    models = sorted({*counts, *(model for model, _ in states)})
+    at_risk = Counter(view.model for view in now.views if is_at_risk(view, now_s))
+    models = sorted({*counts, *(model for model, _ in now.states)})
     jobs = GaugeMetricFamily("harvester_jobs", "Jobs by state.", labels=["model", "state"])
     for model in models:
         for state in JobState:
-            jobs.add_metric([model, state.value], states[model, state])
+            jobs.add_metric([model, state.value], now.states.get((model, state), 0))
     risks = GaugeMetricFamily("harvester_jobs_at_risk", "Active jobs that may end after their deadline.", labels=["model"])
     leases = GaugeMetricFamily("harvester_leases", "Slices that are leased now.", labels=["model"])
     rows = CounterMetricFamily("harvester_job_rows", "Rows of jobs in published parts.", labels=["model", "status"])
@@ -138,6 +137,6 @@ async def _replicas(fleet: Fleet) -> list[dict[str, Any]]:
 async def _jobs(fleet: Fleet) -> list[Metric]:
     try:
         async with asyncio.timeout(LOOK_WAIT_S):
-            return job_metrics(await fleet.ledger.jobs(), await fleet.ledger.counts(), time.time())
+            return job_metrics(await fleet.ledger.now(0), await fleet.ledger.counts(), time.time())
     except (TimeoutError, HarvesterError):
         return []

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Depends, FastAPI
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -16,8 +16,7 @@ from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
 from harvester.serve.http.live.broadcast import Broadcaster, Frame
 from harvester.serve.http.live.rates import RateWindow
-from jobs.spec import JobView
-from jobs.states import ENDED
+from jobs.ledger.counts import JobsNow
 
 log = logging.getLogger("harvester.page")
 
@@ -27,11 +26,12 @@ RECONNECT_MS = 2000
 ASLEEP = "The model is not loaded while nobody uses it. The next chat or job loads it."
 _LEFT_OUT = {"response_lengths", "results", "notes", "rows_recomputed", "preemptions", "cached_tokens"}
 
+T = TypeVar("T")
 Replicas = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
 class JobsSeen(Protocol):
-    async def jobs(self) -> list[JobView]: ...
+    async def now(self, ended: int) -> JobsNow: ...
 
 
 class FrameSource:
@@ -48,7 +48,7 @@ class FrameSource:
         self._number = 0
 
     async def __call__(self) -> Frame:
-        told, listed = await asyncio.gather(_in_time(self._replicas()), _in_time(self._ledger.jobs()))
+        told, listed = await asyncio.gather(_in_time(self._replicas()), _in_time(self._ledger.now(MAX_ENDED)))
         self._number += 1
         frame, trouble = {"look": str(self._number), "server": self._server}, None
         if told is None:
@@ -63,7 +63,7 @@ class FrameSource:
         return {**frame, "trouble": json.dumps(trouble)}  # never empty: browsers drop events without data
 
 
-async def _in_time(work: Awaitable[list[Any]]) -> list[Any] | None:
+async def _in_time(work: Awaitable[T]) -> T | None:
     try:
         async with asyncio.timeout(LOOK_WAIT_S):  # `wait_for` of Python 3.11 may lose a cancellation
             return await work
@@ -74,12 +74,9 @@ async def _in_time(work: Awaitable[list[Any]]) -> list[Any] | None:
         return None
 
 
-def _jobs(views: list[JobView]) -> str:
+def _jobs(now: JobsNow) -> str:
     """All active jobs, and the newest ended ones."""
-    ended = [view.id for view in views if view.state in ENDED]
-    left_out = set(ended[MAX_ENDED:])
-    shown = [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in views if view.id not in left_out]
-    return json.dumps({"jobs": shown, "older": len(left_out)})
+    return json.dumps({"jobs": [view.model_dump(mode="json", exclude=_LEFT_OUT) for view in now.views], "older": now.older})
 
 
 def _own_jobs(text: str, who: Identity) -> str:
