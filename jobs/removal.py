@@ -22,7 +22,7 @@ BATCH = "batch_"  # ids of jobs that are rows of an OpenAI batch
 def check_removable(view: JobView) -> None:
     """Raise `StateError` for a job that has not ended, and for a batch's."""
     if view.id.startswith(BATCH):
-        raise StateError(f"job {view.id} is of a batch; remove its files with DELETE /v1/files/ID")
+        raise StateError(f"job {view.id} is of a batch; its files are removed with DELETE /v1/files/ID, its results stay")
     if view.state not in ENDED:
         raise StateError(f"job {view.id} is {view.state}; cancel it first: harvester cancel {view.id}")
 

@@ -73,7 +73,8 @@ class EngineView:
     returning_context: int = 0  # tokens computed of them
     deferred: int = 0  # requests that the last step could not admit for another reason than room, such as a grammar that is not ready
     chat_only: bool = False  # chat waits so long that offline work should stand still
-    stalled: bool = False  # the last step could run nothing though online requests wait
+    stalled: bool = False  # the last step could run nothing though online requests wait, or nothing of one that runs
+    item_holders: frozenset[str] = frozenset()  # requests that hold images beside their KV; looked at where ``stalled``
     batch: Batch | None = None  # `batch_of` all that run, where it was made ahead
     stretches: int = 0  # most parts that safepoints can cut a step into; 0: no step can end early
 

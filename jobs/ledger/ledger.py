@@ -62,11 +62,11 @@ class Ledger(Commits):
         if not new:
             same = self._run("find_key", [plan.spec.key, plan.spec.owner])
             if same:
-                known = self._jobs[same[0][0]]
-                if known.state is JobState.EXPIRED:  # it goes on, by the deadline of this time
-                    self._rewrite(known, {"deadline_at_s": plan.spec.deadline_at_s})
-                    self.resume(known.spec.id, plan.spec.created_at_s)
-                return self._adopt(known, plan.spec), False
+                earlier = self._jobs[same[0][0]]
+                if earlier.state is JobState.EXPIRED:  # it goes on, by the deadline of this time
+                    self._rewrite(earlier, {"deadline_at_s": plan.spec.deadline_at_s})
+                    self.resume(earlier.spec.id, plan.spec.created_at_s)
+                return self._adopt(earlier, plan.spec), False
         spec = plan.spec
         known = self._jobs.get(spec.id)
         if known is not None and (known.spec.key, known.spec.created_at_s) == (spec.key, spec.created_at_s):

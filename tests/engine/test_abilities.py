@@ -104,10 +104,11 @@ def test_several_engine_cores_are_refused_and_replicas_named(models: dict[str, P
         ("recurrent", {}, "recurrent layers"),
         ("plain", {"speculative_config": DRAFTS}, "speculative decoding"),
         ("plain", {"pipeline_parallel_size": 2}, "pipeline parallel"),
+        ("plain", {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}, "workers on several machines"),
         ("plain", {"runner": "pooling", "convert": "embed"}, "pooling models"),
         ("plain", {"kv_transfer_config": FOREIGN}, "kv_transfer_config"),
     ],
-    ids=["recurrent", "drafts", "pipeline", "pooling", "another connector"],
+    ids=["recurrent", "drafts", "pipeline", "several machines", "pooling", "another connector"],
 )
 def test_safepoints_are_off_where_a_step_cannot_be_taken_back_and_the_log_says_why(
     model: str, engine: dict[str, Any], why: str, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -80,7 +80,7 @@ def view(job_id: str, state: JobState) -> JobView:
 @pytest.mark.parametrize(
     ("job", "says"),
     [
-        (view("batch_1", JobState.COMPLETED), "is of a batch; remove its files with DELETE /v1/files/ID"),
+        (view("batch_1", JobState.COMPLETED), "is of a batch; its files are removed with DELETE /v1/files/ID, its results stay"),
         (view("docs", JobState.RUNNING), "is running; cancel it first: harvester cancel docs"),
     ],
     ids=["of a batch", "running"],

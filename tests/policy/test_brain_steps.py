@@ -234,6 +234,8 @@ def test_a_stalled_engine_frees_the_newest_row_and_only_a_row() -> None:
     plan = brain.plan(seen(row("q"), row("r"), chat("b"), waiting=waits, stalled=True, free_blocks=50))
     assert (plan.preempt, share.view.free_blocks, share.view.online_waiting) == ((1,), 55, 1)
     assert brain.plan(seen(chat("b"), waiting=waits, stalled=True)).preempt == ()
+    holder = seen(row("q"), row("r"), chat("b"), waiting=waits, stalled=True, free_blocks=50, item_holders=frozenset({"q"}))
+    assert brain.plan(holder).preempt == (0,), "what it holds beside KV may be what is lacking"
     assert brain.plan(seen(row("q"), waiting=waits)).preempt == ()
 
 

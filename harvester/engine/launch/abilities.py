@@ -22,12 +22,16 @@ OFF_KEY = "harvester_off"  # in vLLM's `additional_config`: a line for each part
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Sizes of one engine. ``context``: the larger of prefill's and decode's; ``micro_batches``: two in flight (DBO)."""
+    """Sizes of one engine. ``context``: the larger of prefill's and decode's; ``micro_batches``: two in flight (DBO).
+
+    ``apart``: its workers may be on several machines.
+    """
 
     data: int = 1
     pipeline: int = 1
     context: int = 1
     micro_batches: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ def without_safepoints(asked: Asked) -> list[str]:
             (parallel.pipeline > 1, "pipeline parallel: a stage may be past the step that another ends"),
             (parallel.context > 1, "context parallel: not proven"),
             (parallel.micro_batches, "two micro-batches in flight (DBO) end at different places"),
+            (parallel.apart, "workers on several machines: those on another one do not see the signal"),
             (asked.speculative, "speculative decoding: the drafts that a step checks are gone when it is done again"),
             (asked.runner_type == "pooling", "pooling models: vLLM expects an answer of each step"),
             (asked.takes_images and asked.async_scheduling, "multimodal inputs with async scheduling: not proven"),

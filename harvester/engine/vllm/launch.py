@@ -130,6 +130,7 @@ def asked_of(vllm_config: VllmConfig) -> Asked:
             pipeline=parallel.pipeline_parallel_size,
             context=max(parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size),
             micro_batches=parallel.use_ubatching,
+            apart=parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray",
         ),
         async_scheduling=bool(scheduler.async_scheduling),
         scheduler_cls=own,

@@ -159,6 +159,7 @@ def view(
         returning_context=sum(r.num_computed_tokens for r in back),
         deferred=len(scheduler.deferred_waiting),
         stalled=stalled,
+        item_holders=frozenset(scheduler.encoder_cache_manager.request_cached_ids) if stalled else frozenset(),
         chat_only=chat_only,
         batch=batch,
         stretches=stretches,

@@ -22,7 +22,7 @@ from harvester.engine.core.steps import Step, StepsInFlight, StepState, first_co
 from harvester.engine.shared.settings import NO_SLO, Settings, Slo
 from harvester.engine.shared.state import SharedState
 from harvester.engine.shared.steporder import ENDED_EARLY, ORDER, STEP_SECONDS, Order
-from harvester.engine.vllm import reads, rollback
+from harvester.engine.vllm import bounds, reads, rollback
 from harvester.engine.vllm.connector import CheckpointConnector
 from harvester.engine.vllm.platform import additional, graph_sizes, keeps_slots, on_cpu, sleep_between_looks
 from harvester.engine.vllm.queue import WaitingQueue
@@ -90,6 +90,7 @@ class HarvestScheduling(Stock):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, of a request that ended or was aborted."""
+        self._sent()  # a step that vLLM has not asked masks for yet: what it writes is known while its requests are here
         name = request.request_id
         self._ahead.left(name)
         self._brain.finish(name, reads.answer_tokens(request))
@@ -120,7 +121,7 @@ class HarvestScheduling(Stock):
         if self.failed_recving_kv_req_ids and rollback.begin_anew(self):
             self._ahead.clear()
         now_s = time.monotonic()
-        plan = self._ahead.take() or self._brain.plan(self._view(now_s))
+        plan = bounds.with_adapters(self, self._ahead.take() or self._brain.plan(self._view(now_s)), self.running)
         with self._applied(plan, now_s):
             output = super().schedule(throttle_prefills)
         self._report.planned(plan)
@@ -169,11 +170,14 @@ class HarvestScheduling(Stock):
         batch = list(self.running)
         if self._checkpoints is not None:
             self._checkpoints.wish(plan)
+        held = [batch[i] for i in (*plan.pause, *plan.sit_out)]
         self.running = [batch[i] for i in plan.run]
         for i in (*plan.swap_out, *plan.preempt):
             self._preempt_request(batch[i], now_s)
-        tokens, seqs = self.max_num_scheduled_tokens, self.max_num_active_reqs
-        self.max_num_scheduled_tokens = tokens if plan.budget_tokens is None else min(tokens, plan.budget_tokens)
+        tokens, seqs, adapters = self.max_num_scheduled_tokens, self.max_num_active_reqs, self.lora_config
+        self.lora_config = bounds.adapters_left(adapters, self.running, held)
+        if plan.budget_tokens is not None and not bounds.keeps_items_whole(self):
+            self.max_num_scheduled_tokens = min(tokens, plan.budget_tokens)
         self.max_num_active_reqs = seqs - len(plan.pause)
         self.waiting.rank(plan.ranks)
         self.waiting.open(plan.admit)
@@ -181,13 +185,14 @@ class HarvestScheduling(Stock):
             yield
         finally:
             self.waiting.close()
-            self.max_num_scheduled_tokens, self.max_num_active_reqs = tokens, seqs
-            self.running = self.running + [batch[i] for i in (*plan.pause, *plan.sit_out)]
+            self.max_num_scheduled_tokens, self.max_num_active_reqs, self.lora_config = tokens, seqs, adapters
+            self.running = self.running + held
 
     def _planned(self, output: SchedulerOutput, plan: Plan, now_s: float) -> None:
         """Note the step, tell the workers whether it may end, and the front end what runs."""
         tokens = output.total_num_scheduled_tokens
-        self._stalled = not tokens and self.waiting.has_online and not self._steps
+        allowed = self.max_num_scheduled_tokens if plan.budget_tokens is None else plan.budget_tokens
+        self._stalled = bounds.waits_for_items(self, output, allowed) or (not tokens and self.waiting.has_online and not self._steps)
         if not tokens:
             self._steps.plan(Step(None, output, 0, False, now_s, 0.0, StepState.SENT))
             return

@@ -15,9 +15,13 @@ def at(places: Sequence[int] | None, found: Sequence[int]) -> tuple[int, ...]:
 
 
 def newest_offline(view: EngineView) -> tuple[int, ...]:
-    """Nothing could run though chat waits: whatever the engine lacks, the newest offline request gives up its KV for it."""
-    newest = next((place for place in range(len(view.running) - 1, -1, -1) if view.running[place].offline), None)
-    return () if newest is None else (newest,)
+    """Nothing could run though chat waits: whatever the engine lacks, the newest offline request gives up its KV for it.
+
+    One that holds images first, where there are any: what they lie in may be what is lacking.
+    """
+    rows = [place for place in range(len(view.running) - 1, -1, -1) if view.running[place].offline]
+    first = next((place for place in rows if view.running[place].name in view.item_holders), None)
+    return (first,) if first is not None else tuple(rows[:1])
 
 
 def without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[int]]:

@@ -1,0 +1,22 @@
+"""Adapters (LoRA) beside each other: an engine computes a bounded number in one step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+
+def rows_in_the_way(wanted: int, running: Sequence[tuple[int, bool]], places: int) -> list[int]:
+    """Places of the rows that lose their KV so that a chat on adapter ``wanted`` can run: those of one adapter, the one with the fewest.
+
+    ``running``: of each request its adapter (0: none) and whether it is offline. Empty where there is room, or chats have all ``places``.
+    """
+    held = {adapter for adapter, _ in running if adapter}
+    if not wanted or wanted in held or len(held) < places:
+        return []
+    of_chats = {adapter for adapter, offline in running if not offline}
+    rows = Counter(adapter for adapter, _ in running if adapter and adapter not in of_chats)
+    if not rows:
+        return []
+    fewest = min(rows, key=lambda adapter: (rows[adapter], adapter))
+    return [place for place, (adapter, _) in enumerate(running) if adapter == fewest]

@@ -1,0 +1,158 @@
+"""What vLLM bounds beside tokens and KV, where requests are paused and steps are cut: adapters, images, and blocks of who is gone."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harvester.config import parse_config
+from harvester.engine.embedded.folder import embedded_model
+from harvester.engine.shared.settings import pack
+from harvester.engine.shared.state import Field, SharedState
+from harvester.engine.shared.steporder import ENDED_EARLY
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM's own
+    from vllm.lora.request import LoRARequest
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+    from vllm.v1.request import RequestStatus
+
+    from bench.harness.engine.drive import Drive
+    from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
+
+pytestmark = pytest.mark.engine
+FIXED = {"budget": "fixed", "reserve": "fixed", "online_order": "fcfs"}
+
+
+def drive_of(kind: type = HarvestScheduler, step_tokens: int = 256, shared: Path | None = None, **share: int) -> Drive:
+    config = parse_config({"schedule": FIXED, "share": {"offline_step_tokens": 64, **share}}, "test")
+    return Drive(embedded_model(), kind, 1000, 8, 16, pack(config, shared), step_tokens=step_tokens)
+
+
+def until_ended(drive: Drive, names: set[str], most: int = 400) -> None:
+    for _ in range(most):
+        if names <= drive.finished.keys():
+            return
+        drive.step()
+    pytest.fail(f"no end: {names - drive.finished.keys()}")
+
+
+# -- adapters -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapted() -> Drive:
+    """One adapter at a time; the adapter of a request is the last letter of its name, ``-`` is none."""
+    drive = drive_of()
+    drive.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    return drive
+
+
+def ask(drive: Drive, name: str, prompt_tokens: int, max_tokens: int, offline: bool) -> None:
+    request = drive.made(name, prompt_tokens, max_tokens, offline=offline)
+    if not name.endswith("-"):
+        request.lora_request = LoRARequest(name[-1], ord(name[-1]), "/nowhere")
+    drive.enter(request)
+
+
+@pytest.mark.parametrize("prompt_tokens", [1500, 20], ids=["prompt", "answer"])
+def test_a_chat_on_another_adapter_takes_the_place_of_rows_that_are_paused(adapted: Drive, prompt_tokens: int) -> None:
+    ask(adapted, "row-a", prompt_tokens, 300, offline=True)
+    adapted.step()
+    adapted.step()
+    ask(adapted, "chat-b", 40, 5, offline=False)
+    adapted.step()
+    assert adapted.requests["chat-b"].num_output_tokens == 1, "it does not wait for the end of a row"
+    until_ended(adapted, {"chat-b", "row-a"})
+
+
+def test_an_adapter_that_chat_has_is_waited_for_and_the_others_go_on(adapted: Drive) -> None:
+    ask(adapted, "chat-a", 40, 30, offline=False)
+    adapted.step()
+    for name, offline in (("chat-b", False), ("row-a", True), ("row-b", True), ("row-", True), ("chat-", False)):
+        ask(adapted, name, 40, 5, offline=offline)
+    for _ in range(4):
+        tokens = adapted.step()
+        assert {name[-1] for name in tokens} <= {"a", "-"}
+    assert adapted.requests["chat-"].num_output_tokens
+    assert adapted.requests["chat-a"].num_preemptions == 0
+    until_ended(adapted, {"chat-a", "chat-b", "chat-", "row-a", "row-b", "row-"})
+
+
+# -- images -------------------------------------------------------------------------------------------------------------------------
+
+
+def show(drive: Drive, name: str, prompt_tokens: int, at: int, length: int, offline: bool) -> None:
+    request = drive.made(name, prompt_tokens, 5, offline=offline)
+    request.mm_features = [MultiModalFeatureSpec(None, "image", name, PlaceholderRange(at, length))]
+    drive.enter(request)
+
+
+def test_a_row_that_is_paused_in_its_image_does_not_keep_the_cache_from_a_chat() -> None:
+    drive = drive_of(step_tokens=64, offline_step_tokens=64)
+    drive.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=200)
+    drive.scheduler.max_num_encoder_input_tokens = 200
+    show(drive, "row", 400, 10, 180, offline=True)
+    drive.step()
+    drive.step()
+    assert 10 < drive.requests["row"].num_computed_tokens < 190
+    show(drive, "chat", 600, 10, 180, offline=False)
+    until_ended(drive, {"chat"}, most=30)
+    assert drive.requests["row"].num_preemptions == 1
+    until_ended(drive, {"row"})
+
+
+def test_chats_whose_images_do_not_fit_beside_each_other_cost_no_row_its_kv() -> None:
+    drive = drive_of(step_tokens=64)
+    drive.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=200)
+    drive.scheduler.max_num_encoder_input_tokens = 200
+    drive.add("row", 20, 100, offline=True)
+    drive.step()
+    for name in ("one", "two"):
+        show(drive, name, 300, 10, 180, offline=False)
+    until_ended(drive, {"one", "two"})
+    assert drive.requests["row"].num_preemptions == 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_image_that_the_model_sees_whole_is_computed_in_one_step(whole: bool) -> None:
+    drive = drive_of(step_tokens=512)
+    drive.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=400)
+    drive.scheduler.max_num_encoder_input_tokens = 400
+    drive.scheduler.scheduler_config.disable_chunked_mm_input = whole
+    drive.add("chat", 20, 60, offline=False)
+    drive.step()
+    show(drive, "row", 400, 90, 200, offline=True)
+    seen = set[int]()
+    for _ in range(60):
+        drive.step()
+        seen.add(drive.requests["row"].num_computed_tokens)
+    assert any(90 < computed < 290 for computed in seen) is not whole
+    until_ended(drive, {"row", "chat"})
+
+
+# -- requests that go between a step and its masks ------------------------------------------------------------------------------------
+
+
+def test_blocks_of_a_request_that_goes_before_masks_are_asked_for_are_forgotten_where_the_step_ends_early(tmp_path: Path) -> None:
+    """With grammars and two steps in flight vLLM handles aborts before it asks for the masks of the step that the workers have."""
+    shared = SharedState.make()
+    shared[Field.PLACES] = 4
+    drive = drive_of(AsyncHarvestScheduler, shared=shared.path)
+    prompt = list(range(1000, 1200))
+    drive.enter(drive.asked("gone", prompt, 5, offline=True))
+    output = drive.schedule()
+    assert output.num_scheduled_tokens["gone"] == 200
+    drive.scheduler.finish_requests("gone", RequestStatus.FINISHED_ABORTED)
+    result = drive.output(output)
+    result.sampled_token_ids = []
+    setattr(result, ENDED_EARLY, True)
+    drive.take(output, result)
+    drive.enter(drive.asked("again", prompt, 5, offline=True))
+    output = drive.schedule()
+    assert output.num_scheduled_tokens["again"] == 200, "nothing of its prompt has been computed"
+    shared.remove()
