@@ -20,18 +20,28 @@ BATCH = "batch_"  # ids of jobs that are rows of an OpenAI batch
 
 
 def check_removable(view: JobView) -> None:
-    """Raise `StateError` for a job that has not ended, and for a batch's."""
-    if view.id.startswith(BATCH):
-        raise StateError(f"job {view.id} is of a batch; its files are removed with DELETE /v1/files/ID, its results stay")
+    """Raise `StateError` for a job that has not ended."""
     if view.state not in ENDED:
         raise StateError(f"job {view.id} is {view.state}; cancel it first: harvester cancel {view.id}")
 
 
+def is_of_batch(folder: StateFolder, job_id: str) -> bool:
+    """Whether the job is of a batch whose client has not let it go: the batch's rows are there, or may be asked for.
+
+    `jobs.batches.controller` removes them soon after the client's files. Raises `StorageError`.
+    """
+    return job_id.startswith(BATCH) and has_rows(folder, job_id)
+
+
+def has_rows(folder: StateFolder, job_id: str) -> bool:
+    """Whether copied rows of the job are there, or in the storage. Raises `StorageError`."""
+    rows = folder.snapshot(job_id)
+    return rows.exists() or (folder.mirror is not None and folder.mirror.has(rows))
+
+
 def old_jobs(views: Iterable[JobView], before_s: float) -> list[JobView]:
-    """Those that ended before, without batches."""
-    return [
-        view for view in views if view.state in ENDED and not view.id.startswith(BATCH) and view.ended_at_s and view.ended_at_s < before_s
-    ]
+    """Those that ended before."""
+    return [view for view in views if view.state in ENDED and view.ended_at_s and view.ended_at_s < before_s]
 
 
 def set_aside(jobs: Path, job_id: str) -> None:

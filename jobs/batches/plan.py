@@ -18,6 +18,7 @@ from jobs.config import BatchConfig, HarvestConfig
 from jobs.errors import NotFoundError
 from jobs.folder import StateFolder
 from jobs.plan.job import cut_slices
+from jobs.removal import has_rows
 from jobs.spec import JobPlan, JobSpec, SourceSpec
 from jobs.storage.inputs import fetch_input, forget_input, send_input
 from jobs.tasks.spec import Task
@@ -101,8 +102,7 @@ class BatchPlanner:
             return JobPlan(spec=spec, slices=cut_slices(source.row_groups(), source.row_count, self._harvest))
 
     def has_rows(self, batch_id: str) -> bool:
-        rows, mirror = self._folder.snapshot(batch_id), self._folder.mirror
-        return rows.exists() or (mirror is not None and mirror.has(rows))
+        return has_rows(self._folder, batch_id)
 
     def is_spent(self, record: BatchRecord) -> bool:
         """Whether a client of an ended batch has let it go: its input file is gone, or all files made of it are."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from jobs.spec import JobView
+from jobs.states import JobState
 
 
 class LedgerCount(StrEnum):
@@ -42,5 +43,5 @@ class JobsNow(NamedTuple):
     """What changes among the jobs. ``states``: how many there are by model and state. ``older``: ended ones that ``views`` leaves out."""
 
     views: list[JobView]
-    states: Mapping[tuple[str, str], int]
+    states: Mapping[tuple[str, JobState], int]
     older: int

@@ -13,13 +13,15 @@ import pytest
 from openai.types import Batch
 from test_openai_api import ENDED, MODEL, Bureau, bureau, going, jsonl, last_content, limits, line, office, reply
 
+from harvester.serve.http.removal import DAY_S, remove_old, removed
 from jobs.batches.input import InputReader
 from jobs.batches.line import LineRules
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.record import BatchWish
 from jobs.batches.states import BatchStatus
 from jobs.config import BatchConfig
-from jobs.testing import Refused
+from jobs.errors import StateError
+from jobs.testing import DirectLedger, Refused
 
 __all__ = ["bureau", "limits", "office", "reply"]
 LINES = [line(i) for i in range(8)]
@@ -61,6 +63,22 @@ async def test_rows_go_with_the_input_file_and_what_was_made_of_them_stays(burea
     assert len(await bureau.lines(batch.output_file_id)) == 8
     assert list(bureau.folder.results(batch.id).glob("part-*.parquet"))
     assert (await bureau.api.batches.retrieve(batch.id)).status == "completed"
+
+
+async def test_a_batchs_job_is_removed_once_its_client_has_let_the_batch_go(bureau: Bureau) -> None:
+    batch = await bureau.ended(LINES)
+    client, view = DirectLedger(bureau.ledger, bureau.clock), bureau.ledger.show(batch.id)
+    with pytest.raises(StateError, match=f"job {batch.id} is of a batch; delete its files first"):
+        await removed(client, bureau.folder, view)
+    bureau.clock.advance(2 * DAY_S)
+    assert await remove_old(client, bureau.folder, 1.0, bureau.clock()) == []
+    await delete(bureau, batch.input_file_id)
+    assert not await has_rows(bureau, batch)
+    assert [gone.id for gone in await remove_old(client, bureau.folder, 1.0, bureau.clock())] == [batch.id]
+    assert not (bureau.folder.jobs / batch.id).exists()
+    await bureau.controller.tidy()
+    assert (await bureau.api.batches.retrieve(batch.id)).status == "completed"
+    assert len(await bureau.lines(batch.output_file_id)) == 8
 
 
 async def test_rows_go_when_the_input_file_has_expired(bureau: Bureau) -> None:

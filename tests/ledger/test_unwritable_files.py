@@ -77,17 +77,9 @@ def view(job_id: str, state: JobState) -> JobView:
     return made.model_copy(update={"state": state})
 
 
-@pytest.mark.parametrize(
-    ("job", "says"),
-    [
-        (view("batch_1", JobState.COMPLETED), "is of a batch; its files are removed with DELETE /v1/files/ID, its results stay"),
-        (view("docs", JobState.RUNNING), "is running; cancel it first: harvester cancel docs"),
-    ],
-    ids=["of a batch", "running"],
-)
-def test_a_job_that_may_not_be_removed_is_told_why(job: JobView, says: str) -> None:
-    with pytest.raises(StateError, match=f"^job {job.id} {says}$"):
-        check_removable(job)
+def test_a_job_that_may_not_be_removed_is_told_why() -> None:
+    with pytest.raises(StateError, match=r"^job docs is running; cancel it first: harvester cancel docs$"):
+        check_removable(view("docs", JobState.RUNNING))
 
 
 def test_a_job_without_a_folder_is_removed_and_one_that_cannot_be_moved_is_named(

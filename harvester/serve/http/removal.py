@@ -7,9 +7,9 @@ import logging
 import time
 from typing import Protocol
 
-from harvester.errors import HarvesterError
+from harvester.errors import HarvesterError, StateError
 from jobs.folder import StateFolder
-from jobs.removal import begun_removals, check_removable, forget_removal, note_removal, old_jobs, remove_files
+from jobs.removal import begun_removals, check_removable, forget_removal, is_of_batch, note_removal, old_jobs, remove_files
 from jobs.spec import JobView
 
 log = logging.getLogger("harvester.jobs")
@@ -24,11 +24,13 @@ class LedgerJobs(Protocol):
 
 
 async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> JobView:
-    """Remove an ended job; return it as it was. Raises `StateError` for one that goes on, or is a batch's.
+    """Remove an ended job; return it as it was. Raises `StateError` for one that goes on, or is of a batch that has its files.
 
     Its files in a storage that does not answer are deleted later (`finish_removals`).
     """
     check_removable(view)
+    if await asyncio.to_thread(is_of_batch, folder, view.id):
+        raise StateError(f"job {view.id} is of a batch; delete its files first (DELETE /v1/files/ID), and remove it some minutes later")
     await asyncio.to_thread(note_removal, folder, view.id, view.source)
     try:
         await ledger.remove(view.id)
@@ -62,7 +64,8 @@ async def remove_old(ledger: LedgerJobs, folder: StateFolder, retention_days: fl
     gone = []
     for view in old_jobs(await ledger.jobs(), now_s - retention_days * DAY_S):
         try:
-            gone.append(await removed(ledger, folder, view))
+            if not await asyncio.to_thread(is_of_batch, folder, view.id):
+                gone.append(await removed(ledger, folder, view))
         except HarvesterError:  # the next hour tries again
             log.warning("old_job_kept job=%s", view.id, exc_info=True)
     return gone
