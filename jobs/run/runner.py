@@ -127,7 +127,8 @@ class Runner:
                 if active.feed.is_last:
                     active.drop()
                 else:
-                    active.rows_waiting -= await active.feed.give(partial(self._split, active))
+                    given = await active.feed.give(partial(self._split, active))
+                    active.rows_waiting -= given  # rows have begun meanwhile
                 self._room.set()
         except StorageError as error:
             log.warning("split_storage %s", error.message)

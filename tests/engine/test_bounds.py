@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,41 @@ def test_an_image_that_the_model_sees_whole_is_computed_in_one_step(whole: bool)
         seen.add(drive.requests["row"].num_computed_tokens)
     assert any(90 < computed < 290 for computed in seen) is not whole
     until_ended(drive, {"row", "chat"})
+
+
+# -- grammars -----------------------------------------------------------------------------------------------------------------------
+
+
+def answer_by_grammar(drive: Drive, name: str) -> Any:
+    """A chat whose grammar is ready once it is put into what this returns."""
+    asked: Any = SimpleNamespace(grammar=None)
+    chat = drive.made(name, 40, 5, offline=False)
+    chat.status, chat.structured_output_request = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, asked
+    drive.enter(chat)
+    return asked
+
+
+def test_rows_go_on_while_the_grammar_of_a_chat_is_made() -> None:
+    drive = drive_of()
+    for number in range(4):
+        drive.add(f"row-{number}", 20, 200, offline=True)
+    drive.step()
+    asked = answer_by_grammar(drive, "chat")
+    for _ in range(5):
+        assert len(drive.step()) == 4
+    assert not any(drive.requests[f"row-{number}"].num_preemptions for number in range(4))
+    asked.grammar = SimpleNamespace()
+    assert drive.schedule().num_scheduled_tokens["chat"] == 40
+
+
+def test_a_chat_whose_grammar_is_made_takes_no_row_its_kv_where_nothing_runs() -> None:
+    drive = drive_of(step_tokens=64)
+    drive.add("row", 600, 5, offline=True)
+    drive.step()
+    answer_by_grammar(drive, "chat")
+    for _ in range(5):
+        assert drive.step() == {"row": 64}
+    assert drive.requests["row"].num_preemptions == 0
 
 
 # -- requests that go between a step and its masks ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from itertools import chain
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-from harvester.engine.vllm.reads import is_offline
+from harvester.engine.vllm.reads import is_offline, waits_for_grammar
 from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.waiting import Waiting, WaitingOnline
 
@@ -25,21 +25,26 @@ class WaitingQueue(RequestQueue):
         self._order, self._arrive, self._waits = order, arrive, waits
         self._online: dict[str, Request] = {}
         self._seen = WaitingOnline()  # the same
-        self._in_flight: set[str] = set()  # of those, whose tokens of steps in flight are not known yet
+        self._unsettled: set[str] = set()  # of those, whose tokens of steps in flight are not known yet, or whose grammar is not ready
         self._turns: deque[str] = deque()  # names by rank; one that waits no longer is passed over
         self._offline: dict[str, Request] = {}
         self._ranks: Mapping[str, int] = {}
         self._admitted: deque[str] = deque()
 
     def seen(self) -> WaitingOnline:
-        """The online requests that wait."""
-        for name in list(self._in_flight):
+        """The online requests that wait for a turn. One whose grammar is not ready could not take it, and work would stand still for it."""
+        for name in list(self._unsettled):
             self._see(self._online[name])
         return self._seen
 
     @property
     def has_online(self) -> bool:
         return bool(self._online)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether one of them could run."""
+        return len(self._seen) > 0
 
     @property
     def ranks(self) -> Mapping[str, int]:
@@ -116,12 +121,16 @@ class WaitingQueue(RequestQueue):
             self._order.take(name)
             return True
         self._seen.remove(name)
-        self._in_flight.discard(name)
+        self._unsettled.discard(name)
         return self._online.pop(name, None) is not None
 
     def _see(self, request: Request) -> None:
-        self._seen.add(self._waits(request))
-        (self._in_flight.add if request.num_stale_output_tokens else self._in_flight.discard)(request.request_id)
+        name, is_ready = request.request_id, not waits_for_grammar(request)
+        if is_ready:
+            self._seen.add(self._waits(request))
+        else:
+            self._seen.remove(name)
+        (self._unsettled.discard if is_ready and not request.num_stale_output_tokens else self._unsettled.add)(name)
 
     def _skip_the_gone(self) -> None:
         while self._turns and self._turns[0] not in self._online:

@@ -86,6 +86,12 @@ def answer_tokens(request: Request) -> int | None:
     return int(request.num_output_tokens) if whole else None
 
 
+def waits_for_grammar(request: Request) -> bool:
+    """Whether vLLM passes it over, since the grammar of its answer is still made."""
+    asked = request.structured_output_request
+    return request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and not (asked and asked.grammar)
+
+
 def online_request(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> OnlineRequest:
     """An online request that has come. ``shift_s``: from wall to monotonic clock."""
     return OnlineRequest(

@@ -192,7 +192,7 @@ class HarvestScheduling(Stock):
         """Note the step, tell the workers whether it may end, and the front end what runs."""
         tokens = output.total_num_scheduled_tokens
         allowed = self.max_num_scheduled_tokens if plan.budget_tokens is None else plan.budget_tokens
-        self._stalled = bounds.waits_for_items(self, output, allowed) or (not tokens and self.waiting.has_online and not self._steps)
+        self._stalled = bounds.waits_for_items(self, output, allowed) or (not tokens and self.waiting.has_ready and not self._steps)
         if not tokens:
             self._steps.plan(Step(None, output, 0, False, now_s, 0.0, StepState.SENT))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Collection
@@ -13,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
+from connectors.errors import StorageError
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.logs import write_logs
@@ -32,6 +34,7 @@ from jobs.batches.plan import BatchPlanner
 from jobs.batches.store import BatchStore
 from jobs.storage.place import state_folder
 
+log = logging.getLogger("harvester.files")
 PREFIXES = {"files": "/v1/files", "batches": "/v1/batches"}  # by the application's name
 SWEEP_S = 600.0
 SWITCH_S = 0.0005  # between threads: with Python's 5 ms an answer takes 0.2 s while an input file is read beside it
@@ -60,8 +63,11 @@ class FilesApp:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.to_thread(self._files.list)
-            await asyncio.to_thread(self._files.sweep)
+            try:
+                await asyncio.to_thread(self._files.list)
+                await asyncio.to_thread(self._files.sweep)
+            except StorageError as error:  # the storage, or one file: the next time tries again
+                log.warning("files_not_swept %s", error.message)
             await asyncio.sleep(SWEEP_S)
 
     async def check_health(self) -> None:
