@@ -222,11 +222,11 @@ class StateFolder:
                 file.write(told)
 
     def give_to_owner(self) -> None:
-        """Where root has made files in another user's folder, they are that user's: the server may run as them."""
+        """Where root has made files in another user's folder, they are that user's: the server may run as them. Not while one runs."""
         owner = self.root.stat()
         if os.geteuid() or not owner.st_uid:
             return
-        for path in (self.root, *self.root.rglob("*")):
+        for path in self.root.rglob("*"):
             if not path.lstat().st_uid:
                 os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 

@@ -13,7 +13,7 @@ from jobs.errors import StateError
 from jobs.folder import StateFolder
 from jobs.spec import JobView
 from jobs.states import ENDED
-from jobs.storage.inputs import kept_input
+from jobs.storage.inputs import has_rows, kept_input
 
 _ASIDE = ".staging-removed-"
 BATCH = "batch_"  # ids of jobs that are rows of an OpenAI batch
@@ -31,12 +31,6 @@ def is_of_batch(folder: StateFolder, job_id: str) -> bool:
     `jobs.batches.controller` removes them soon after the client's files. Raises `StorageError`.
     """
     return job_id.startswith(BATCH) and has_rows(folder, job_id)
-
-
-def has_rows(folder: StateFolder, job_id: str) -> bool:
-    """Whether copied rows of the job are there, or in the storage. Raises `StorageError`."""
-    rows = folder.snapshot(job_id)
-    return rows.exists() or (folder.mirror is not None and folder.mirror.has(rows))
 
 
 def old_jobs(views: Iterable[JobView], before_s: float) -> list[JobView]:

@@ -118,7 +118,7 @@ class ScriptedEngine:
             error = {"message": str(refused), "type": "BadRequestError", "param": None, "code": refused.status_code}
             return Completion(json.dumps({"error": error}), "error", status_code=refused.status_code)
         usage = Usage(prompt_tokens=self._tokens(json.dumps(call.body)), output_tokens=self._tokens(text))
-        return Completion(json.dumps(_body(request_id, call, text, usage)), "stop", usage)
+        return Completion(json.dumps(_body(request_id, call, text, usage), ensure_ascii=False), "stop", usage)
 
     @asynccontextmanager
     async def _in_work(self) -> AsyncIterator[None]:

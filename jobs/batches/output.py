@@ -23,7 +23,7 @@ from jobs.storage.parts import results_of
 from jobs.tasks.answer import OUTPUT
 from jobs.usage import NONE_USED, Usage
 
-_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # JSON may hold them, but readers end a line there
+_LINE_ENDS = [(end, f"\\u{ord(end):04x}") for end in "\x85\u2028\u2029"]  # JSON may hold them, but readers end a line there
 _ROWS = 256  # a batch of rows: bounds memory where answers are long
 _STATUS = ("status", "error_code", "error_message")
 _COLUMNS = (ROW_ID, CUSTOM_ID, OUTPUT, *_STATUS, *Usage.model_fields)
@@ -126,13 +126,15 @@ def _not_seen(requests: Path, seen: bytearray) -> Iterator[tuple[int, str]]:
 
 
 def _line(batch_id: str, item: dict[str, Any]) -> str:
-    """The response's body goes in as it is: it is JSON already."""
+    """The response's body goes in nearly as it is: it is JSON already."""
     code = item["error_code"]
     request_id = _request_id(batch_id, item[ROW_ID])
     if item["status"] != "ok" and not code.startswith(HTTP):
         return _json_line(request_id, item[CUSTOM_ID], "null", json.dumps({"code": code, "message": item["error_message"]}))
     status_code = 200 if item["status"] == "ok" else int(code.removeprefix(HTTP))
-    body = item[OUTPUT].translate(_LINE_ENDS)
+    body = item[OUTPUT]
+    for end, escaped in _LINE_ENDS:
+        body = body.replace(end, escaped)
     response = f'{{"status_code": {status_code}, "request_id": "{request_id}", "body": {body}}}'
     return _json_line(request_id, item[CUSTOM_ID], response, "null")
 

@@ -18,9 +18,8 @@ from jobs.config import BatchConfig, HarvestConfig
 from jobs.errors import NotFoundError
 from jobs.folder import StateFolder
 from jobs.plan.job import cut_slices
-from jobs.removal import has_rows
 from jobs.spec import JobPlan, JobSpec, SourceSpec
-from jobs.storage.inputs import fetch_input, forget_input, send_input
+from jobs.storage.inputs import fetch_input, forget_input, has_rows, send_input
 from jobs.tasks.spec import Task
 
 TASK = Task(name="batch", description="Requests to an OpenAI endpoint, one a row.", prompt=f"{{{BODY}}}")

@@ -64,7 +64,7 @@ class Register:
         return [self._view(record) for record in sorted(self._jobs.values(), key=_made, reverse=True)]
 
     def now(self, ended: int) -> JobsNow:
-        """Those that have not ended and the newest ``ended`` others, newest first. Costs little, however many have ended."""
+        """Those that have not ended and the newest ``ended`` others, newest first; of the rest there are no views, only counts."""
         active = [record for record in self._jobs.values() if record.state not in ENDED]
         newest = nlargest(ended, (record for record in self._jobs.values() if record.state in ENDED), key=_made) if ended else []
         views = [self._view(record) for record in sorted([*active, *newest], key=_made, reverse=True)]

@@ -12,7 +12,6 @@ from jobs.access.images import ImageBounds, ImageReader
 from jobs.engine import ApiCall, Engine, Message, RowError
 from jobs.hint import SchedulingHint
 from jobs.longtext.fit import fit, measure
-from jobs.plan.columns import task_places
 from jobs.result import Row
 from jobs.run.attempt import RowAttempt, Tally
 from jobs.run.document import read_in_parts
@@ -85,8 +84,8 @@ class RowWork:
     async def _answer(
         self, attempt: RowAttempt, values: Mapping[str, object], text: str | None, outcome: RowOutcome
     ) -> Mapping[str, object]:
-        for name in task_places(self._job.task):
-            if isinstance(cell := values.get(name), TextProblem):
+        for name, cell in values.items():
+            if isinstance(cell, TextProblem) and name not in self._job.task.images:
                 raise RowError(cell.code, f"column {name}: {cell.message}")
         if self._job.task.images:
             attempt.show(await asyncio.to_thread(self._images, values, text))

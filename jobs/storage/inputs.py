@@ -36,6 +36,12 @@ def forget_input(folder: StateFolder, job_id: str) -> None:
         folder.mirror.remove(folder.jobs / job_id / SECRETS)
 
 
+def has_rows(folder: StateFolder, job_id: str) -> bool:
+    """Whether copied rows of the job are there, or in the storage. Raises `StorageError`."""
+    rows = folder.snapshot(job_id)
+    return rows.exists() or (folder.mirror is not None and folder.mirror.has(rows))
+
+
 def is_ours(folder: StateFolder, job_id: str, source: str) -> bool:
     """Whether the source is a file of the state folder, which never changes under its name."""
     return kept_input(folder, source) is not None or Path(source).is_relative_to(folder.snapshot(job_id))

@@ -20,6 +20,14 @@ def test_the_answer_is_printed_and_its_times_go_to_stderr(cli, server):
     assert (body["model"], body["max_tokens"], body["stream"]) == ("tiny", 5, True)
 
 
+def test_an_answer_may_hold_what_ends_a_line_elsewhere(cli, server):
+    chunk = {"choices": [{"delta": {"content": "one\u2028two\x85three"}, "finish_reason": None}]}
+    server.chat.insert(1, f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n")
+    result = cli("chat", "hi")
+    assert result.exit_code == 0, result.output
+    assert "one\u2028two\x85three" in result.stdout
+
+
 def test_another_model_can_be_asked(cli, server):
     assert cli("chat", "hi", "--model", "small").exit_code == 0
     assert next(body for _, path, body in server.asked if path == "/v1/chat/completions")["model"] == "small"

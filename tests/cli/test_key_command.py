@@ -41,11 +41,14 @@ def test_a_server_begins_in_the_folder_of_its_first_key(cli, state):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-def test_a_key_that_root_makes_belongs_to_the_user_of_the_state_folder(cli, state):
+def test_a_key_that_root_makes_belongs_to_the_user_of_the_state_folder(cli, state, monkeypatch):
     StateFolder(state).prepare()
     for path in (state, *state.rglob("*")):
         os.chown(path, 65534, 65534)
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append(os.fstat(file).st_uid))  # before it has its name
     cli("key", "add", "ann")
+    assert seen[0] == 65534, "a running server reads it once"
     assert {path.stat().st_uid for path in (state, *state.rglob("*"))} == {65534}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from harvester.cli.server import verify as command
+from jobs.folder import StateFolder
 
 RIGHT = [
     {"part": "tokens", "ok": True, "said": "64 of 64 answers as stock vLLM's"},
@@ -53,6 +56,17 @@ def test_a_part_that_is_wrong_ends_with_1_and_names_the_log(cli: Any, engines: l
     assert "wrong    signals  0 of 60 steps asked to end did" in result.stdout
     assert "error: wrong on this machine: signals" in result.stderr
     assert str(state / "logs" / "verify.log") in result.stderr
+
+
+def test_a_server_begins_in_the_folder_that_it_was_told_to_look_in(cli: Any, engines: list[Any], state: Path) -> None:
+    """The documents have it run first, on a machine that has nothing yet."""
+    before = os.umask(0o022)
+    try:
+        assert cli("verify").exit_code == 0
+    finally:
+        os.umask(before)
+    StateFolder(state).prepare()
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
 
 
 def test_json_is_one_object_on_stdout_whatever_else_is_told(cli: Any, engines: list[Any]) -> None:

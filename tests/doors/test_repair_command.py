@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from harvester.cli.main import app
 from jobs.folder import StateFolder
 from jobs.testing import ManualClock
 from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned
+
+OTHER_USER = 65534
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +45,15 @@ def run(folder: StateFolder, *words: str) -> tuple[int, str]:
 
 def test_a_whole_folder_is_said_to_be_whole(state: StateFolder) -> None:
     assert run(state, "repair") == (0, "Jobs in the ledger: 1; it is whole, and so are all of their parts\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_what_root_repairs_belongs_to_the_user_of_the_state_folder(state: StateFolder) -> None:
+    state.ledger.write_bytes(b"damaged" * 2000)
+    for path in (state.root, *state.root.rglob("*")):
+        os.chown(path, OTHER_USER, OTHER_USER)
+    assert run(state, "repair")[0] == 0
+    assert {path.stat().st_uid for path in (state.root, *state.root.rglob("*"))} == {OTHER_USER}
 
 
 def test_a_lost_ledger_is_named_made_again_and_reported(state: StateFolder) -> None:
@@ -74,6 +86,30 @@ def test_a_copy_of_results_is_not_made_of_a_damaged_part(state: StateFolder, tmp
     assert (code, copy.exists()) == (1, False)
     assert output.startswith(f"error: the part {part} is damaged: ")
     assert output.endswith("; stop the server and run: harvester repair\n")
+
+
+@pytest.mark.parametrize(("first", "rows"), [("ledger", 2 * SLICE_ROWS), ("jobs", 0)])
+async def test_a_copy_that_was_made_while_a_server_worked_is_made_to_agree_with_its_parts(tmp_path: Path, first: str, rows: int) -> None:
+    """The first half of it from before the work, the other from after it."""
+    clock, folder, copy = ManualClock(), StateFolder(tmp_path / "state"), StateFolder(tmp_path / "copy")
+    folder.prepare()
+    ledger = opened(folder.ledger, folder, clock)
+    ledger.submit(planned(tmp_path, 2, clock), new=True)
+
+    def some(wanted: bool) -> None:
+        def left_out(where: str, names: list[str]) -> list[str]:
+            return [name for name in names if Path(where) == folder.root and name.startswith(first) is not wanted]
+
+        shutil.copytree(folder.root, copy.root, ignore=left_out, dirs_exist_ok=True)
+
+    some(True)
+    await harvest(ledger, folder, clock)
+    some(False)
+    ledger.close()
+    code, output = run(copy, "repair")
+    assert code == 0, output
+    assert json.loads(run(copy, "sql", "select rows_ok from jobs", "--json")[1]) == [{"rows_ok": rows}]
+    assert run(copy, "repair")[1] == "Jobs in the ledger: 1; it is whole, and so are all of their parts\n"
 
 
 def test_it_waits_for_nobody_while_a_server_holds_the_folder(state: StateFolder) -> None:

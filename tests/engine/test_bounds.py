@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,13 +150,14 @@ def answer_by_grammar(drive: Drive, name: str) -> Any:
 
 
 def test_rows_go_on_while_the_grammar_of_a_chat_is_made() -> None:
-    drive = drive_of()
+    drive = drive_of(reserved_slots=0, reserved_kv=0)
     for number in range(4):
         drive.add(f"row-{number}", 20, 200, offline=True)
     drive.step()
     asked = answer_by_grammar(drive, "chat")
+    drive.add("another", 20, 200, offline=True)
     for _ in range(5):
-        assert len(drive.step()) == 4
+        assert len(drive.step()) == 5
     assert not any(drive.requests[f"row-{number}"].num_preemptions for number in range(4))
     asked.grammar = SimpleNamespace()
     assert drive.schedule().num_scheduled_tokens["chat"] == 40
@@ -174,10 +176,16 @@ def test_a_chat_whose_grammar_is_made_takes_no_row_its_kv_where_nothing_runs() -
 # -- requests that go between a step and its masks ------------------------------------------------------------------------------------
 
 
-def test_blocks_of_a_request_that_goes_before_masks_are_asked_for_are_forgotten_where_the_step_ends_early(tmp_path: Path) -> None:
+@pytest.fixture
+def shared() -> Iterator[SharedState]:
+    made = SharedState.make()
+    made[Field.PLACES] = 4
+    yield made
+    made.remove()
+
+
+def test_blocks_of_a_request_that_goes_before_masks_are_asked_for_are_forgotten_where_the_step_ends_early(shared: SharedState) -> None:
     """With grammars and two steps in flight vLLM handles aborts before it asks for the masks of the step that the workers have."""
-    shared = SharedState.make()
-    shared[Field.PLACES] = 4
     drive = drive_of(AsyncHarvestScheduler, shared=shared.path)
     prompt = list(range(1000, 1200))
     drive.enter(drive.asked("gone", prompt, 5, offline=True))
@@ -191,4 +199,3 @@ def test_blocks_of_a_request_that_goes_before_masks_are_asked_for_are_forgotten_
     drive.enter(drive.asked("again", prompt, 5, offline=True))
     output = drive.schedule()
     assert output.num_scheduled_tokens["again"] == 200, "nothing of its prompt has been computed"
-    shared.remove()

@@ -69,7 +69,7 @@ def replica() -> Iterator[Replica]:
 
 
 async def test_requests_are_let_in_until_their_first_token_would_come_too_late(replica: Replica) -> None:
-    """A mean of 10 tokens takes 0.1 s. A burst that finds one of 16 slots each is let in; without slots half of the 2 s may be expected."""
+    """A mean of 10 tokens takes 0.1 s. A burst is let in while each finds one of 16 slots. Later ones may expect half of the 2 s."""
     refused = [bool(await replica.ask(prompt="x")) for _ in range(20)]
     assert refused == [False] * 16 + [True] * 4
     assert (replica.overload.refused, len(replica.reached)) == (4, 16)

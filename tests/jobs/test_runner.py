@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -175,6 +176,19 @@ async def test_a_cell_that_is_no_text_ends_as_an_error_row_and_the_others_go_on(
     assert results["error_code"].to_pylist() == [None, code, None, None]
     assert results["output"].to_pylist() == ["good", None, "also good", "fine"]
     assert (view.state, view.rows_ok, view.rows_error, engine.calls) == (JobState.COMPLETED, 3, 1, 3)
+
+
+async def test_rows_that_begin_while_others_are_given_away_wait_no_more(world: World) -> None:
+    async def give(split: object) -> int:
+        active.rows_waiting -= 4
+        return 3
+
+    runner = world.runner(ScriptedEngine())
+    feed = SimpleNamespace(is_asking=True, is_last=False, give=give)
+    active: Any = SimpleNamespace(feed=feed, publishing=False, rows_waiting=10)
+    runner._active["lease"] = active
+    await runner._give()
+    assert active.rows_waiting == 3
 
 
 @pytest.mark.parametrize("prompt", ["Sum up: {text}", "Sum up {title}: {text}"], ids=["kept", "in-the-prompt"])

@@ -250,6 +250,14 @@ async def test_requests_that_fail_are_in_the_error_file_and_the_others_in_the_ou
     assert bad["request-3"]["response"]["body"]["error"]["message"] == "3 is odd"
 
 
+@pytest.mark.parametrize("reply", [lambda call: "one\u2028two\x85three\u2029"], ids=["line ends"])
+async def test_a_line_of_the_output_is_one_for_readers_that_know_more_ends_than_line_feeds(bureau: Bureau) -> None:
+    done = await bureau.ended([line(0), line(1)])
+    text = (await bureau.api.files.content(done.output_file_id or "")).text
+    lines = [json.loads(one) for one in text.splitlines()]
+    assert [one["response"]["body"]["choices"][0]["message"]["content"] for one in lines] == ["one\u2028two\x85three\u2029"] * 2
+
+
 @pytest.mark.parametrize("reply", [refuse_all], ids=["all"])
 async def test_a_batch_whose_requests_all_fail_is_completed_without_an_output_file(bureau: Bureau) -> None:
     done = await bureau.ended([line(i) for i in range(5)])

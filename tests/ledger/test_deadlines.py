@@ -142,6 +142,17 @@ def test_an_expired_job_resumes_without_a_deadline_or_with_a_new_one(ledger: Led
     assert [ledger.show(job).state for job in (one, two)] == [JobState.QUEUED, JobState.EXPIRED]
 
 
+def test_what_is_shown_now_is_the_active_jobs_the_newest_ended_ones_and_counts_of_all(ledger: Ledger) -> None:
+    names = [enter(ledger, name, rows=4) for name in ("a", "b", "c", "d")]
+    for name in names[:3]:
+        ledger.cancel(name, NOW_S)
+    now = ledger.now(2)
+    assert now.views == [view for view in ledger.jobs() if view.id != "a"]
+    assert (now.states, now.older) == ({("scripted", JobState.CANCELLED): 3, ("scripted", JobState.QUEUED): 1}, 1)
+    assert ledger.now(0).views == [ledger.show("d")]
+    assert ledger.now(9).views == ledger.jobs()
+
+
 @pytest.mark.parametrize("deadline_at_s", [None, NOW_S + 500], ids=["none", "later"])
 def test_an_expired_job_that_is_asked_for_again_goes_on_by_the_deadline_of_this_time(ledger: Ledger, deadline_at_s: float | None) -> None:
     plan = scripted_plan("docs", 400, 4, created_at_s=NOW_S + 70)

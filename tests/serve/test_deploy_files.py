@@ -107,6 +107,11 @@ def test_the_containers_have_what_harvester_env_prints(pod: str) -> None:
     assert {one["name"]: one["value"] for one in values()["head" if pod == "head" else "worker"]["containerEnv"]} == printed
 
 
+def test_the_image_has_what_kuberays_probes_call() -> None:
+    (installed,) = re.findall(r"apt-get install (.*) \\", (OPERATE / "Containerfile").read_text())
+    assert "wget" in installed.split()
+
+
 @pytest.mark.parametrize("pod", ["head", "gpu"])
 def test_the_state_is_a_folder_in_the_volume_whose_own_root_may_belong_to_root(pod: str) -> None:
     (image,) = re.findall(r"HARVESTER_STATE=(\S+)", (OPERATE / "Containerfile").read_text())

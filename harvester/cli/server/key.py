@@ -65,7 +65,6 @@ def key(
         made = keys.add(name, roles, expires_at_s, _limits(limit))
         text = f"{made}\nThis is key {name} ({', '.join(roles)}), shown this once; send it as Authorization: Bearer KEY"
         _say(here, f"{text}, or set HARVESTER_API_KEY.", name=name, key=made, roles=roles, expires_at_s=expires_at_s)
-    folder.give_to_owner()
 
 
 def _say(here: Invocation, line: str, **fields: Any) -> None:

@@ -1,6 +1,6 @@
-"""What vLLM bounds in a step beside tokens and KV: adapters, images that are computed whole, the cache of images.
+"""What vLLM bounds beside tokens and KV: adapters in a step, images that are computed whole, the cache of images.
 
-vLLM takes for granted that who runs goes on, and that a step has all of its tokens. A request that is paused keeps what it has.
+vLLM takes for granted that who runs goes on, and that a step has all of its tokens. Here a request may be paused, and keeps what it has.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from harvester.policy.view import Plan
 
 
 def adapter_of(request: Any) -> int:
-    """0: none."""
+    """Its number; 0 is none."""
     return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
 def adapters_left(config: Any, running: Iterable[Any], held: Iterable[Any]) -> Any:
-    """vLLM's `LoRAConfig` for a step of ``running``: what those that are ``held`` back use is kept for them, or too many ran afterwards."""
+    """vLLM's `LoRAConfig` for a step of ``running``. It keeps places for the adapters of those that are ``held`` back."""
+    if config is None:
+        return None
     kept = {adapter_of(request) for request in held} - {adapter_of(request) for request in running} - {0}
-    if config is None or not kept:
+    if not kept:
         return config
     left = copy.copy(config)
     left.max_loras = config.max_loras - len(kept)
@@ -34,7 +36,8 @@ def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any]) -> Plan:
     """The plan, with rows preempted for the first chat in turn where it lacks nothing but a place for its adapter."""
     if scheduler.lora_config is None or not scheduler.waiting.has_online:
         return plan
-    turn = next((one for name in plan.ranks if (one := scheduler.requests.get(name)) is not None and one not in batch), None)
+    names = {request.request_id for request in batch}
+    turn = next((one for name in plan.ranks if name not in names and (one := scheduler.requests.get(name)) is not None), None)
     lost = {*plan.preempt, *plan.swap_out}
     stay = [place for place in range(len(batch)) if place not in lost]
     running = [(adapter_of(batch[place]), is_offline(batch[place])) for place in stay]
@@ -49,15 +52,15 @@ def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any]) -> Plan:
 
 
 def keeps_items_whole(scheduler: Any) -> bool:
-    """Whether a step has to have all of its tokens: an image is left of which the model computes no part by itself.
+    """Whether the step must have all of its tokens, since an image is left that the model has to see whole.
 
-    vLLM cuts one where a step has too few tokens left, which it takes for rare. Its answer would be wrong, and its KV for all that follow.
+    vLLM cuts an image where a step has few tokens left, which it takes for rare. The answer would be wrong, and so would its cached KV.
     """
     return bool(scheduler.scheduler_config.disable_chunked_mm_input) and any(map(_has_items_left, (*scheduler.running, *scheduler.waiting)))
 
 
 def waits_for_items(scheduler: Any, output: Any, budget_tokens: int) -> bool:
-    """Whether a chat with an image got nothing of a step that had tokens left, while a row holds images in vLLM's cache of them."""
+    """Whether a chat with an image got nothing of a step that had tokens left, while a row holds part of the cache of images."""
     holders = scheduler.encoder_cache_manager.request_cached_ids
     if not holders or output.total_num_scheduled_tokens >= budget_tokens:
         return False

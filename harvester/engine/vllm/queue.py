@@ -24,7 +24,7 @@ class WaitingQueue(RequestQueue):
     def __init__(self, order: OfflineOrder, arrive: Callable[[Request], None], waits: Callable[[Request], Waiting]) -> None:
         self._order, self._arrive, self._waits = order, arrive, waits
         self._online: dict[str, Request] = {}
-        self._seen = WaitingOnline()  # the same
+        self._seen = WaitingOnline()  # those of them that could run
         self._unsettled: set[str] = set()  # of those, whose tokens of steps in flight are not known yet, or whose grammar is not ready
         self._turns: deque[str] = deque()  # names by rank; one that waits no longer is passed over
         self._offline: dict[str, Request] = {}
@@ -32,7 +32,7 @@ class WaitingQueue(RequestQueue):
         self._admitted: deque[str] = deque()
 
     def seen(self) -> WaitingOnline:
-        """The online requests that wait for a turn. One whose grammar is not ready could not take it, and work would stand still for it."""
+        """The online requests that wait for a turn. One whose grammar is not ready could not take it."""
         for name in list(self._unsettled):
             self._see(self._online[name])
         return self._seen

@@ -106,6 +106,7 @@ class KeyFile:
     def _write(self, book: KeyBook) -> None:
         with publish_to(self._mirror, self.path) as file:
             os.fchmod(file.fileno(), 0o600)
+            self._give(file.fileno())
             file.write(book.model_dump_json(indent=1).encode())
 
     @contextmanager
@@ -116,10 +117,17 @@ class KeyFile:
         except OSError as error:
             raise storage_error("write", self.path, error) from error
         try:
+            self._give(lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
             os.close(lock)
+
+    def _give(self, file: int) -> None:
+        """What root writes is its folder's owner's, before the server, which may run as them, sees it."""
+        if os.geteuid() == 0:
+            owner = self.path.parent.stat()
+            os.fchown(file, owner.st_uid, owner.st_gid)
 
 
 class KeyRing:
