@@ -25,7 +25,7 @@ from bench.harness.measure.work import Work
 from bench.harness.options import Options
 from bench.harness.paced import MEASURE_SEED, Pace, Paced, at_share, backlog_of, first_of, while_full
 from bench.harness.servers.systems import SystemSetup
-from bench.scenarios.coserving.coserve import _loads
+from bench.scenarios.coserving.coserve import trace_loads
 from harvester.errors import EngineError, UsageError
 from harvester.policy.model.load import StepLoad
 
@@ -194,7 +194,7 @@ def test_a_stretched_trace_leaves_no_request_out_and_keeps_its_gaps(rate: float)
 
 def test_a_given_rate_repeats_the_load_of_earlier_results_and_a_share_stretches_the_trace() -> None:
     given, trace, most = Knobs(seconds=10.0), read_trace(), (4096, 512)
-    (fixed,) = _loads(given, 5, Pace(3.0, ()))(3.0)
+    (fixed,) = trace_loads(given, 5, Pace(3.0, ()))(3.0)
     assert fixed == replay(trace, 3.0, 10.0, given.trace_scale, most, np.random.default_rng(5))
-    (paced,) = _loads(given, 5, Pace(None, (0.25,)))(3.0)
+    (paced,) = trace_loads(given, 5, Pace(None, (0.25,)))(3.0)
     assert paced == stretched(trace, 3.0, 10.0, given.trace_scale, most, np.random.default_rng(5))

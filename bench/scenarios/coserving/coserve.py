@@ -53,7 +53,7 @@ def run(options: Options) -> dict[str, Any]:
     pace = Pace.of(options)
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        alone, idle = paced_alone(comparison, pace, _loads(given, options.seed, pace), given.seconds, offline_too=options.quick)
+        alone, idle = paced_alone(comparison, pace, trace_loads(given, options.seed, pace), given.seconds, offline_too=options.quick)
         steps, offline = (round(given.step_tokens), idle) if idle is not None else _best_offline(comparison)
         sweep = [] if options.quick else _sweep(comparison, alone[0][0].loads[0])
         base = _Base(comparison, best_of(sweep) if sweep else Setting.usual(given), rounds, (steps, offline))
@@ -68,7 +68,7 @@ def run(options: Options) -> dict[str, Any]:
         }
 
 
-def _loads(given: Knobs, seed: int, pace: Pace) -> Make:
+def trace_loads(given: Knobs, seed: int, pace: Pace) -> Make:
     """A given rate samples the trace as ConServe does (6.1), and repeats earlier results; one that fits the machine stretches it."""
     trace, draw = read_trace(), replay if pace.rate is not None else stretched
     return lambda rate: [draw(trace, rate, given.seconds, given.trace_scale, MOST, np.random.default_rng(seed))]

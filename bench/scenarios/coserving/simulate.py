@@ -17,19 +17,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.harness.brains import first_come, settings_with, shipped
-from bench.harness.compare import Comparison, Load, Setting, harvester, over, priority, stock_alone
+from bench.harness.compare import Comparison, Load, Setting, harvester, over, priority
 from bench.harness.knobs import described, knobs, set_up
-from bench.harness.load.arrivals import read_trace, replay
 from bench.harness.load.online_client import WARM_UP
 from bench.harness.measure.latency import Slo, online_summary, percentile
 from bench.harness.measure.steps import Ran, Record, StepFit, fit, read_record
 from bench.harness.measure.stretch import Stretch
 from bench.harness.options import Options
-from bench.scenarios.coserving.coserve import MOST
+from bench.harness.paced import Pace, paced_alone
+from bench.scenarios.coserving.coserve import trace_loads
 from harvester.engine.frontend.overload import AWAITING_STEPS, MIN_AWAITING
+from harvester.errors import UsageError
 from harvester.policy.admission.chat import ChatAdmission
 from harvester.sim.door import Door
 from harvester.sim.engine import Engine
@@ -38,6 +37,7 @@ from harvester.sim.trace import Request, promised
 from harvester.sim.track import Outcome
 
 WITHIN = 0.1
+SHARES = (0.25,)
 CLIENT_START_S = 2.0  # from the end of the idle span to the first chat, while the online client starts
 CONFIG: dict[str, Any] = {"checkpoint": {"enabled": False}}  # KV is plentiful here, and host copies would be a second thing to fit
 FITTED = ("online_only", "offline_only", "vllm_priority")
@@ -59,11 +59,14 @@ class Figures:
 
 
 def run(options: Options) -> dict[str, Any]:
-    given = knobs(options)
-    load = replay(read_trace(), given.rate, given.seconds, given.trace_scale, MOST, np.random.default_rng(options.seed))
+    """One pace of chat. Raises `UsageError` for several."""
+    given, pace = knobs(options), Pace.of(options, SHARES)
+    if pace.points > 1:
+        raise UsageError("simulate predicts one run: give one --share")
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        (online,), _ = stock_alone(comparison, [load], offline_too=True)
+        ((paced, (online,)),), _ = paced_alone(comparison, pace, trace_loads(given, options.seed, pace), given.seconds, offline_too=True)
+        load = paced.loads[0]
         slo, setting = online.p99(), Setting.usual(given)
         priority(comparison, [load], setting)
         (ours,), _ = harvester(comparison, [load], slo, CONFIG, idle_s=given.idle_s)
@@ -83,7 +86,8 @@ def run(options: Options) -> dict[str, Any]:
         measured = {"online_only": figures_of(online), "harvester": figures_of(ours)}
         systems = {name: compared(predicted[name], measured[name]) for name in predicted}
         own = replace(bench, fit=fit(_settled(real.steps))).harvester(slo, front_s)
-        return described(given, place) | {
+        return described(replace(given, rate=paced.rate), place) | {
+            "chat": paced.line(),
             "systems": systems,
             "harvester_with_its_own_step_cost": compared(own, measured["harvester"]),
             "step_cost": {
