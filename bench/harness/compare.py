@@ -73,12 +73,16 @@ class Setting:
         """Where it is not swept: a quarter of the slots free, so that an arrival finds one."""
         return cls(round(given.step_tokens), round(given.slots) * 3 // 4)
 
+    @property
+    def label(self) -> str:
+        """Of the server, and of its record of steps."""
+        return f"vllm_priority-{self.step_tokens}-{self.concurrency}"
+
 
 def priority(comparison: Comparison, loads: Sequence[Load], setting: Setting) -> list[Stretch]:
     """Stock vLLM with its priority policy, offline requests beside each load."""
-    label = f"vllm_priority-{setting.step_tokens}-{setting.concurrency}"
     engine = {"max_num_batched_tokens": setting.step_tokens}
-    with Stock(comparison.setup, label, policy="priority", concurrency=setting.concurrency, **engine) as server:
+    with Stock(comparison.setup, setting.label, policy="priority", concurrency=setting.concurrency, **engine) as server:
         server.begin_offline()
         time.sleep(comparison.knobs.warm_s)
         return play_all(comparison, server, loads, offline=True)

@@ -1,11 +1,12 @@
 """Scenario ``simulate``: what the simulator predicts of harvester, against a real run of it on the same trace.
 
-Stock vLLM runs chat alone, offline work alone, and both with its priority policy; the time of a step is fitted to the steps of those three.
-With it the simulator, which holds the brain that the engine holds, predicts a run of harvester that it has seen nothing of. What it is
-given beside: when chat comes and how long it is, how long the offline rows are that the stock engines ended, what lies between a client
-and the engine, from chat alone, and by how much harvester's processes slow a step down beside its own, from the span in which the job
-runs without chat. A second simulation takes the step cost from harvester's own run: what is left of the error then
-is of the simulated schedule, the rest is of the cost, on a machine that is not the same from run to run.
+Stock vLLM runs chat alone, offline work alone, and both with its priority policy, in steps of two sizes. The time of a step is fitted to
+theirs. With it the simulator, which holds the brain that the engine holds, predicts a run of harvester that it has seen nothing of.
+
+It is given beside: when chat comes and how long it is, how long the offline rows are that the stock engines ended, what lies between a
+client and the engine, from chat alone, and by how much harvester's processes slow a step down beside its own, from the span in which the
+job runs without chat. A second simulation takes the step cost from harvester's own run: what is left of the error then is of the simulated
+schedule, the rest is of the cost, on a machine that is not the same from run to run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ WITHIN = 0.1
 SHARES = (0.25,)
 CLIENT_START_S = 2.0  # from the end of the idle span to the first chat, while the online client starts
 CONFIG: dict[str, Any] = {"checkpoint": {"enabled": False}}  # KV is plentiful here, and host copies would be a second thing to fit
-FITTED = ("online_only", "offline_only", "vllm_priority")
+SMALL_STEP_TOKENS = 256  # harvester's steps are often between decodes alone and whole steps: stock vLLM makes such ones where it must
+FITTED = ("online_only", "offline_only", "vllm_priority", f"vllm_priority with steps of {SMALL_STEP_TOKENS} tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,15 @@ def run(options: Options) -> dict[str, Any]:
         ((paced, (online,)),), _ = paced_alone(comparison, pace, trace_loads(given, options.seed, pace), given.seconds, offline_too=True)
         load = paced.loads[0]
         slo, setting = online.p99(), Setting.usual(given)
-        priority(comparison, [load], setting)
+        small = replace(setting, step_tokens=SMALL_STEP_TOKENS)
+        for each in (setting, small):
+            priority(comparison, [load], each)
         (ours,), _ = harvester(comparison, [load], slo, CONFIG, idle_s=given.idle_s)
         stock = read_record(place.folder / "online_only.steps")
-        mixed = read_record(place.folder / f"vllm_priority-{setting.step_tokens}-{setting.concurrency}.steps")
+        mixed, cut = (read_record(place.folder / f"{each.label}.steps") for each in (setting, small))
         real = read_record(place.folder / "harvester.steps")
         layers = int(json.loads((Path(place.model) / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"])
-        found = fit(_settled(stock.steps) + _settled(mixed.steps))
+        found = fit(_settled(stock.steps) + _settled(mixed.steps) + _settled(cut.steps))
         bench = _Bench(comparison, load, found, mixed, layers, options.seed)
         alone = bench.chat_alone()
         front_s = max(0.0, (figures_of(online).ttft_p50_ms - alone.ttft_p50_ms) / 1000)
