@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("scenario", metavar="SCENARIO", help="one of those below")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here; without it, it is printed")
     parser.add_argument("--seconds", type=float, metavar="N", help="about how long one timed run of an engine takes")
-    parser.add_argument("--model", metavar="PATH", help="model folder; without it, the embedded model")
+    parser.add_argument("--model", metavar="PATH", help="model folder; default: the scenario's own")
     parser.add_argument("--quick", action="store_true", help="the short form, for a first look")
     parser.add_argument("--simulated", action="store_true", help="in virtual time, without an engine: for a scenario that has such a form")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (0)")

@@ -6,10 +6,10 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.harness.knobs import Knobs
+from bench.harness.knobs import LEAD_S, Knobs
 from bench.harness.load.arrivals import Arrival
 from bench.harness.measure.account import THREE
 from bench.harness.measure.latency import Slo, online_summary
@@ -18,6 +18,7 @@ from bench.harness.measure.stretch import Span, Stretch, idle, stretch
 from bench.harness.servers.systems import Harvester, Stock, SystemSetup
 
 Load = Sequence[Arrival]
+LEAD_SEED = 250  # beside the load's: prompts of their own
 POINT_SEEDS = 1000  # between those of two points, whose loads have one each
 SUMMARIES = ("ttft_ms", "tpot_ms")
 SHORT = {name: name.removesuffix("_per_s") for name in THREE}  # in the name of a ratio
@@ -40,6 +41,7 @@ class Comparison:
 def stock_alone(comparison: Comparison, loads: Sequence[Load], *, offline_too: bool) -> tuple[list[Stretch], Span | None]:
     """Stock vLLM, fcfs: each load alone; then, on the same server, offline work alone."""
     with Stock(comparison.setup, "online_only", concurrency=round(comparison.knobs.concurrency)) as server:
+        lead(comparison, server, loads, offline=False)
         found = play_all(comparison, server, loads, offline=False)
         return found, offline_beside(comparison, server) if offline_too else None
 
@@ -84,6 +86,7 @@ def priority(comparison: Comparison, loads: Sequence[Load], setting: Setting) ->
     engine = {"max_num_batched_tokens": setting.step_tokens}
     with Stock(comparison.setup, setting.label, policy="priority", concurrency=setting.concurrency, **engine) as server:
         server.begin_offline()
+        lead(comparison, server, loads, offline=True)
         time.sleep(comparison.knobs.warm_s)
         return play_all(comparison, server, loads, offline=True)
 
@@ -101,9 +104,18 @@ def harvester(
     objectives = {"ttft_slo_ms": round(slo.ttft_ms, 3), "tpot_slo_ms": round(slo.tpot_ms, 3)}
     with Harvester(comparison.setup, label, {"slo": objectives, **(config or {})}) as server:
         server.begin_offline()
+        lead(comparison, server, loads, offline=True)
         time.sleep(comparison.knobs.warm_s)
         alone = idle(server, idle_s) if idle_s else None
         return play_all(comparison, server, loads, offline=True), alone
+
+
+def lead(comparison: Comparison, server: Stock | Harvester, loads: Sequence[Load], *, offline: bool) -> None:
+    """Chat that is not measured: a server that has just started is slower, and harvester does not know its steps yet."""
+    given, seconds = comparison.knobs, min(LEAD_S, comparison.seconds / 2)
+    part = [arrival for arrival in loads[0] if arrival.at_s < seconds]
+    drawn: dict[str, Any] = {"seed": comparison.seed + LEAD_SEED, "offline": offline}
+    stretch(server, comparison.setup, part, seconds, seconds, drain_s=given.drain_s, **drawn)
 
 
 def play_all(comparison: Comparison, server: Stock | Harvester, loads: Sequence[Load], *, offline: bool) -> list[Stretch]:
@@ -176,17 +188,3 @@ def account_ratios(systems: Mapping[str, Any], one: str = "harvester", other: st
     found = {f"{SHORT[name]}_{one}_over_{other}": over(ours[name], theirs[name]) for name in THREE[1:]}
     late = {f"settled_{SHORT[name]}_{one}_over_{other}": over(ours["settled"][name], theirs["settled"][name]) for name in THREE}
     return found | late
-
-
-def best_priority(found: Mapping[Setting, Stretch]) -> Setting:
-    """The setting to hold against harvester: the lowest P99 TTFT among those within 5% of the highest total throughput."""
-    most = max(stretch.rates()["total_tokens_per_s"] for stretch in found.values())
-    able = [setting for setting, stretch in found.items() if stretch.rates()["total_tokens_per_s"] >= 0.95 * most]
-    return min(able, key=lambda setting: float(online_summary(found[setting].requests)["ttft_ms"]["p99"] or 0.0))
-
-
-def sweep_line(setting: Setting, found: Stretch) -> dict[str, Any]:
-    """One line of the sweep; a figure without anything to measure is None."""
-    online = online_summary(found.requests)
-    p99 = {f"{kind.removesuffix('_ms')}_p99_ms": online[kind]["p99"] for kind in SUMMARIES}
-    return {**asdict(setting), **p99, **found.rates()}

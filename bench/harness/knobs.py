@@ -16,6 +16,8 @@ from bench.harness.options import Options
 from bench.harness.servers.systems import CPU_ENGINE, SystemSetup
 from harvester.errors import ConfigError, UsageError
 
+LEAD_S = 10.0  # of chat that is not measured, at each server
+
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
@@ -68,7 +70,7 @@ def knobs(options: Options, full: Knobs | None = None, quick: Knobs | None = Non
 
 @contextmanager
 def set_up(options: Options, given: Knobs, total_s: float) -> Iterator[SystemSetup]:
-    """The common ground of all systems in a temporary folder; ``total_s``: how long offline work runs at one system, at most."""
+    """The common ground of all systems in a temporary folder; ``total_s``: how long offline work runs at one system."""
     path = Path(options.model).absolute() if options.model is not None else bench_model()
     if not (path / "config.json").is_file():
         raise ConfigError(f"model folder {path} has no config.json; give a Hugging Face model folder, or leave --model out")
@@ -79,7 +81,7 @@ def set_up(options: Options, given: Knobs, total_s: float) -> Iterator[SystemSet
     with tempfile.TemporaryDirectory(prefix="harvester-bench-") as name:
         # Special tokens stand at the ends of a vocabulary.
         found = SystemSetup(Path(name), str(path), path.name, (vocabulary // 16, vocabulary * 15 // 16), engine, round(given.max_tokens))
-        rows = max(round(2 * given.concurrency), round(given.rows_per_s * total_s))
+        rows = max(round(2 * given.concurrency), round(given.rows_per_s * (total_s + LEAD_S + given.drain_s)))
         found.write_rows(rows, options.seed, (round(given.doc_chars / 3), round(given.doc_chars)))
         yield found
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.compare import Comparison, Load, offline_beside, play_all
+from bench.harness.compare import Comparison, Load, lead, offline_beside, play_all
 from bench.harness.load.arrivals import Arrival
 from bench.harness.measure import counters
 from bench.harness.measure.prices import Capacity, capacity_of
@@ -105,6 +105,7 @@ def paced_alone(
             chosen = [at_share(share, capacity, make, comparison.knobs.rate, chat_s) for share in pace.shares]
         for one in chosen:
             print(f"chat: {json.dumps(one.line())}", file=sys.stderr, flush=True)
+        lead(comparison, server, chosen[0].loads, offline=False)
         found = [(one, play_all(comparison.point(k), server, one.loads, offline=False)) for k, one in enumerate(chosen)]
         return found, offline_beside(comparison, server) if offline_too else None
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.__main__ import _set
-from bench.harness.compare import Setting, best_priority, offline_system, over, ratios, sweep_line
+from bench.harness.compare import Setting, offline_system, over, ratios
 from bench.harness.engine.tally import Tally
 from bench.harness.knobs import QUICK, Knobs, knobs
 from bench.harness.measure.counters import Counters, total
@@ -21,11 +21,12 @@ from bench.harness.measure.stretch import Span, Stretch, summary_of
 from bench.harness.measure.work import Work, work_between
 from bench.harness.models import SHAPE
 from bench.harness.options import Options
+from bench.harness.sweep import best_priority, settings, sweep_line
 from bench.harness.weights import tensor_shapes
 from bench.scenarios.catalog import SCENARIOS
 from bench.scenarios.coserving.ablation import NOTHING, SWITCHES, variants
 from bench.scenarios.coserving.burst import points
-from bench.scenarios.coserving.coserve import settings, spread
+from bench.scenarios.coserving.coserve import spread
 from bench.scenarios.order.mlfq import rates_at
 from harvester.config import parse_config
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
@@ -185,9 +186,9 @@ def test_a_setting_under_which_no_request_got_a_token_has_a_line() -> None:
 
 
 def test_the_sweep_has_settings_that_leave_slots_free() -> None:
-    swept = settings(32, 64)
-    assert {setting.concurrency for setting in swept} == {64, 24}
-    assert len(set(swept)) == len(swept) == 6
+    swept = settings(32)
+    assert {setting.concurrency for setting in swept} == {24}
+    assert len(set(swept)) == len(swept) == 4
 
 
 def test_ablation_turns_one_part_on_at_a_time_until_the_default_and_then_one_switch_at_a_time() -> None:

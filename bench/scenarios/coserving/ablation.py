@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.compare import Comparison, Setting, harvester, over, priority, stock_alone
+from bench.harness.compare import Comparison, Load, harvester, over, priority
 from bench.harness.knobs import SHORT, Knobs, described, knobs, set_up
 from bench.harness.load.arrivals import synthetic
 from bench.harness.options import Options
+from bench.harness.paced import Pace, paced_alone
+from bench.harness.sweep import swept
+from harvester.errors import UsageError
 
 FULL = Knobs(seconds=90.0)
 QUICK = replace(SHORT, seconds=15.0, window_s=3.0)
+SHARES = (0.25,)
 NOTHING: dict[str, Any] = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs"}
 PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("budget", {"budget": "slo"}),
@@ -44,19 +48,27 @@ def variants(quick: bool) -> dict[str, dict[str, Any]]:
 
 
 def run(options: Options) -> dict[str, Any]:
-    given = knobs(options, FULL, QUICK)
-    load = synthetic(given.rate, given.cv, given.seconds, given.lengths, np.random.default_rng(options.seed))
+    """One pace of chat. Raises `UsageError` for several."""
+    given, pace = knobs(options, FULL, QUICK), Pace.of(options, SHARES)
+    if pace.points > 1:
+        raise UsageError("ablation has one load: give one --share")
+
+    def loads(rate: float) -> list[Load]:
+        return [synthetic(rate, given.cv, given.seconds, given.lengths, np.random.default_rng(options.seed))]
+
     with set_up(options, given, given.warm_s + given.seconds + 90) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
-        (online,), _ = stock_alone(comparison, [load], offline_too=False)
+        ((paced, (online,)),), _ = paced_alone(comparison, pace, loads, given.seconds, offline_too=False)
         slo = online.p99()
-        systems = {"online_only": online.summary(slo)}
+        systems, sweep = {"online_only": online.summary(slo)}, list[dict[str, Any]]()
         if not options.quick:
-            systems["vllm_priority"] = priority(comparison, [load], Setting.usual(given))[0].summary(slo)
+            setting, sweep = swept(comparison, paced.loads[0], quick=False)
+            systems["vllm_priority"] = priority(comparison, paced.loads, setting)[0].summary(slo)
         for index, (name, schedule) in enumerate(variants(options.quick).items()):
-            (found,), _ = harvester(comparison, [load], slo, {"schedule": schedule}, label=f"harvester-{index}")
+            (found,), _ = harvester(comparison, paced.loads, slo, {"schedule": schedule}, label=f"harvester-{index}")
             systems[name] = found.summary(slo) | {"schedule": schedule}
-        return described(given, place) | {"systems": systems, "ratios": _ratios(systems)}
+        shown = described(replace(given, rate=paced.rate), place)
+        return shown | {"chat": paced.line(), "systems": systems, "ratios": _ratios(systems), "vllm_priority_sweep": sweep}
 
 
 def _ratios(systems: dict[str, Any]) -> dict[str, float | None]:

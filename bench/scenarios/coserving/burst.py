@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.compare import Comparison, Load, Setting, account_ratios, harvester, priority, ratios
+from bench.harness.compare import Comparison, Load, account_ratios, harvester, priority, ratios
 from bench.harness.knobs import SHORT, Knobs, described, knobs, set_up
 from bench.harness.load.arrivals import synthetic
 from bench.harness.measure.account import accounts
@@ -17,6 +17,7 @@ from bench.harness.measure.prices import Prices, stock_prices
 from bench.harness.measure.stretch import Stretch
 from bench.harness.options import Options
 from bench.harness.paced import Pace, paced_alone
+from bench.harness.sweep import swept
 from harvester.errors import UsageError
 
 FULL = Knobs(seconds=90.0)
@@ -40,7 +41,8 @@ def run(options: Options) -> dict[str, Any]:
     with set_up(options, given, given.warm_s + len(chosen) * (given.seconds + 30) + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
         ((paced, online),), _ = paced_alone(comparison, pace, loads, given.seconds, offline_too=False)
-        slo, setting = online[0].p99(), Setting.usual(given)
+        slo = online[0].p99()
+        setting, sweep = swept(comparison, paced.loads[0], quick=options.quick)
         found: dict[str, Sequence[Stretch]] = {"online_only": online, "vllm_priority": priority(comparison, paced.loads, setting)}
         found["harvester"], _ = harvester(comparison, paced.loads, slo)
         prices, work = stock_prices(place.folder)
@@ -51,7 +53,7 @@ def run(options: Options) -> dict[str, Any]:
             lines.append(head | {"systems": systems, "ratios": ratios(systems) | account_ratios(systems)})
         first = {"systems": lines[0]["systems"], "ratios": lines[0]["ratios"]}
         shown = described(replace(given, rate=paced.rate), place)
-        return shown | {"chat": paced.line(), **first, "work": work, "points": lines}
+        return shown | {"chat": paced.line(), **first, "work": work, "points": lines, "vllm_priority_sweep": sweep}
 
 
 def _summary(stretch: Stretch, slo: Slo, given: Knobs, prices: Prices) -> dict[str, Any]:

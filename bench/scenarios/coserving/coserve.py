@@ -14,17 +14,14 @@ import numpy as np
 
 from bench.harness.compare import (
     Comparison,
-    Load,
     Setting,
     account_ratios,
-    best_priority,
     harvester,
     offline_alone,
     offline_system,
     priority,
     ratios,
     stock_alone,
-    sweep_line,
 )
 from bench.harness.knobs import Knobs, described, knobs, set_up
 from bench.harness.load.arrivals import read_trace, replay, stretched
@@ -35,10 +32,10 @@ from bench.harness.measure.rounds import in_turns, ratio_of_percentiles, ratio_o
 from bench.harness.measure.stretch import Span, Stretch, summary_of
 from bench.harness.options import Options
 from bench.harness.paced import Make, Pace, Paced, first_of, paced_alone
+from bench.harness.sweep import swept
 
 MOST = (4096, 512)  # tokens of one online prompt and answer
-OFFLINE_STEPS = (2048, 4096, 8192)
-SWEEP_PART = 3  # a setting of the sweep runs this part of the time
+OFFLINE_STEPS = (256, 512, 1024, 2048, 4096)
 ROUNDS, QUICK_ROUNDS = 2, 1
 SYSTEMS = ("online_only", "vllm_priority", "harvester")
 
@@ -55,8 +52,8 @@ def run(options: Options) -> dict[str, Any]:
         comparison = Comparison(place, given, options.seed, given.seconds)
         alone, idle = paced_alone(comparison, pace, trace_loads(given, options.seed, pace), given.seconds, offline_too=options.quick)
         steps, offline = (round(given.step_tokens), idle) if idle is not None else _best_offline(comparison)
-        sweep = [] if options.quick else _sweep(comparison, alone[0][0].loads[0])
-        base = _Base(comparison, best_of(sweep) if sweep else Setting.usual(given), rounds, (steps, offline))
+        setting, sweep = swept(comparison, alone[0][0].loads[0], quick=options.quick)
+        base = _Base(comparison, setting, rounds, (steps, offline))
         measured = [(paced, base.at(number, paced, online)) for number, (paced, (online,)) in enumerate(alone)]
         prices, work = stock_prices(place.folder)
         points = [{**paced.line(), **found.outcome(base, prices)} for paced, found in measured]
@@ -64,7 +61,7 @@ def run(options: Options) -> dict[str, Any]:
             "rounds": rounds,
             **first_of(points, pace),
             "work": work,
-            "vllm_priority_sweep": [line for line, _, _ in sweep],
+            "vllm_priority_sweep": sweep,
         }
 
 
@@ -148,30 +145,6 @@ def spread(found: Mapping[str, Sequence[Stretch]], seed: int) -> dict[str, dict[
 def mean_of(spans: Sequence[Span]) -> Span | None:
     """Of equally long ones."""
     return Span(round(fmean(span.tokens_per_s for span in spans), 1), sum(span.seconds for span in spans)) if spans else None
-
-
-Swept = tuple[dict[str, Any], Setting, Any]
-
-
-def _sweep(comparison: Comparison, load: Load) -> list[Swept]:
-    """`vllm_priority` at several settings, with the first part of the load."""
-    seconds = comparison.seconds / SWEEP_PART
-    short = replace(comparison, seconds=seconds)
-    part = [arrival for arrival in load if arrival.at_s < seconds]
-    found: list[Swept] = []
-    for setting in settings(round(comparison.knobs.slots), round(comparison.knobs.concurrency)):
-        (measured,) = priority(short, [part], setting)
-        found.append((sweep_line(setting, measured), setting, measured))
-    return found
-
-
-def settings(slots: int, concurrency: int) -> list[Setting]:
-    """Small to large steps, with more offline requests open than there are slots, and with a quarter of the slots left free."""
-    return [Setting(steps, open_) for open_ in (concurrency, slots * 3 // 4) for steps in (512, 2048, 4096)]
-
-
-def best_of(sweep: list[Swept]) -> Setting:
-    return best_priority({setting: measured for _, setting, measured in sweep})
 
 
 def _best_offline(comparison: Comparison) -> tuple[int, Span]:

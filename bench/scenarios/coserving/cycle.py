@@ -21,6 +21,7 @@ from bench.harness.measure.rounds import ratio_of_rounds, whole_number
 from bench.harness.measure.stretch import Stretch
 from bench.harness.options import Options
 from bench.harness.paced import Pace, Paced, first_of, paced_alone
+from bench.harness.sweep import swept
 from harvester.errors import UsageError
 
 FULL = Knobs(seconds=240.0, idle_s=20.0)
@@ -44,11 +45,13 @@ def run(options: Options) -> dict[str, Any]:
         # Each begins as it ends: behind an idle phase.
         comparison = Comparison(place, replace(given, warm_s=given.warm_s + given.idle_s), options.seed, given.seconds)
         alone, _ = paced_alone(comparison, pace, loads, on_s, offline_too=False)
-        found = [_systems(comparison.point(number), paced, online) for number, (paced, (online,)) in enumerate(alone)]
+        setting, sweep = swept(comparison, alone[0][0].loads[0], quick=options.quick)
+        found = [_systems(comparison.point(number), paced, online, setting) for number, (paced, (online,)) in enumerate(alone)]
         prices, work = stock_prices(place.folder)
         points = [{**paced.line(), **outcome(stretches, chat, given, prices)} for (paced, _), stretches in zip(alone, found, strict=True)]
         shown = described(replace(given, rate=alone[0][0].rate), place)
-        return shown | {"cycles": cycles, "chat_s": round(on_s / cycles, 3), **first_of(points, pace), "work": work}
+        more = {"work": work, "vllm_priority_sweep": sweep}
+        return shown | {"cycles": cycles, "chat_s": round(on_s / cycles, 3), **first_of(points, pace), **more}
 
 
 def chat_parts(seconds: float, idle_s: float, cycles: int) -> list[Part]:
@@ -59,10 +62,9 @@ def chat_parts(seconds: float, idle_s: float, cycles: int) -> list[Part]:
     return [(each_s * number, each_s * (number + 1) - idle_s) for number in range(cycles)]
 
 
-def _systems(comparison: Comparison, paced: Paced, online: Stretch) -> dict[str, Stretch]:
-    """Each on a fresh server, with the same load and more rows than it has slots for waiting."""
-    given = comparison.knobs
-    (mixed,) = priority(comparison, paced.loads, Setting(round(given.step_tokens), round(given.concurrency)))
+def _systems(comparison: Comparison, paced: Paced, online: Stretch, setting: Setting) -> dict[str, Stretch]:
+    """Each on a fresh server, with the same load."""
+    (mixed,) = priority(comparison, paced.loads, setting)
     (ours,), _ = harvester(comparison, paced.loads, online.p99(), label=f"harvester-{comparison.seed}")
     return {"online_only": online, "vllm_priority": mixed, "harvester": ours}
 

@@ -26,34 +26,38 @@ GOALS = {"ttft_p99": 1.25, "ttft_p50": 1.25, "gap_p50": 1.25, "gap_p99": 1.5}
 ROWS = 20_000
 CHARS = (500, 1500)
 MAX_TOKENS = 64
+LEARNT_FROM = 20  # chats before the first that are measured
 JOB_BEGINS_S = 300.0
 
 
 def run(options: Options) -> dict[str, Any]:
     rate, seconds = options.set.get("rate", 1.5), options.seconds or (30.0 if options.quick else 120.0)
-    chat = RandomChat(rate, max(20, round(rate * seconds)), 160, 24, 0.5, options.seed)
+    count = max(20, round(rate * seconds))
+
+    def chat(turn: int) -> RandomChat:
+        """Prompts of its own in each turn: those of an earlier one are in the server's prefix cache."""
+        return RandomChat(rate, count if turn else LEARNT_FROM, 160, 24, 0.5, options.seed + 1000 * turn)
+
     with tempfile.TemporaryDirectory(prefix="harvester-bench-") as name:
         folder, model = Path(name), Path(options.model) if options.model else embedded_model()
         write_speeches(folder / "rows.parquet", ROWS, options.seed, CHARS)
         given = ["--model", str(model)] if options.model else []
         with ServerProcess(("-m", "harvester", "serve", *given), folder / "state") as server, Client(server.url) as client:
             served = httpx.get(f"{server.url}/v1/models", timeout=30.0).json()["data"][0]["id"]
-            play(
-                server.url, served, model, RandomChat(rate, 20, 160, 24, 0.5, options.seed + 1), folder
-            )  # the engine learns its step times
-            before = play(server.url, served, model, chat, folder)
+            play(server.url, served, model, chat(0), folder)  # the engine learns its step times
+            before = play(server.url, served, model, chat(1), folder)
             view, _ = submit(client, folder / "rows.parquet", max_tokens=MAX_TOKENS)
             first = wait(client, view.id, JOB_BEGINS_S, lambda job: job.rows_ok > 0)
             began_s = time.monotonic()
-            beside = play(server.url, served, model, chat, folder)
+            beside = play(server.url, served, model, chat(2), folder)
             rows_per_s = (client.job(view.id).rows_ok - first.rows_ok) / (time.monotonic() - began_s)
             account = _account(server.url)
             client.change(view.id, "cancel")
-            after = play(server.url, served, model, chat, folder)
+            after = play(server.url, served, model, chat(3), folder)
         ratios = {name: ratio(name, before, beside, after) for name in GOALS}
         return {
             "model": served,
-            "load": asdict(chat),
+            "load": asdict(chat(1)),
             "systems": {"before": asdict(before), "beside_a_job": asdict(beside), "after": asdict(after)},
             "rows_per_s": round(rows_per_s, 3),
             "account": account,

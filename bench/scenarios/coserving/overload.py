@@ -21,13 +21,14 @@ import httpx
 
 from bench.harness.options import Options
 from bench.harness.servers.server import ServerProcess
+from harvester.errors import EngineError
 from harvester.sim.measure import percentile
 
 LOADS = (1, 3, 10)
 SLOTS, WORDS = 8, 200
 TOKENS = 128  # of each answer, all of them made: slots are what is short
 GOAL_SLO, GOAL_REFUSED_MS = 1.5, 50.0
-HOSTILE = 2000  # choices
+HOSTILE = 128  # choices, the most that a server takes by default
 TIMEOUT_S = 300.0
 PROFILE_WAIT_S = 300.0
 
@@ -66,7 +67,8 @@ async def _measured(url: str, seconds: float, slo_ms: float, draw: Random) -> di
         await _closed(client, model, seconds / 2, draw)
         rate = await _closed(client, model, seconds / 2, draw)
         systems = {f"{times}x": _report(await _open(client, model, times * rate, seconds, draw), slo_ms) for times in LOADS}
-        systems["hostile"] = _report(await _beside_hostile(client, model, rate, seconds, draw), slo_ms)
+        asked, answer = await _beside_hostile(client, model, rate, seconds, draw)
+        systems["hostile"] = _report(asked, slo_ms) | {"choices": HOSTILE, "answer": answer}
     worst = {name: found["ttft_p99_over_slo"] for name, found in systems.items()}
     told = {name: found["refused_ms"]["p99"] for name, found in systems.items() if found["refused_ms"]}
     goals = {
@@ -107,15 +109,23 @@ async def _open(client: httpx.AsyncClient, model: str, rate: float, seconds: flo
     return list(await asyncio.gather(*asked))
 
 
-async def _beside_hostile(client: httpx.AsyncClient, model: str, rate: float, seconds: float, draw: Random) -> list[Asked]:
-    """Chats at half of what is sustained, and one request for thousands of choices."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "n": HOSTILE, "max_tokens": 200}
+async def _beside_hostile(
+    client: httpx.AsyncClient, model: str, rate: float, seconds: float, draw: Random
+) -> tuple[list[Asked], int | None]:
+    """Chats at half of what is sustained, and one request for very many long choices. Its status; None: it was still answered at the end.
+
+    Raises `EngineError` where it was refused for what it is: then nothing hostile was there.
+    """
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "n": HOSTILE, "max_tokens": 400, "ignore_eos": True}
     hostile = asyncio.create_task(client.post("/v1/chat/completions", json=body))
     asked = await _open(client, model, rate / 2, seconds, draw)
+    status = hostile.result().status_code if hostile.done() else None
     hostile.cancel()
     with suppress(asyncio.CancelledError, httpx.HTTPError):
         await hostile
-    return asked
+    if status not in (None, 200, 429):
+        raise EngineError(f"the hostile request was answered {status}; change it to one that the server takes")
+    return asked, status
 
 
 async def _ask(client: httpx.AsyncClient, model: str, draw: Random) -> Asked:

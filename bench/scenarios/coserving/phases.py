@@ -16,6 +16,7 @@ from bench.harness.measure.prices import Prices, stock_prices
 from bench.harness.measure.stretch import Span, Stretch
 from bench.harness.options import Options
 from bench.harness.paced import Pace, Paced, first_of, paced_alone
+from bench.harness.sweep import swept
 
 NAMES = ("on", "off", "on_again")
 FULL = Knobs(seconds=270.0)
@@ -35,17 +36,18 @@ def run(options: Options) -> dict[str, Any]:
         comparison = Comparison(place, given, options.seed, given.seconds)
         alone, offline = paced_alone(comparison, pace, loads, 2 * each_s, offline_too=True)
         assert offline is not None
-        found = [_systems(comparison.point(number), paced, online) for number, (paced, (online,)) in enumerate(alone)]
+        setting, sweep = swept(comparison, alone[0][0].loads[0], quick=options.quick)
+        found = [_systems(comparison.point(number), paced, online, setting) for number, (paced, (online,)) in enumerate(alone)]
         prices, work = stock_prices(place.folder)
         points = [
             {**paced.line(), **_outcome(stretches, given, offline, prices)} for (paced, _), stretches in zip(alone, found, strict=True)
         ]
         shown = described(replace(given, rate=alone[0][0].rate), place)
-        return shown | {"phase_s": each_s, **first_of(points, pace), "work": work}
+        return shown | {"phase_s": each_s, **first_of(points, pace), "work": work, "vllm_priority_sweep": sweep}
 
 
-def _systems(comparison: Comparison, paced: Paced, online: Stretch) -> dict[str, Stretch]:
-    (mixed,) = priority(comparison, paced.loads, Setting.usual(comparison.knobs))
+def _systems(comparison: Comparison, paced: Paced, online: Stretch, setting: Setting) -> dict[str, Stretch]:
+    (mixed,) = priority(comparison, paced.loads, setting)
     label = f"harvester-{comparison.seed}"
     (ours,), _ = harvester(comparison, paced.loads, online.p99(), label=label)
     return {"online_only": online, "vllm_priority": mixed, "harvester": ours}

@@ -1,18 +1,20 @@
-"""Scenario ``scheduler``: what harvester's plan adds to each step of vLLM's scheduler, without a model.
+"""Scenario ``scheduler``: what harvester adds to each step of vLLM's scheduler, without a model.
 
-A real vLLM scheduler's objects are driven step by step with made-up outputs. What the parent class does in `schedule`, `update_from_output`
-and `add_request` is timed apart, so that the rest is ours: view, plan, apply, learning and counting. What is done while the workers compute
-the step is listed by itself. The goal is judged by CPU time, which a busy machine changes little.
+A real vLLM scheduler's objects are driven step by step with made-up outputs: once harvester's, once stock vLLM's priority policy with the
+same requests. In harvester's, what the parent class does in `schedule`, `update_from_output` and `add_request` is timed apart, so that the
+rest is ours alone: view, plan, apply, learning and counting. What ours does inside of the parent's methods (its queue of waiting requests)
+shows in the whole step beside stock vLLM's. What is done while the workers compute the step is listed by itself. The goal is judged by CPU
+time, which a busy machine changes little.
 """
 
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -24,10 +26,12 @@ from harvester.config import ServeConfig
 from harvester.engine.shared.settings import pack
 from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.vllm.scheduler import HarvestScheduling
+from harvester.errors import EngineError
 
 BLOCK_TOKENS = 32
 LAYERS = 32
-PROMPT, ANSWER = 200, 1200  # tokens: long answers keep a batch full while it is measured
+PROMPT, ANSWERS = 200, (400, 1800)  # tokens: a request that ends is replaced by one of its kind, at its own time
+FULL_WITHIN = 0.1  # of the size of a batch that its mean over the steps must be
 CROWD_SLOTS, CROWD_TOKENS = 256, 224  # of each of a crowd, prompt and answer
 
 
@@ -112,52 +116,116 @@ class TimedHarvest(HarvestScheduling, TimedStock):
     """Ours over it: what is not on the clock is ours."""
 
 
+class Crew:
+    """The requests of a case. Each that ends is replaced by one of its kind, but for a crowd."""
+
+    def __init__(self, drive: Drive, case: Case, seed: int) -> None:
+        self.drive, self.case = drive, case
+        self._random, self._number = Random(seed), 0
+
+    def offline(self) -> None:
+        for _ in range(self.case.offline + self.case.waiting):
+            self._enter("off", offline=True)
+
+    def online(self) -> None:
+        for _ in range(self.case.online):
+            self._enter("on", offline=False)
+
+    def replace(self) -> None:
+        for name in self.drive.finished:
+            if name.startswith(("off-", "on-")):
+                self._enter(name.partition("-")[0], offline=name.startswith("off"))
+        self.drive.finished.clear()
+
+    def _enter(self, kind: str, *, offline: bool) -> None:
+        self._number += 1
+        answer, arrived_s = self._random.randint(*ANSWERS), None if offline else time.time()
+        self.drive.add(f"{kind}-{self._number}", PROMPT, answer, offline=offline, arrived_s=arrived_s)
+
+
 def run(options: Options) -> dict[str, Any]:
     steps = 300 if options.quick else 2000
     model = Path(options.model) if options.model is not None else bench_model()
-    systems = {case.name: measure(case, model, steps) for case in CASES}
+    systems = {case.name: measure(case, model, steps, options.seed) for case in CASES}
     goals, ratios = {}, {}
     for name, found in systems.items():
         goals[name] = {"p99_cpu_ms": found["added_cpu_ms"]["p99"], "goal_ms": found["goal_p99_ms"], "met": found["met"]}
-        ratios[f"added_over_vllm_{name}"] = round(found["added_cpu_ms"]["p50"] / found["vllm_cpu_ms"]["p50"], 3)
+        for part in ("added", "step"):
+            ratios[f"{part}_over_vllm_{name}"] = round(found[f"{part}_cpu_ms"]["p50"] / found["vllm_cpu_ms"]["p50"], 3)
     return {"model": model.name, "steps": steps, "systems": systems, "goals": goals, "ratios": ratios}
 
 
-def measure(case: Case, model: Path, steps: int) -> dict[str, Any]:
-    """Fill the batch, then time ``steps`` steps, a request that ends replaced by one of its kind."""
+def measure(case: Case, model: Path, steps: int, seed: int) -> dict[str, Any]:
+    """Ours, and stock vLLM's beside it."""
+    ours, stock = (_measured(case, model, steps, seed, kind) for kind in (TimedHarvest, TimedStock))
+    added = _percentiles(ours.added, 1)
+    return {
+        "added_ms": _percentiles(ours.added, 0),
+        "added_cpu_ms": added,
+        "step_cpu_ms": _percentiles(ours.whole, 1),
+        "vllm_cpu_ms": _percentiles(stock.whole, 1),
+        "while_the_model_runs_cpu_ms": _percentiles(ours.beside, 1),
+        "vllm_while_the_model_runs_cpu_ms": _percentiles(stock.beside, 1),
+        "goal_p99_ms": case.goal_p99_ms,
+        "met": added["p99"] <= case.goal_p99_ms,
+        "running_mean": ours.running_mean,
+        "vllm_running_mean": stock.running_mean,
+        "waiting": ours.waiting,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Of each step, wall and CPU seconds: outside of vLLM's methods, in all, and while the workers compute it."""
+
+    added: list[tuple[float, float]]
+    whole: list[tuple[float, float]]
+    beside: list[tuple[float, float]]
+    running_mean: float
+    waiting: int
+
+
+def _measured(case: Case, model: Path, steps: int, seed: int, kind: type) -> Timed:
+    """Fill the batch, then time ``steps`` steps. Raises `EngineError` where the batch is not as full as the case says."""
     slots = CROWD_SLOTS if case.crowd else case.online + case.offline + 64  # room that the reserve keeps
     blocks = 2 * slots * (CROWD_TOKENS if case.crowd else MODEL_TOKENS) // BLOCK_TOKENS
-    with tempfile.TemporaryDirectory(prefix="harvester-bench-"):
+    sections: dict[str, Any] = {}
+    if kind is TimedHarvest:
         shared = SharedState.make()
         shared[Field.PLACES] = LAYERS
         sections = pack(ServeConfig.model_validate({"slo": {"ttft_slo_ms": 5000.0, "tpot_slo_ms": 5000.0}}), shared.path)
-        drive = Drive(model, TimedHarvest, blocks, slots, BLOCK_TOKENS, sections)
-        for number in range(case.offline + case.waiting):
-            drive.add(f"off-{number}", PROMPT, ANSWER, offline=True)
-        _fill(drive, case)
-        return _timed(drive, case, steps)
+    drive = Drive(model, kind, blocks, slots, BLOCK_TOKENS, sections)
+    crew = Crew(drive, case, seed)
+    _fill(crew)
+    found = _timed(crew, steps)
+    size = case.online + case.offline
+    if size and abs(found.running_mean - size) > FULL_WITHIN * size:
+        raise EngineError(f"{case.name}: {found.running_mean} requests ran in a step of {kind.__name__}, not {size}")
+    return found
 
 
-def _fill(drive: Drive, case: Case) -> None:
+def _fill(crew: Crew) -> None:
+    drive, case = crew.drive, crew.case
+    crew.offline()
     while len(drive.running) < case.offline:
         drive.step()
-    for number in range(case.online):
-        drive.add(f"on-{number}", PROMPT, ANSWER, offline=False, arrived_s=time.time())
+    crew.online()
     for _ in range(100):
         drive.step()
+        crew.replace()
     for number in range(case.crowd):
         drive.add(f"crowd-{number}", PROMPT, CROWD_TOKENS - PROMPT, offline=False, arrived_s=time.time())
     gc.collect()
     gc.freeze()  # as vLLM's engine core does when it is up: its collector would look through every waiting prompt
 
 
-def _timed(drive: Drive, case: Case, steps: int) -> dict[str, Any]:
+def _timed(crew: Crew, steps: int) -> Timed:
     """A step is timed in three parts: before the workers have it, while they compute it, and when they have answered."""
-    clock = TimedStock.clock
-    added, beside, stock = [], [], []
+    clock, drive, every = TimedStock.clock, crew.drive, crew.case.arrivals_every
+    added, beside, whole = [], [], []
     running = 0
     for number in range(steps):
-        comes = drive.made(f"more-{number}", PROMPT, 8, offline=False, arrived_s=time.time()) if number % case.arrivals_every == 0 else None
+        comes = drive.made(f"more-{number}", PROMPT, 8, offline=False, arrived_s=time.time()) if number % every == 0 else None
         clock.start()
         if comes is not None:
             drive.enter(comes)
@@ -165,26 +233,18 @@ def _timed(drive: Drive, case: Case, steps: int) -> dict[str, Any]:
         before, inside_before = clock.stop()
         clock.start()
         drive.sent(output)
-        beside.append(clock.stop()[0])
+        outside, inside = clock.stop()
+        beside.append(plus(outside, inside))
         result = drive.output(output)
         clock.start()
         answers = drive.answered(output, result)
         after, inside_after = clock.stop()
         drive.note(answers)
+        crew.replace()
         added.append(plus(before, after))
-        stock.append(plus(inside_before, inside_after))
+        whole.append(plus(added[-1], plus(inside_before, inside_after)))
         running += len(output.num_scheduled_tokens)
-    cpu = _percentiles(added, 1)
-    return {
-        "added_ms": _percentiles(added, 0),
-        "added_cpu_ms": cpu,
-        "while_the_model_runs_cpu_ms": _percentiles(beside, 1),
-        "vllm_cpu_ms": _percentiles(stock, 1),
-        "goal_p99_ms": case.goal_p99_ms,
-        "met": cpu["p99"] <= case.goal_p99_ms,
-        "running_mean": round(running / steps, 1),
-        "waiting": len(drive.scheduler.waiting),
-    }
+    return Timed(added, whole, beside, round(running / steps, 1), len(drive.scheduler.waiting))
 
 
 def _percentiles(parts: list[tuple[float, float]], kind: int) -> dict[str, float]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,9 @@ def run(options: Options) -> dict[str, Any]:
         folder = Path(name)
         alone = [_alone(folder / f"alone-{number}", options.seed + number) for number in range(plan.repetitions)]
         together = _together(folder / "together", plan.shared_lines, options.seed)
-    return {"goals": _goals(alone, together), "systems": {"harvester": {"alone": alone, "together": together}}, "ratios": {}}
+    medians = {"upload_s": median(run["upload"]["seconds"] for run in alone), "line_us": median(run["whole"]["line_us"] for run in alone)}
+    systems = {"harvester": {"alone": alone, "alone_median": medians, "together": together}}
+    return {"goals": _goals(alone, together), "systems": systems, "ratios": {}}
 
 
 def _paths(client: BatchClient, batch_id: str) -> dict[str, str]:

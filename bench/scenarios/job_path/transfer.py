@@ -97,6 +97,7 @@ class _Server:
                 time.sleep(0.1)
         httpx.post(f"{self.url}/api/sql", json={"query": "select 1"}, timeout=60.0).raise_for_status()  # its processes are there
         self._idle_bytes = resident_bytes(self._process.pid)
+        self._all_idle_bytes = self._idle_bytes + sum(_descendants(self._process.pid))
         return self
 
     def __exit__(self, *given: object) -> None:
@@ -104,16 +105,17 @@ class _Server:
         self._process.wait()
 
     def measured(self, phase: str, what: str) -> dict[str, Any]:
-        """One phase. Above idle: of the client, what it held once connected; of the server, what it held before any work."""
+        """One phase. Above idle: of the client, what it held once connected; of the server with its processes for SQL,
+        what they held before any work."""
         reset_peak(self._process.pid)
-        found, query_bytes = _client(phase, self.url, what, self._process.pid)
+        found, query_bytes, all_bytes = _client(phase, self.url, what, self._process.pid)
         return {
             "bytes": found.pop("bytes"),
             "seconds": found["seconds"],
             "client_idle_mib": found.pop("idle_bytes") / 2**20,
             "client_above_idle_mib": found.pop("above_idle_bytes") / 2**20,
             "server_idle_mib": self._idle_bytes / 2**20,
-            "server_above_idle_mib": self._above_idle_mib(),
+            "server_above_idle_mib": max(self._above_idle_mib(), (all_bytes - self._all_idle_bytes) / 2**20),
             "query_resident_mib": query_bytes / 2**20,
         } | found
 
@@ -130,20 +132,21 @@ class _Server:
         return {"job": job, "seconds": time.monotonic() - began_s, "server_above_idle_mib": self._above_idle_mib()}
 
 
-def _client(phase: str, url: str, what: str, server: int) -> tuple[dict[str, Any], int]:
-    """Run one phase; what it says, and the most that a process below ``server``, one for SQL, held meanwhile."""
+def _client(phase: str, url: str, what: str, server: int) -> tuple[dict[str, Any], int, int]:
+    """Run one phase; what it says, and the most that a process below ``server``, one for SQL, held meanwhile, and all with the server."""
     command = [sys.executable, "-m", "bench.harness.load.transfer_client", phase, url, what]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    most = 0
+    most = most_of_all = 0
     with process.stdout as output:
         while process.poll() is None:
-            most = max([most, *_descendants(server)])
+            below = _descendants(server)
+            most, most_of_all = max([most, *below]), max(most_of_all, resident_bytes(server) + sum(below))
             time.sleep(LOOK_S)
         text = output.read()
     if process.returncode:
         raise EngineError(f"the client of phase {phase} ended with status {process.returncode}")
-    return dict(json.loads(text)), most
+    return dict(json.loads(text)), most, most_of_all
 
 
 def _descendants(pid: int) -> list[int]:

@@ -73,9 +73,11 @@ class Soak:
         return all(probe.is_open(now_s) for probe in self.probes.values())
 
     def finish(self) -> None:
-        """Until every job has ended."""
+        """Until every job has ended. Raises `TimeoutError` where one does not."""
         end_s = time.monotonic() + READY_S
-        while not (self.work.settle() and self.work.is_over()) and time.monotonic() < end_s:
+        while not (self.work.settle() and self.work.is_over()):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"jobs did not end within {READY_S:.0f} s: {self.work.states()}")
             time.sleep(0.5)
 
 
@@ -141,7 +143,7 @@ def added(before: dict[str, Any], groups: list[dict[str, Any]], rows: dict[str, 
 def goals(story: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Over all runs: kills, and rows lost, twice or wrong; in this run: the longest time shut after one kill."""
     rows, shut_s = story["rows_in_all"], max((max(one["shut_s"].values()) for one in groups if len(one["roles"]) == 1), default=None)
-    wrong = {kind: rows[kind] for kind in ("lost", "twice", "wrong", "unknown_jobs")}
+    wrong = {kind: rows[kind] for kind in ("lost", "unfinished", "twice", "wrong", "errors", "unknown_jobs")}
     return {
         "kills": {"goal": GOAL_KILLS, "measured": story["kills_in_all"], "met": story["kills_in_all"] >= GOAL_KILLS},
         "rows": {"goal": 0, "measured": wrong, "met": not any(wrong.values())},
