@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 
 from connectors.credentials import masked
-from connectors.errors import HarvesterError, SourceError
+from connectors.errors import HarvesterError, SourceAwayError, SourceError
 
 MAX_TOLD = 300  # characters of a library's own message
+_AWAY_NUMBERS = (
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+    errno.EHOSTDOWN,
+    errno.EPIPE,
+)
+# As Arrow's file systems, whose errors have no number, and fsspec's tell it.
+_AWAY_WORDS = re.compile(
+    r"NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|THROTTLING|REQUEST_TIMEOUT|INTERNAL_FAILURE|\bUNAVAILABLE\b|DEADLINE_EXCEEDED"
+    r"|time(?:d )?out|could ?n.t (?:connect|resolve)|could not (?:connect|resolve)|name resolution"
+    r"|connection (?:reset|refused|aborted|closed)",
+    re.IGNORECASE,
+)
 
 
 def first_line(error: BaseException) -> str:
@@ -27,6 +48,8 @@ def shown(uri: str) -> str:
 def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
     """Raise `SourceError` naming ``what``, of that kind, for every error of the library calls inside. Wrap nothing else in it.
 
+    `SourceAwayError` where the same may work later.
+
     It catches `Exception`, because a file system reached through fsspec may raise any class of its own.
     """
     try:
@@ -37,14 +60,28 @@ def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
         raise SourceError(f"{shown(what)} no longer exists; give a path that exists") from error
     except PermissionError as error:
         raise SourceError(f"cannot read {shown(what)}: permission denied; ask for the right to read it") from error
-    except pa.ArrowInvalid as error:
-        raise SourceError(f"{shown(what)} is not {kind}, or is damaged: {_plain(error)}; write it again") from error
-    except OSError as error:
-        if error.errno is None and "://" not in what:  # Arrow's: the bytes are there, and wrong
-            raise SourceError(f"{shown(what)} is damaged: {_plain(error)}; write it again") from error
-        raise SourceError(f"cannot read {shown(what)}: {_plain(error)}; check the address and that it can be reached") from error
     except Exception as error:
-        raise SourceError(f"cannot read {shown(what)}: {_plain(error)}; check the address and that it can be reached") from error
+        if _is_away(error):
+            raise SourceAwayError(_unread(what, error)) from error
+        raise _refused(what, kind, error) from error
+
+
+def _is_away(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _AWAY_NUMBERS or isinstance(error, ConnectionError | TimeoutError)
+    return isinstance(error, ConnectionError | TimeoutError) or _AWAY_WORDS.search(first_line(error)) is not None
+
+
+def _refused(what: str, kind: str, error: Exception) -> SourceError:
+    if isinstance(error, pa.ArrowInvalid):
+        return SourceError(f"{shown(what)} is not {kind}, or is damaged: {_plain(error)}; write it again")
+    if isinstance(error, OSError) and error.errno is None and "://" not in what:  # Arrow's: the bytes are there, and wrong
+        return SourceError(f"{shown(what)} is damaged: {_plain(error)}; write it again")
+    return SourceError(_unread(what, error))
+
+
+def _unread(what: str, error: Exception) -> str:
+    return f"cannot read {shown(what)}: {_plain(error)}; check the address and that it can be reached"
 
 
 def _plain(error: Exception) -> str:

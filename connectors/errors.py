@@ -35,6 +35,13 @@ class SourceError(UsageError):
     code = "bad_source"
 
 
+class SourceAwayError(SourceError):
+    """A source that cannot be reached for now: a network, or a store that asks for patience."""
+
+    code = "source_away"
+    http_status = 503
+
+
 class CopyTooLargeError(SourceError):
     """A source whose rows take more bytes than may be copied for who asks."""
 

@@ -4,6 +4,7 @@
     ├── UsageError               exit 2   the user asked for something that cannot be
     │   ├── ConfigError                   a config file or value
     │   ├── SourceError                   a file, table or query to read
+    │   │   ├── SourceAwayError           one that cannot be reached for now
     │   │   └── CopyTooLargeError         one whose rows take more than may be copied
     │   ├── ColumnError                   a column of the source
     │   ├── TaskError                     a task, its template or its schema
@@ -36,7 +37,16 @@ A message says what is wrong, with which value, and what to do about it, on one 
 
 from __future__ import annotations
 
-from connectors.errors import ColumnError, CopyTooLargeError, DamageError, HarvesterError, SourceError, StorageError, UsageError
+from connectors.errors import (
+    ColumnError,
+    CopyTooLargeError,
+    DamageError,
+    HarvesterError,
+    SourceAwayError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
 from jobs.errors import (
     EngineError,
     LowDiskError,
@@ -72,6 +82,7 @@ __all__ = [
     "ReopenError",
     "RoleError",
     "SlowBodyError",
+    "SourceAwayError",
     "SourceError",
     "StateError",
     "StorageError",

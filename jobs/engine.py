@@ -39,7 +39,7 @@ class Prompt:
 
     messages: tuple[Message, ...]
     max_tokens: int
-    temperature: float
+    temperature: float | None  # None: the model's own
     choices: tuple[str, ...] | None = None
     json_schema: dict[str, Any] | None = None
     rendering: Rendering = PLAIN

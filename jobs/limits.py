@@ -81,7 +81,7 @@ def check_size(body: Mapping[str, Any], limits: Limits) -> int:
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         asked = _number(body.get(name))
         if limits.max_tokens is not None and asked is not None and asked > limits.max_tokens:
-            raise TooLargeError(f"{name} is {asked:,}; the limit is {limits.max_tokens:,}", name)
+            raise TooLargeError(f"{name} is {asked:,}; the limit of this key is {limits.max_tokens:,}: lower it", name)
     for name in _GUIDES:
         cost = 0 if limits.max_grammar_cost is None else grammar_cost(body.get(name))
         if limits.max_grammar_cost is not None and cost > limits.max_grammar_cost:

@@ -14,7 +14,7 @@ class JobState(StrEnum):
     CANCELLING = "cancelling"  # no new leases; replicas are still giving theirs back
     CANCELLED = "cancelled"
     COMPLETED = "completed"  # every row has a result, ok or error
-    FAILED = "failed"  # cannot go on: the source changed, or cannot be read
+    FAILED = "failed"  # cannot go on: its source changed or cannot be read, or too many rows failed
     EXPIRED = "expired"  # its deadline passed
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from jobs.engine import RowError
 
 # A full stop ends a sentence where white space follows (not in 3.14), the full-width ones end it anywhere; closing marks belong to it.
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[\"'”’」』）]*|(?=[\r\n])")
+# Each run of marks is looked at once: where it ends no sentence, none of its tails is tried.
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s|\Z)|(?<![。！？])[。！？]++[\"'”’」』）]*+|(?=[\r\n])")
 _WINDOW_CHARS = 2048  # searched from the cut backwards before the whole text is
 _HEAD_CHARS_PER_TOKEN = 16  # a text longer than this times the budget is measured by its head first
 _REFINEMENTS = 4

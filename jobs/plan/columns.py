@@ -22,11 +22,16 @@ def task_places(task: Task) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*places(task.system or ""), *places(task.prompt))))
 
 
+def combined_places(task: Task) -> tuple[str, ...]:
+    """Places of ``combine`` that are columns: ``{text}`` stands for the answers of the parts there."""
+    return tuple(place for place in places(task.combine or "") if place != TEXT_PLACE)
+
+
 def columns_needed(spec: JobSpec) -> tuple[str, ...]:
     """Columns to read for a row: those of the prompt, its images, then those kept, each once."""
     text = () if spec.column is None else (spec.column,)
     named = (name for name in task_places(spec.task) if name != TEXT_PLACE or spec.column is None)
-    return tuple(dict.fromkeys((*text, *named, *spec.task.images, *spec.keep)))
+    return tuple(dict.fromkeys((*text, *named, *combined_places(spec.task), *spec.task.images, *spec.keep)))
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
@@ -81,6 +86,8 @@ def pick_column(schema: pa.Schema, task: Task, given: str | None) -> tuple[str |
     for place in named:
         if place != TEXT_PLACE:
             check_column(schema, place, "the prompt")
+    for place in combined_places(task):
+        check_column(schema, place, "the task's combine")
     if given is not None:
         check_column(schema, given, "--column")
         if TEXT_PLACE not in named and given not in named:

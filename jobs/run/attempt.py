@@ -58,7 +58,7 @@ class RowAttempt:
         self._prompt = Prompt(
             messages=(),
             max_tokens=job.task.most_tokens,
-            temperature=job.task.temperature,
+            temperature=job.task.sampling_temperature,
             choices=job.task.labels if job.task.answer is AnswerKind.CHOICE else None,
             json_schema=job.task.json_schema if job.task.answer is AnswerKind.JSON else None,
             rendering=Rendering(job.task.thinking_tokens, job.task.chat_template_kwargs, job.task.answer is AnswerKind.EMBEDDING),

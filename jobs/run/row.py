@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from connectors.errors import HarvesterError
 from connectors.text import TextProblem, storable
 from jobs.access.images import ImageBounds, ImageReader
-from jobs.engine import ApiCall, Engine, Message, RowError
+from jobs.engine import ApiCall, Engine, EngineGone, Message, RowError
 from jobs.hint import SchedulingHint
 from jobs.longtext.fit import fit, measure
 from jobs.result import Row
@@ -18,6 +20,8 @@ from jobs.run.document import read_in_parts
 from jobs.spec import JobSpec, OnLong
 from jobs.tasks.answer import OUTPUT, reasoning_value
 from jobs.tasks.template import build_messages
+
+log = logging.getLogger("harvester.runner")
 
 HTTP = "http_"  # error codes of requests that were answered with a status of 400 or more: ``http_400``
 
@@ -68,6 +72,12 @@ class RowWork:
                 outcome.values = await self._answer(attempt, values, text, outcome)
         except RowError as error:
             outcome.error = error
+        except (EngineGone, HarvesterError):
+            raise
+        except Exception as error:  # a mistake that one row brings about is that row's: the job is stopped where many fail
+            log.exception("row_bug job=%s row=%d", self._job.id, row_id)
+            outcome.error = RowError("unexpected", f"{type(error).__name__}: {storable(' '.join(str(error).split()))[:500]}")
+        if outcome.error is not None:
             outcome.values = {**outcome.values, **reasoning_value(self._job.task, attempt.tally.reasoning)}
         return self._row(row_id, attempts, began_s, attempt.tally, outcome)
 
@@ -89,8 +99,10 @@ class RowWork:
                 raise RowError(cell.code, f"column {name}: {cell.message}")
         if self._job.task.images:
             attempt.show(await asyncio.to_thread(self._images, values, text))
-        if text is None or await attempt.fits(self._messages(values, text)):
+        if await attempt.fits(self._messages(values, text)):
             return (await attempt.answer(self._messages(values, text))).values
+        if text is None:  # no column is known to be the one to shorten
+            raise _too_long(await attempt.count(self._messages(values, text)), attempt.budget_tokens)
 
         async def count(candidate: str) -> int:
             return await attempt.count(self._messages(values, candidate))

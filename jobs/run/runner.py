@@ -6,11 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 from connectors.base import Sink
-from connectors.errors import HarvesterError, StorageError, UsageError
+from connectors.errors import HarvesterError, SourceAwayError, StorageError, UsageError
 from connectors.text import TextProblem
 from jobs.access.images import ImageBounds
 from jobs.config import HarvestConfig, PriceConfig
@@ -20,12 +19,14 @@ from jobs.hint import SchedulingHint
 from jobs.run.active import ActiveSlice
 from jobs.run.client import LedgerClient
 from jobs.run.devicetime import DeviceTime
+from jobs.run.giving import Giving
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.run.spans import NoSpans, Note, Spans
 from jobs.run.spools import Spools
 from jobs.run.telling import despite_cancellation, tell
 from jobs.spec import JobSpec, PartStats
+from jobs.threads import in_thread
 
 log = logging.getLogger("harvester.runner")
 T = TypeVar("T")
@@ -72,8 +73,8 @@ class Runner:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slices")
         self._sources = SourceCache(folder, open_sink)
         self._spools = Spools(folder, config.spool_send_s)
+        self._giving = Giving(holder, ledger, self._active)
         self._leaving = self._feeding = False
-        self._gave = False  # rows, to a replica that does them sooner
 
     async def leave(self) -> None:
         """Lease no more and begin no more rows; return when those begun have ended and every lease is given back with its spool."""
@@ -92,57 +93,33 @@ class Runner:
             raise gone.exceptions[0] from None
         finally:
             await despite_cancellation(self._give_back_unbegun(), GIVE_BACK_S)
-            self._threads.shutdown(wait=True)
-            self._sources.close()
+            self._threads.submit(self._sources.close)
+            # Not on the event loop: a slow source or storage would hold up the chats that end there.
+            await despite_cancellation(asyncio.to_thread(self._threads.shutdown), GIVE_BACK_S)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _in_thread(self, work: Callable[[], T], unmake: Callable[[T], object] | None = None) -> T:
+        """``unmake``: see `jobs.threads.in_thread`."""
+        return await in_thread(self._threads, work, unmake)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.config.heartbeat_s)
-            progress = [active.progress() for active in self._active.values()]
             try:
-                drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
-                self._hints = await self.ledger.hints() if progress else {}
+                await self._beat_once()
             except StorageError as error:
                 log.warning("heartbeat_storage %s", error.message)
-                continue
-            for lease_id in drop:
-                if lease_id in self._active:
-                    self._active[lease_id].drop()
-            await self._give()
+            except Exception:  # chat goes on, and so do the rows; leases that are not renewed expire
+                log.exception("heartbeat_bug")
 
-    async def _give(self) -> None:
-        """Give rows back that an idle replica could do sooner, where the ledger wants some."""
-        asking = [lease_id for lease_id, active in self._active.items() if active.feed.is_asking]
-        if not asking and not any(active.feed.rows_unbegun for active in self._active.values()):
-            return
-        try:
-            for lease_id in asking or await self.ledger.wanted(self.holder):
-                active = self._active.get(lease_id)
-                if active is None or active.publishing:
-                    continue
-                self._gave = True
-                if active.feed.is_last:
-                    active.drop()
-                else:
-                    given = await active.feed.give(partial(self._split, active))
-                    active.rows_waiting -= given  # rows have begun meanwhile
-                self._room.set()
-        except StorageError as error:
-            log.warning("split_storage %s", error.message)
-
-    async def _split(self, active: ActiveSlice, keep_rows: int) -> bool:
-        """Ask the ledger to take the rows after the first ``keep_rows``. False: they are still ours, or the lease is lost.
-
-        The call is repeated until it is answered. By then the lease may have been split and lost, and a part may not hold the rows of both:
-        the slice is dropped before one of them can begin.
-        """
-        is_split = await self.ledger.split(active.lease.lease_id, keep_rows)
-        if not is_split and not await self.ledger.holds(active.lease.lease_id):
-            active.drop()
-        return is_split
+    async def _beat_once(self) -> None:
+        progress = [active.progress() for active in self._active.values()]
+        drop = await self.ledger.heartbeat(self.holder, progress) if progress else []
+        self._hints = await self.ledger.hints() if progress else {}
+        for lease_id in drop:
+            if lease_id in self._active:
+                self._active[lease_id].drop()
+        await self._giving.give()
+        self._room.set()
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         """Lease whenever fewer rows wait for a slot than half of what the engine takes."""
@@ -160,7 +137,7 @@ class Runner:
     def _is_full(self) -> bool:
         """Whether it leases no more for now: rows enough wait, or it has just given some away and has done none since."""
         waiting = sum(active.rows_waiting for active in self._active.values())
-        return waiting > self.engine.concurrency // 2 or (self._gave and bool(self._active))
+        return waiting > self.engine.concurrency // 2 or (self._giving.gave and bool(self._active))
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
         try:
@@ -187,7 +164,7 @@ class Runner:
             self.folder.check_free(self.config.min_free_bytes)
             with self._spans.slice(lease) as note:
                 committed = not active.dropped and await self._slice(active, note)
-        except StorageError as error:
+        except (StorageError, SourceAwayError) as error:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
             await tell(self.ledger.say(lease.job.id, error.message))
             await asyncio.sleep(STORAGE_WAIT_S)
@@ -216,7 +193,9 @@ class Runner:
         source, sink = await self._in_thread(lambda: self._sources.take(lease.job))
         stats = await self._in_thread(lambda: published(sink, lease))
         if stats is None:
-            files = await self._in_thread(lambda: open_slice(lease, source, sink, self._spools))
+            files = await self._in_thread(
+                lambda: open_slice(lease, source, sink, self._spools), lambda opened: self._spools.let_go(opened.spool)
+            )
             try:
                 if not await self._rows(active, files):
                     return False
@@ -295,6 +274,6 @@ class Runner:
             row = await work.answer(row_id, values, cell, begun + 1, f"{active.lease.lease_id}-{begun}")
         files.spool.finish(row)
         active.finished(row)
-        if self._gave:
-            self._gave = False
+        if self._giving.gave:
+            self._giving.gave = False
             self._room.set()

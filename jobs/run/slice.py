@@ -16,7 +16,7 @@ from connectors.base import Sink, Source
 from connectors.errors import DamageError, SourceError
 from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
-from connectors.text import TextProblem, rows, texts
+from connectors.text import NULL_TEXT, TextProblem, is_text, rows, texts
 from jobs.access.secrets import opened
 from jobs.folder import StateFolder, part_name
 from jobs.plan.columns import columns_needed, text_columns
@@ -26,6 +26,7 @@ from jobs.run.spools import Spools
 from jobs.spec import JobSpec, Lease, PartStats
 from jobs.storage.inputs import fetch_input, is_ours
 from jobs.storage.parts import results_of
+from jobs.tasks.template import plain_text
 
 log = logging.getLogger("harvester.runner")
 
@@ -115,7 +116,7 @@ class SliceFiles:
         asked = columns_needed(self.job.model_copy(update={"keep": ()}))
         others = rows(self.table.select([name for name in asked if name not in named and name != column]))
         found: list[Mapping[str, Any]] = [{**row, **{name: cells[at] for name, cells in named.items()}} for at, row in enumerate(others)]
-        return found, None if column is None else texts(self.table.column(column))
+        return found, None if column is None else _cells(self.table.column(column))
 
     def publish(self) -> PartStats:
         """Write the part, durable and whole. Returns what it holds.
@@ -151,6 +152,14 @@ class SliceFiles:
         return part if self.kept is None else pa.concat_tables([self.kept.cast(part.schema), part]).sort_by("row_id")
 
 
+def _cells(column: pa.ChunkedArray) -> list[str | TextProblem]:
+    """The text cells. Of a column that holds no text, its values written out."""
+    if is_text(column.type):
+        return texts(column)
+    cells = [row["cell"] for row in rows(pa.table({"cell": column}))]
+    return [NULL_TEXT if cell is None else cell if isinstance(cell, TextProblem) else plain_text(cell) for cell in cells]
+
+
 def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
     """What the slice's part holds now, of whichever generation."""
     metadata = sink.metadata(part_name(lease.slice.slice_id))
@@ -160,18 +169,24 @@ def part_stats_of(sink: Sink, lease: Lease) -> PartStats | None:
 def published(sink: Sink, lease: Lease) -> PartStats | None:
     """The part of this slice and generation, where an earlier holder died between publishing and telling the ledger.
 
-    A part that is damaged is put aside: its rows are computed again.
+    A part that is damaged, or of another number of rows than the slice, is put aside: its rows are computed again.
     """
     name = part_name(lease.slice.slice_id)
     try:
         stats = part_stats_of(sink, lease)
-        if stats is not None or lease.generation:
+        if stats is not None or (lease.generation and sink.metadata(name) is not None):
             sink.read(name)  # for its checksums
     except DamageError as error:
         log.warning("part_damaged job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
         sink.put_aside(name)
         return None
-    return stats if stats is not None and stats.generation == lease.generation else None
+    if stats is None or stats.generation != lease.generation:
+        return None
+    if stats.rows_ok + stats.rows_error != lease.slice.row_count:  # of a split that the ledger does not know
+        log.warning("part_other job=%s slice=%d rows=%d", lease.job.id, lease.slice.slice_id, stats.rows_ok + stats.rows_error)
+        sink.put_aside(name)
+        return None
+    return stats
 
 
 def open_slice(lease: Lease, source: Source, sink: Sink, spools: Spools) -> SliceFiles:

@@ -39,8 +39,7 @@ class Spool:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = _records(path)
             self.rows, self.begins, self.damaged = found.rows, found.begins, found.damaged
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.write(self._file, b"\n")  # ends a line that a death has torn
+            self._file = _opened(path)
         except OSError as error:
             raise StorageError(f"cannot open {path}: {error.strerror}; free space or make the state folder writable") from error
 
@@ -117,6 +116,17 @@ def _records(path: Path) -> _Records:
     if found.damaged:
         log.warning("spool_damaged path=%s records=%d whole_rows=%d", path, found.damaged, len(found.rows))
     return found
+
+
+def _opened(path: Path) -> int:
+    """A descriptor, at the beginning of a line: a death may have torn the last one."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(file, b"\n")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def _item(line: bytes, name: int) -> Row | int | None:

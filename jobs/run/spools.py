@@ -41,10 +41,14 @@ class Spools:
 
     async def close(self, spool: Spool, *, is_left: bool) -> None:
         """``is_left``: its rows are not published, and the slice goes to another holder."""
-        spool.close()
-        sent = self._sent.pop(spool.path, None)
+        sent = self.let_go(spool)
         if is_left and sent is not None:
             await despite_cancellation(asyncio.to_thread(self._send, spool.path, sent, is_last=True), SENT_S)
+
+    def let_go(self, spool: Spool) -> int | None:
+        """As it is. Returns how many bytes of it are in the storage; None where there is none."""
+        spool.close()
+        return self._sent.pop(spool.path, None)
 
     async def forget(self, lease: Lease) -> None:
         """Its rows are in a part that counts. What cannot be removed from the storage stays there, and is read by nobody."""
@@ -84,6 +88,8 @@ class Spools:
                     return len(data)
             except (OSError, StorageError) as error:
                 log.warning("spool_not_sent path=%s %s", path, error)
+            except Exception:  # the rows go on
+                log.exception("spool_not_sent path=%s", path)
             return sent
 
     def _path(self, lease: Lease) -> Path:

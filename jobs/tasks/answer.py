@@ -64,11 +64,13 @@ def parse_answer(task: Task, text: str, finish_reason: str) -> dict[str, object]
         return {OUTPUT: _choice(task, text.strip(), finish_reason)}
     value = _json(task, text, finish_reason)
     reader = _reader(task)
-    reader.check(value)
     try:
+        reader.check(value)
         return {name: shape.cell(value.get(name)) for name, shape in reader.shapes}
     except OverflowError as error:
         raise RowError("schema_mismatch", f"the answer contains a number that fits no column: {_excerpt(str(error))}") from error
+    except RecursionError as error:
+        raise RowError("schema_mismatch", f"the answer is nested too deeply to be checked: {_excerpt(text)}") from error
 
 
 def _choice(task: Task, answer: str, finish_reason: str) -> str:

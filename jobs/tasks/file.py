@@ -27,7 +27,9 @@ class TaskFile(BaseModel):
     labels: Any = Field(default=None, description='A list, or "{option}".')
     json_schema: Any = Field(default=None, description='A JSON schema, or "{option}".')
     max_tokens: int = Field(default=128, ge=1)
-    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    temperature: float | None = Field(
+        default=None, ge=0.0, le=2.0, description="None: 0, and the model's own where it thinks: greedy thinking repeats itself."
+    )
     thinking: Thinking | None = Field(default=None, description="off, on, or the most tokens of it. None: off where the model can.")
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     images: ImageColumns = Field(default=(), description="Columns that hold images, which the prompt shows.")

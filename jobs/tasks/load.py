@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def parse_labels(given: Any, origin: str) -> tuple[str, ...]:
     shown = ", ".join(repr(label) for label in labels)[:120]
     if "" in labels:
         raise TaskError(f"{origin}: label {labels.index('') + 1} is empty in {shown}; give each label a name")
-    twice = next((label for label in labels if labels.count(label) > 1), None)
+    twice = next((label for label, times in Counter(labels).items() if times > 1), None)
     if twice is not None:
         raise TaskError(f"{origin}: label {twice!r} is given twice; give each label once")
     if len(labels) < 2:

@@ -75,7 +75,9 @@ class Task(BaseModel):
     labels: tuple[str, ...] | None = Field(default=None, description="The answers allowed, with `answer: choice`.")
     json_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of an object, with `answer: json`.")
     max_tokens: int = Field(default=128, ge=1, description="Maximum output tokens of one answer.")
-    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    temperature: float | None = Field(
+        default=None, ge=0.0, le=2.0, description="None: 0, and the model's own where it thinks: greedy thinking repeats itself."
+    )
     thinking: Thinking | None = Field(
         default=None,
         description="What was asked; of a job the most tokens of thinking (`jobs.tasks.thinking.settled`), or none: off, None.",
@@ -90,6 +92,11 @@ class Task(BaseModel):
         return self.thinking if isinstance(self.thinking, int) else 0
 
     @property
+    def sampling_temperature(self) -> float | None:
+        """None: the model's own."""
+        return 0.0 if self.temperature is None and not self.thinking_tokens else self.temperature
+
+    @property
     def most_tokens(self) -> int:
         """Most output tokens of one request: thinking and answer. An embedding has none."""
         return 0 if self.answer is AnswerKind.EMBEDDING else self.thinking_tokens + self.max_tokens
@@ -98,4 +105,4 @@ class Task(BaseModel):
         """As JSON, to tell tasks apart. Without what later versions added, where it changes nothing: such tasks are the same as before."""
         left_out = {"thinking"} if not self.thinking_tokens else set()
         left_out |= {name for name in ("chat_template_kwargs", "images", "adapter") if not getattr(self, name)}
-        return self.model_dump(mode="json", exclude=left_out)
+        return self.model_dump(mode="json", exclude=left_out) | {"temperature": self.sampling_temperature}

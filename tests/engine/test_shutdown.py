@@ -50,8 +50,8 @@ def test_all_processes_end_where_vllm_fails_to_kill_one_that_is_gone(monkeypatch
         llm = object.__new__(Llm)
         llm.engine_core = SimpleNamespace(resources=Resources(engine_manager=SimpleNamespace(processes=[gone, parent])))
         llm.shutdown()
-        assert parent.wait(10) < 0
-    ended_by_s = time.monotonic() + 10
+        assert parent.wait(60) < 0
+    ended_by_s = time.monotonic() + 60
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:  # a killed process takes its time on a busy machine
         assert time.monotonic() < ended_by_s
         time.sleep(0.01)

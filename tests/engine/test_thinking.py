@@ -49,6 +49,11 @@ def test_a_row_thinks_as_it_was_asked(found: dict[str, Any], name: str, expected
     assert row.get("output") is None or "<think>" not in row["output"]
 
 
+def test_a_prompt_that_vllm_refuses_is_its_row_s_error(found: dict[str, Any]) -> None:
+    assert [told.partition(":")[0] for told in found["too_long"]] == ["refused", "refused"]
+    assert all("longer than the maximum model length" in told or "maximum" in told for told in found["too_long"]), found["too_long"]
+
+
 def test_a_row_of_a_batch_gets_vllms_reasoning_and_honours_its_template_arguments(found: dict[str, Any]) -> None:
     assert [(found[name]["reasoning"], found[name]["content"]) for name in ("batch", "batch off")] == [
         ("I wonder about it", "yes, it is"),

@@ -20,7 +20,7 @@ import httpx
 from bench.harness.device import on_cpu
 from harvester.config import parse_config
 from harvester.engine.embedded import embedded_model
-from jobs.engine import ApiCall, RowRequest
+from jobs.engine import ApiCall, Prompt, Rendering, RowError, RowRequest
 from jobs.run.row import RowWork
 from jobs.tasks.spec import Task
 from jobs.testing import scripted_plan
@@ -51,10 +51,23 @@ def model(folder: Path) -> Path:
 
 async def row(engine: Any, name: str) -> dict[str, Any]:
     text, asked = ROWS[name]
-    task = Task(name="ask", prompt="{text}", **{"max_tokens": 40, **asked})
+    task = Task(name="ask", prompt="{text}", temperature=0.0, **{"max_tokens": 40, **asked})
     job = scripted_plan("docs").spec.model_copy(update={"task": task, "column": "text"})
     done = await RowWork(job, engine, time.time).answer(0, {"text": text}, text, 1, name.replace(" ", "-"))
     return {**done.values, "status": done.status, "code": done.error_code, "ended": done.finish_reason, "tokens": done.usage.output_tokens}
+
+
+async def too_long(engine: Any) -> list[str]:
+    """What a prompt above the context is told that nobody has measured, without thinking and with it."""
+    told = []
+    for number, thinking in enumerate((0, 16)):
+        messages = ({"role": "user", "content": "word " * 2000},)
+        prompt = Prompt(messages, max_tokens=8, temperature=0.0, rendering=Rendering(thinking_tokens=thinking))
+        try:
+            await engine.complete(RowRequest(f"long-{number}", prompt))
+        except RowError as error:
+            told.append(f"{error.code}: {error.message}")
+    return told
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -80,6 +93,7 @@ async def run(folder: Path) -> dict[str, Any]:
     try:
         engine = host.offline("thinker", 4)
         found: dict[str, Any] = {"thinking": host.thinking.model_dump(), "rows": {name: await row(engine, name) for name in ROWS}}
+        found["too_long"] = await too_long(engine)
         for name, kwargs in (("batch", {}), ("batch off", {"enable_thinking": False})):
             body = chat(THOUGHT if name == "batch" else "Repeat: yes, it is", chat_template_kwargs=kwargs)
             done = await engine.complete(RowRequest(name.replace(" ", "-"), ApiCall("/v1/chat/completions", body)))

@@ -1,15 +1,19 @@
-"""Leases that a dying replica gives back: all of them, whatever is cancelled on the way."""
+"""Leases and files that a replica lets go: all of them, whatever is cancelled or fails on the way."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import errno
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from connectors.errors import StorageError
 from connectors.memory import MemorySink
 from connectors.open import open_source
 from jobs.config import HarvestConfig
@@ -18,8 +22,10 @@ from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.run.runner import Runner
+from jobs.run.spool import Spool
+from jobs.run.spools import Spools
 from jobs.run.telling import despite_cancellation
-from jobs.spec import JobRequest, Lease, SourceSpec
+from jobs.spec import JobRequest, Lease, LeaseProgress, SourceSpec
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
 
 HARVEST = HarvestConfig(heartbeat_s=0.01, lease_s=60.0, idle_poll_s=0.005, min_slice_rows=4, slices_per_job=4)
@@ -132,6 +138,105 @@ async def test_a_call_that_must_arrive_ends_before_its_cancellation_goes_on() ->
 async def test_a_call_that_never_ends_is_given_up_some_time_after_the_cancellation() -> None:
     task = asyncio.create_task(despite_cancellation(asyncio.Event().wait(), 0.0))
     await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class SlowSpools(Spools):
+    """Opening the first slice takes until it is let go."""
+
+    opening, go_on = threading.Event(), threading.Event()
+
+    def open(self, lease: Lease) -> Spool:
+        spool = super().open(lease)
+        self.opening.set()
+        assert self.go_on.wait(PATIENCE_S)
+        return spool
+
+
+async def test_a_slice_dropped_while_it_is_opened_leaves_no_file_open(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.run.runner.Spools", SlowSpools)
+    SlowSpools.opening.clear()
+    SlowSpools.go_on.clear()
+    runner = place.runner(ScriptedEngine(concurrency=4), DirectLedger(place.ledger, place.clock))
+    task = asyncio.create_task(runner.run())
+    async with asyncio.timeout(PATIENCE_S):
+        while not SlowSpools.opening.is_set():  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0.001)
+    (job,) = place.ledger.jobs()
+    place.ledger.cancel(job.id, place.clock())
+    async with asyncio.timeout(PATIENCE_S):
+        while place.leased():  # noqa: ASYNC110 - the drop comes with a heartbeat
+            await asyncio.sleep(0.001)
+    SlowSpools.go_on.set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    spools = place.folder.jobs / job.id / "spool"
+    assert any(spools.iterdir()), "it was opened"
+    assert [path for path in open_files() if path.is_relative_to(spools)] == []
+
+
+async def test_a_runner_that_ends_while_a_slice_is_opened_does_not_hold_up_the_event_loop(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.run.runner.Spools", SlowSpools)
+    SlowSpools.opening.clear()
+    SlowSpools.go_on.clear()
+    task = asyncio.create_task(place.runner(ScriptedEngine(concurrency=4), DirectLedger(place.ledger, place.clock)).run())
+    async with asyncio.timeout(PATIENCE_S):
+        while not SlowSpools.opening.is_set():  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0.001)
+    task.cancel()
+    for _ in range(100):  # what else is on the loop, such as chats, goes on
+        await asyncio.sleep(0)
+    assert not task.done()
+    SlowSpools.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_spool_whose_first_write_fails_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("jobs.run.spool.os.write", full)
+        with pytest.raises(StorageError, match="Disk quota exceeded"):
+            Spool(tmp_path / "slice-0.jsonl")
+    assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []
+
+
+def open_files() -> list[Path]:
+    """Of this process."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the listing's own
+            found.append(entry.readlink())
+    return found
+
+
+class MistakenLedger(DirectLedger):
+    """The first heartbeat fails by a mistake."""
+
+    beats = 0
+
+    async def heartbeat(self, holder: str, progress: Sequence[LeaseProgress]) -> list[str]:
+        self.beats += 1
+        if self.beats == 1:
+            raise KeyError("of a mistake")
+        return await super().heartbeat(holder, progress)
+
+
+async def test_a_heartbeat_that_fails_by_a_mistake_ends_no_replica(place: Place) -> None:
+    client, engine = MistakenLedger(place.ledger, place.clock), ScriptedEngine(concurrency=32)
+    engine.hold()
+    task = asyncio.create_task(place.runner(engine, client).run())
+    async with asyncio.timeout(PATIENCE_S):
+        while client.beats < 3 and not task.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
     assert not task.done()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

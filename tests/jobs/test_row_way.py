@@ -75,7 +75,7 @@ async def test_the_engine_is_told_what_the_answer_may_be_and_how_the_row_stands(
     prompt = asked.content
     assert isinstance(prompt, Prompt)
     assert (asked.request_id, prompt.choices, prompt.json_schema) == (f"docs-{2 * WINDOW_ROWS}-t", choices, schema)
-    assert (prompt.max_tokens, prompt.temperature) == (task.max_tokens, task.temperature)
+    assert (prompt.max_tokens, prompt.temperature) == (task.max_tokens, 0.0)
     assert asked.hint == SchedulingHint("docs", 2, 3.0)
     assert (row.status, row.usage, row.requests, row.parts, row.finish_reason, row.completed_at_s) == ("ok", USED, 1, 1, "stop", 7.0)
 

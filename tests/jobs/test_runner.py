@@ -18,7 +18,7 @@ from connectors.base import Sink
 from connectors.memory import MemorySink
 from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
-from harvester.errors import StorageError
+from harvester.errors import SourceAwayError, StorageError
 from jobs.config import HarvestConfig
 from jobs.engine import EngineGone, Prompt, RowError, RowRequest
 from jobs.folder import StateFolder
@@ -26,7 +26,9 @@ from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.run import runner as runner_module
 from jobs.run.client import LedgerClient
+from jobs.run.giving import Giving
 from jobs.run.runner import Runner
+from jobs.run.slice import open_slice
 from jobs.spec import JobRequest, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line
@@ -183,11 +185,9 @@ async def test_rows_that_begin_while_others_are_given_away_wait_no_more(world: W
         active.rows_waiting -= 4
         return 3
 
-    runner = world.runner(ScriptedEngine())
     feed = SimpleNamespace(is_asking=True, is_last=False, give=give)
     active: Any = SimpleNamespace(feed=feed, publishing=False, rows_waiting=10)
-    runner._active["lease"] = active
-    await runner._give()
+    await Giving("a", world.client, {"lease": active}).give()
     assert active.rows_waiting == 3
 
 
@@ -635,16 +635,28 @@ async def test_a_failed_job_is_resumed_when_its_source_is_back(world: World) -> 
     assert (await harvest(world, ScriptedEngine(), holder="b")).rows_ok == 8
 
 
-async def test_an_error_of_ours_fails_the_job_with_its_name_and_the_loop_goes_on(world: World) -> None:
+async def test_an_error_of_ours_is_its_row_s_with_its_name_and_the_loop_goes_on(world: World) -> None:
     def hear(request: RowRequest) -> None:
         if request.request_id.startswith("bad"):
             raise ZeroDivisionError("a bug")
 
     bad, good = world.submit(8, "bad"), world.submit(8, "good")
     await harvest(world, ScriptedEngine(hear=hear))
-    assert world.show(bad).state is JobState.FAILED
-    assert "ZeroDivisionError: a bug" in (world.show(bad).message or "")
+    assert (world.show(bad).rows_error, world.show(bad).message) == (
+        8,
+        "all 8 rows ended as errors; the last: unexpected: ZeroDivisionError: a bug",
+    )
     assert world.show(good).state is JobState.COMPLETED
+
+
+async def test_an_error_of_ours_outside_of_rows_fails_the_job_with_its_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(runner_module, "open_slice", broken)
+    world.submit(8)
+    job = await harvest(world, ScriptedEngine())
+    assert (job.state, job.message) == (JobState.FAILED, "internal error: ZeroDivisionError: a bug")
 
 
 # -- retry --------------------------------------------------------------------------------------------------------------------------
@@ -719,3 +731,34 @@ async def test_a_frozen_replica_that_wakes_up_after_a_retry_leaves_the_newer_par
         frozen.go_on()
         await until(lambda: client.unheard)
     assert world.results()["output"].to_pylist() == ["now"] * 4
+
+
+async def test_a_source_that_is_away_for_a_moment_fails_no_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "STORAGE_WAIT_S", 0.0)
+    world.submit(8)
+    tries = 0
+
+    def away(*given: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise SourceAwayError("cannot read bucket/docs.parquet: AWS Error SLOW_DOWN")
+        return open_slice(*given)
+
+    monkeypatch.setattr(runner_module, "open_slice", away)
+    job = await harvest(world, ScriptedEngine())
+    assert (job.state, job.rows_ok, job.message) == (JobState.COMPLETED, 8, None)
+
+
+async def test_a_column_without_text_that_was_named_is_written_out(world: World) -> None:
+    path = world.inputs / "numbers.parquet"
+    pq.write_table(pa.table({"number": pa.array([7, None, 9])}), path)
+    asked = JobRequest(
+        source=SourceSpec(uri=str(path)), task="echo", task_inline={"prompt": "Say.\n{text}", "max_tokens": 8}, column="number"
+    )
+    with open_source(str(path), snapshot_dir=world.folder.snapshot("numbers-0001")) as source:
+        plan = plan_job(asked, source, model="scripted", harvest=world.harvest, now_s=world.clock(), token="0001")
+    world.ledger.submit(plan, new=True)
+    await harvest(world, ScriptedEngine())
+    found = world.results("numbers-0001").to_pylist()
+    assert [(row["output"], row["error_code"]) for row in found] == [("7", None), (None, "null_text"), ("9", None)]

@@ -36,7 +36,7 @@ def test_a_built_in_task_resolves_to_a_prompt_over_the_text(name: str) -> None:
     task = resolve_task(name, options=OPTIONS[name])
     assert places((task.system or "") + task.prompt) == ("text",)
     assert render(task.prompt, {"text": "THE-TEXT"}).count("THE-TEXT") == 1
-    assert task.temperature == 0.0
+    assert task.sampling_temperature == 0.0
 
 
 @pytest.mark.parametrize("name", OPTIONS)

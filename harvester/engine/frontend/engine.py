@@ -64,7 +64,7 @@ class Engine(Protocol):
         token_ids: Sequence[int],
         *,
         max_tokens: int,
-        temperature: float = 0.0,
+        temperature: float | None = 0.0,
         priority: int = PRIORITY_OFFLINE,
         choices: Sequence[str] | None = None,
         json_schema: Mapping[str, Any] | None = None,
@@ -75,8 +75,10 @@ class Engine(Protocol):
         """Answer one prompt; cancelling the task aborts it in the engine.
 
         ``extra``: `vllm_xargs`, such as the job; ``sampling``: further sampling parameters by vLLM's names; ``thought``: what it is to
-        know of the thinking before the answer, see `harvester.engine.vllm.serving.Reader`; None: there is none. Raises `UsageError` for a
-        prompt that is refused and `EngineError` when the engine is dead.
+        know of the thinking before the answer, see `harvester.engine.vllm.serving.Reader`, whose ``sampling`` then has what the answer is
+        held to; None: there is none. ``temperature`` None: as ``sampling`` says.
+
+        Raises `UsageError` for a prompt that is refused, `BusyError` while the engine's queue is full, `EngineError` when it is dead.
         """
 
     async def on_workers(self, method: str) -> list[Any]:

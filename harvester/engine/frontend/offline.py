@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
+from harvester.engine.frontend.engine import Generated
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.engine.vllm.media import Images
-from harvester.engine.vllm.serving import OfflineApi, Reasoning
-from harvester.errors import EngineError, UsageError
+from harvester.engine.vllm.serving import BUSY_WAIT_S, OfflineApi, Reasoning
+from harvester.engine.vllm.told import guided_by
+from harvester.errors import BusyError, EngineError, UsageError
 from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowError, RowRequest
 from jobs.hint import SchedulingHint
+
+T = TypeVar("T")
+
+FAILED = ("error", "abort")  # how a request ends that vLLM's own routes answer with a status of 500
 
 
 class OfflineEngine:
@@ -45,6 +52,7 @@ class OfflineEngine:
         self._tokenizer = llm.get_tokenizer()
         self._defaults = dict(llm.model_config.get_diff_sampling_param())  # the model's own, as the chat route takes them
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._openings: dict[str, list[int]] = {}  # by the template's arguments
 
     @property
     def context_tokens(self) -> int:
@@ -72,12 +80,8 @@ class OfflineEngine:
 
     async def _embed(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
         token_ids = await self._tokenize(prompt.messages, prompt.rendering)
-        try:
-            found = await self._llm.embed(request_id, token_ids, extra=hint.to_args(), adapter=self._api.adapter(prompt.adapter))
-        except UsageError as error:
-            raise RowError("refused", error.message) from error
-        except EngineError as error:
-            raise EngineGone(error.message) from error
+        adapter = self._api.adapter(prompt.adapter)
+        found = await _told(request_id, lambda name: self._llm.embed(name, token_ids, extra=hint.to_args(), adapter=adapter))
         if not all(map(math.isfinite, found.vector)):
             raise RowError("not_finite", "the embedding holds numbers that are not finite; serve the model with engine.dtype float32")
         return Completion(json.dumps(found.vector), "stop", found.usage)
@@ -85,10 +89,13 @@ class OfflineEngine:
     async def _answer(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
         rendered = await self._shown(prompt)
         token_ids = await self._tokenize(prompt.messages, prompt.rendering) if rendered is None else list(rendered["prompt_token_ids"])
-        reader = self._reasoning.reader(prompt.rendering, token_ids)
-        try:
-            found = await self._llm.complete(
-                request_id,
+        guided = guided_by(prompt.choices, prompt.json_schema)
+        reader = self._reasoning.reader(prompt.rendering, token_ids, await self._opening(prompt.rendering), guided)
+        adapter = self._api.adapter(prompt.adapter)
+
+        def ask(name: str) -> Awaitable[Generated]:
+            return self._llm.complete(
+                name,
                 token_ids,
                 max_tokens=prompt.max_tokens,
                 temperature=prompt.temperature,
@@ -98,16 +105,33 @@ class OfflineEngine:
                 sampling=self._defaults if reader is None else {**self._defaults, **reader.sampling},
                 thought=None if reader is None else reader.engine,
                 rendered=rendered,
-                adapter=self._api.adapter(prompt.adapter),
+                adapter=adapter,
             )
-        except UsageError as error:
-            raise RowError("refused", error.message) from error
-        except EngineError as error:
-            raise EngineGone(error.message) from error
+
+        found = await _told(request_id, ask)
+        if found.finish_reason in FAILED:
+            found = await _told(f"{request_id}-again", ask)
+        if found.finish_reason in FAILED:
+            raise RowError("engine_failed", f"vLLM ended the request twice with {found.finish_reason!r} and no answer; its log says why")
         if reader is None:
             return Completion(found.text, found.finish_reason, found.usage)
         read = reader.read(found)
         return Completion(read.text, found.finish_reason, found.usage, reasoning=read.reasoning)
+
+    async def _opening(self, rendering: Rendering) -> Sequence[int]:
+        """The tokens with which the chat template begins an answer, of a model that thinks; none where it cannot be told."""
+        if not rendering.thinking_tokens:
+            return ()
+        kwargs = self._reasoning.template_kwargs(rendering)
+        key = json.dumps(kwargs, sort_keys=True, default=str)
+        if key not in self._openings:
+            self._openings[key] = await asyncio.get_running_loop().run_in_executor(self._thread, self._opening_of, kwargs)
+        return self._openings[key]
+
+    def _opening_of(self, kwargs: dict[str, Any]) -> list[int]:
+        asked = [{"role": "user", "content": "?"}]
+        whole, without = self._render(asked, kwargs), self._render(asked, kwargs, opens=False)
+        return whole[len(without) :] if whole[: len(without)] == without else []
 
     async def _shown(self, prompt: Prompt) -> dict[str, Any] | None:
         """A prompt with images, rendered; None for one without."""
@@ -129,8 +153,24 @@ class OfflineEngine:
         about = self._llm.model_config.encoder_config or {}
         return list(self._tokenizer.encode(text.lower() if about.get("do_lower_case", False) else text))
 
-    def _render(self, messages: list[Any], kwargs: dict[str, Any]) -> list[int]:
-        given = {**kwargs, "chat_template": self._chat_template, "tokenize": True, "add_generation_prompt": True, "return_dict": False}
+    def _render(self, messages: list[Any], kwargs: dict[str, Any], *, opens: bool = True) -> list[int]:
+        """``opens``: with the beginning of an answer."""
+        given = {**kwargs, "chat_template": self._chat_template, "tokenize": True, "add_generation_prompt": opens, "return_dict": False}
         ids = self._tokenizer.apply_chat_template(messages, **given)
         assert not isinstance(ids, str), "asked for tokens"
         return list(ids)
+
+
+async def _told(request_id: str, ask: Callable[[str], Awaitable[T]]) -> T:
+    """What the engine answers, in a job's errors. Waits while its queue is full."""
+    number = 0
+    while True:
+        try:
+            return await ask(f"{request_id}-{number}" if number else request_id)
+        except BusyError:
+            number += 1
+            await asyncio.sleep(BUSY_WAIT_S)
+        except UsageError as error:
+            raise RowError("refused", error.message) from error
+        except EngineError as error:
+            raise EngineGone(error.message) from error

@@ -11,17 +11,16 @@ from typing import Any
 
 import psutil
 from vllm.inputs import TokensPrompt
-from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from harvester.core import PRIORITY_OFFLINE, WorkClass, tier_of_priority, work_class
-from harvester.engine.frontend.engine import Embedded, Generated, Sizes, Top
+from harvester.engine.frontend.engine import Embedded, Generated, Sizes
 from harvester.engine.frontend.metrics import ClassMetrics, StreamClock
 from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.signal import ArrivalSignal
@@ -30,6 +29,7 @@ from harvester.engine.processes.in_subprocess import kill
 from harvester.engine.shared.settings import KEY, Settings, Slo
 from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm.platform import additional, graph_sizes
+from harvester.engine.vllm.told import as_ours, generated, guided_by
 from harvester.errors import EngineError, UsageError
 from jobs.usage import Usage
 
@@ -204,7 +204,7 @@ class HarvestLLM(AsyncLLM):
         token_ids: Sequence[int],
         *,
         max_tokens: int,
-        temperature: float = 0.0,
+        temperature: float | None = 0.0,
         priority: int = PRIORITY_OFFLINE,
         choices: Sequence[str] | None = None,
         json_schema: Mapping[str, Any] | None = None,
@@ -214,14 +214,11 @@ class HarvestLLM(AsyncLLM):
         rendered: Mapping[str, Any] | None = None,
         adapter: LoRARequest | None = None,
     ) -> Generated:
-        guided = None
         last: RequestOutput | None = None
-        try:
-            if choices is not None:
-                guided = StructuredOutputsParams(choice=list(choices))
-            elif json_schema is not None:
-                guided = StructuredOutputsParams(json=dict(json_schema))
-            own = {"max_tokens": max_tokens, "temperature": temperature, "structured_outputs": guided, "extra_args": dict(extra or {})}
+        with as_ours():
+            own: dict[str, Any] = {"max_tokens": max_tokens, "extra_args": dict(extra or {})}
+            own |= {} if temperature is None else {"temperature": temperature}
+            own |= {} if thought is not None else {"structured_outputs": guided_by(choices, json_schema)}
             params = SamplingParams(**{**(sampling or {}), **own}, output_kind=RequestOutputKind.FINAL_ONLY)
             prompt: Any = TokensPrompt(prompt_token_ids=list(token_ids)) if rendered is None else dict(rendered)
             # Where nothing is thought, an answer is held to its choices or schema from its first token on.
@@ -230,13 +227,9 @@ class HarvestLLM(AsyncLLM):
             )
             async for output in stream:
                 last = output
-        except EngineDeadError as error:
-            raise EngineError("the vLLM engine died under the request") from error
-        except ValueError as error:
-            raise UsageError(" ".join(str(error).split())) from error
         if last is None:
             raise EngineError("vLLM ended the request without an answer")
-        return _generated(last)
+        return generated(last)
 
     async def embed(
         self,
@@ -250,41 +243,16 @@ class HarvestLLM(AsyncLLM):
         """The vector of one prompt, as ``/v1/embeddings`` gives it. ``extra`` and what it raises: see `complete`."""
         params = PoolingParams(task="embed", extra_kwargs=dict(extra or {}))
         last: PoolingRequestOutput | None = None
-        try:
+        with as_ours():
             prompt = TokensPrompt(prompt_token_ids=list(token_ids))
             async for output in self.encode(prompt, params, request_id, adapter, priority=priority):
                 last = output
-        except EngineDeadError as error:
-            raise EngineError("the vLLM engine died under the request") from error
-        except ValueError as error:
-            raise UsageError(" ".join(str(error).split())) from error
         if last is None:
             raise EngineError("vLLM ended the request without an answer")
         if last.error is not None:  # of this request alone; there is no vector
             raise UsageError(" ".join(last.error.message.split()))
         usage = Usage(prompt_tokens=len(last.prompt_token_ids), cached_tokens=int(last.num_cached_tokens or 0))
         return Embedded([float(number) for number in last.outputs.data.tolist()], usage)
-
-
-def _generated(output: RequestOutput) -> Generated:
-    best = output.outputs[0]
-    return Generated(
-        text=best.text,
-        finish_reason=str(best.finish_reason or "stop"),
-        token_ids=list(best.token_ids),
-        usage=Usage(
-            prompt_tokens=len(output.prompt_token_ids or ()),
-            cached_tokens=int(output.num_cached_tokens or 0),
-            output_tokens=len(best.token_ids),
-            preemptions=int(getattr(output.metrics, "num_preemptions", 0) or 0),
-        ),
-        tops=[_top(place) for place in best.logprobs or ()],
-        prompt_tops=[None if place is None else _top(place) for place in output.prompt_logprobs or ()],
-    )
-
-
-def _top(place: Mapping[int, Logprob]) -> Top:
-    return {token: float(one.logprob) for token, one in place.items()}
 
 
 def _tokens(prompt: Any) -> int:

@@ -6,12 +6,14 @@ And the thinking of job rows: how a prompt is told to think or not, what the eng
 from __future__ import annotations
 
 import asyncio
+import json
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
+from pydantic_core import PydanticSerializationError
 from vllm.entrypoints.generate.base.serving import PRIORITY_HEADER
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -22,6 +24,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse, UsageInfo
 from vllm.lora.request import LoRARequest
 from vllm.parser.abstract_parser import Parser
 from vllm.renderers.chat_utils import load_chat_template
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from harvester.access_config import TierConfig
@@ -43,6 +46,7 @@ BUSY = (429, 503)  # the engine's queue is full: later it is not
 BUSY_WAIT_S = 1.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
+Guided = StructuredOutputsParams | None
 Create = Callable[..., Awaitable[Any]]  # create_chat_completion or create_completion: (request, raw_request) -> answer
 
 
@@ -149,7 +153,7 @@ class OfflineApi:
             await asyncio.sleep(BUSY_WAIT_S)
         if isinstance(answer, ErrorResponse):
             return Completion(answer.model_dump_json(), "error", status_code=answer.error.code)
-        body = _mark(answer, ServiceTier.FLEX).model_dump_json()
+        body = _body(_mark(answer, ServiceTier.FLEX))
         return Completion(body, str(answer.choices[0].finish_reason or "stop"), _usage(answer.usage))
 
     async def _once(self, request_id: str, call: ApiCall, hint: SchedulingHint) -> Any:
@@ -179,6 +183,14 @@ class OfflineApi:
             raise ValueError(refusal)
         request.vllm_xargs = {**(request.vllm_xargs or {}), **hint.to_args()}
         return await known.create(request)
+
+
+def _body(answer: Any) -> str:
+    """JSON text of a response. What a tool parser reads from the escapes of a model may hold half a surrogate pair, which stays escaped."""
+    try:
+        return str(answer.model_dump_json())
+    except PydanticSerializationError:
+        return json.dumps(answer.model_dump())
 
 
 def _usage(told: UsageInfo) -> Usage:
@@ -219,32 +231,51 @@ class Reasoning:
         switched = self._switch.on if rendering.thinking_tokens else self._switch.off or {}
         return {**switched, **rendering.template_kwargs}
 
-    def reader(self, rendering: Rendering, token_ids: Sequence[int]) -> Reader | None:
-        """For one request, whose prompt is ``token_ids``; None where it does not think."""
+    def reader(self, rendering: Rendering, token_ids: Sequence[int], opening: Sequence[int], guided: Guided) -> Reader | None:
+        """For one request, whose prompt is ``token_ids``; None where it does not think.
+
+        ``opening``: the end of the prompt, with which the template begins an answer; ``guided``: what the answer is held to.
+        """
         if not rendering.thinking_tokens or self._parser_cls is None:
             return None
         kwargs = self.template_kwargs(rendering)
         parser = self._parser_cls(self._llm.get_tokenizer(), None, chat_template_kwargs=kwargs, model_config=self._llm.model_config)
         budget = rendering.thinking_tokens if self.thinking.has_budget else None
-        return Reader(parser, kwargs, list(token_ids), budget)
+        return Reader(parser, kwargs, list(token_ids), budget, opening, guided)
 
 
 class Reader:
     """What vLLM's chat route does around one request, for a row."""
 
-    def __init__(self, parser: Parser, kwargs: Mapping[str, Any], token_ids: list[int], budget_tokens: int | None) -> None:
+    def __init__(
+        self,
+        parser: Parser,
+        kwargs: Mapping[str, Any],
+        token_ids: list[int],
+        budget_tokens: int | None,
+        opening: Sequence[int] = (),
+        guided: Guided = None,
+    ) -> None:
         self._parser = parser
         self._token_ids = token_ids
         self._request = ChatCompletionRequest.model_validate({"messages": []})
+        self._request.structured_outputs = guided  # the parser of some models (gpt-oss, Mistral) puts its channels around it
         parser.adjust_request(self._request)
         # By the names of vLLM's sampling parameters, and of `AsyncLLM.generate`.
-        self.sampling = {"skip_special_tokens": self._request.skip_special_tokens, "thinking_token_budget": budget_tokens}
-        self.engine = {
-            "reasoning_ended": self._request.resolve_reasoning_ended(parser, token_ids),
-            "reasoning_parser_kwargs": {"chat_template_kwargs": dict(kwargs)},
+        self.sampling = {
+            "skip_special_tokens": self._request.skip_special_tokens,
+            "thinking_token_budget": budget_tokens,
+            "structured_outputs": self._request.structured_outputs,
         }
+        self._has_ended = self._request.resolve_reasoning_ended(parser, token_ids)
+        if self._has_ended and opening:  # not by a mark of an end in the text of a row
+            self._has_ended = self._request.resolve_reasoning_ended(parser, list(opening))
+        self.engine = {"reasoning_ended": self._has_ended, "reasoning_parser_kwargs": {"chat_template_kwargs": dict(kwargs)}}
 
     def read(self, found: Generated) -> Read:
+        """A thinking that was cut off is no answer, also where the model's parser takes what has no end mark for one."""
         self._parser.set_prompt_token_ids(self._token_ids)
         reasoning, content, _ = self._parser.parse(found.text, self._request, model_output_token_ids=found.token_ids)
+        if reasoning is None and found.finish_reason == "length" and not self._has_ended:
+            return Read("", content)
         return Read((content or "").lstrip("\n"), reasoning)

@@ -1,0 +1,55 @@
+"""Rows that a replica has leased and not begun go back where an idle one could do them sooner (`jobs.ledger.steal`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from connectors.errors import StorageError
+from jobs.run.active import ActiveSlice
+from jobs.run.client import LedgerClient
+
+log = logging.getLogger("harvester.runner")
+
+
+class Giving:
+    """``active``: the runner's slices in work, by lease."""
+
+    def __init__(self, holder: str, ledger: LedgerClient, active: Mapping[str, ActiveSlice]) -> None:
+        self._holder = holder
+        self._ledger = ledger
+        self._active = active
+        self.gave = False  # rows, and the runner has done none since
+
+    async def give(self) -> None:
+        """Give rows back where the ledger wants some."""
+        asking = [lease_id for lease_id, active in self._active.items() if active.feed.is_asking]
+        if not asking and not any(active.feed.rows_unbegun for active in self._active.values()):
+            return
+        try:
+            for lease_id in asking or await self._ledger.wanted(self._holder):
+                active = self._active.get(lease_id)
+                if active is not None and not active.publishing:
+                    await self._give_of(active)
+        except StorageError as error:
+            log.warning("split_storage %s", error.message)
+
+    async def _give_of(self, active: ActiveSlice) -> None:
+        self.gave = True
+        if active.feed.is_last:
+            active.drop()
+        else:
+            given = await active.feed.give(partial(self._split, active))
+            active.rows_waiting -= given  # rows have begun meanwhile
+
+    async def _split(self, active: ActiveSlice, keep_rows: int) -> bool:
+        """Ask the ledger to take the rows after the first ``keep_rows``. False: they are still ours, or the lease is lost.
+
+        The call is repeated until it is answered. By then the lease may have been split and lost, and a part may not hold the rows of both:
+        the slice is dropped before one of them can begin.
+        """
+        is_split = await self._ledger.split(active.lease.lease_id, keep_rows)
+        if not is_split and not await self._ledger.holds(active.lease.lease_id):
+            active.drop()
+        return is_split
