@@ -136,11 +136,14 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
 
 
 def _explain(error: ValidationError, origin: str) -> str:
-    first = error.errors()[0]
+    found = error.errors()
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # a key that is misspelt is also missing
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         keys = _known_keys(ServeConfig)
-        near = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
+        name, parent = str(first["loc"][-1]), where.rpartition(".")[0]
+        beside = {key: path for key, path in keys.items() if path.rpartition(".")[0] == parent}
+        near = difflib.get_close_matches(name, beside, n=1) or ([] if parent else difflib.get_close_matches(name, keys, n=1))
         hint = f"; did you mean {keys[near[0]]}?" if near else f"; known keys: {', '.join(ServeConfig.model_fields)}"
         return f"{origin}: unknown key {where}{hint}"
     message = first["msg"].removeprefix("Value error, ")

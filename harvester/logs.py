@@ -34,7 +34,7 @@ class LogConfig(Section):
     format: Literal["text", "json"] = Field(
         default="text", description="text: a line an event; json: an object a line, also in `logs/harvester.jsonl` of the state folder."
     )
-    level: Literal["debug", "info", "warning", "error"] = Field(default="warning", description="The least level that is written.")
+    level: Literal["debug", "info", "warning", "error"] = Field(default="warning", description="Minimum level to log.")
 
 
 @contextmanager

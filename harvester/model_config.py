@@ -74,8 +74,8 @@ class ScheduleConfig(Section):
         default=0.2,
         ge=0.0,
         le=1.0,
-        description="Longest delay of an arrival by offline work, as a share of `slo.ttft_slo_ms`: by the rest of an offline step, or by a "
-        "longer step beside online work. Where such a step is long without, by half of it.",
+        description="Maximum delay of a first token by offline work, as a fraction of `slo.ttft_slo_ms`: by the rest of an offline step, "
+        "or by a longer step beside online work. Beside online work half of it, up to all of it where the decodes alone take long.",
     )
     reserve: str = Field(
         default="bursts",
@@ -83,14 +83,19 @@ class ScheduleConfig(Section):
     )
     tpot: str = Field(
         default="each",
-        description="What the TPOT SLO is of. each: every gap between two tokens; mean: the mean gap of a request, and single gaps may be "
-        "late.",
+        description="What the TPOT SLO applies to. each: every gap between two tokens; mean: the mean gap of a request, and single gaps "
+        "may be late.",
     )
     safepoints: Literal["auto", "all", "off"] = Field(
         default="auto",
         description="auto: an arrival may end a running offline step between two layers; all: also one that chat decodes in, early in it.",
     )
-    preempt_detect_ms: float = Field(default=30.0, gt=0.0, description="Maximum ms from that signal to the end of the step.")
+    preempt_detect_ms: float = Field(
+        default=30.0,
+        gt=0.0,
+        description="Target time in ms from an arrival to the end of the offline step that it ends: sets how far apart safepoints are. "
+        "Missed where they would cost over 1% of a step; without effect on a CPU without tensor parallelism.",
+    )
 
     @field_validator(*TABLES)
     @classmethod
@@ -104,7 +109,7 @@ class CheckpointConfig(Section):
 
     enabled: bool | Literal["auto"] = Field(
         default="auto",
-        description="auto: on if `harvester verify` found tokens and KV copies right with this model on this machine. "
+        description="auto: on if `harvester verify` found tokens and KV copies right with this model, machine and engine. "
         "Always off if the engine has a `kv_transfer_config` of its own.",
     )
     host_gib: float | None = Field(
@@ -185,9 +190,7 @@ class ModelConfig(Section):
 
     model: str | None = Field(default=None, description="Hugging Face id or folder. None: the embedded model.")
     replicas: ReplicasConfig = Field(default=ReplicasConfig(), description="Number of replicas, each with its own engine, or a range.")
-    num_cpus: float | None = Field(
-        default=None, gt=0.0, description="Ray CPUs of one replica. None: as many as fit `replicas` on this machine."
-    )
+    num_cpus: float | None = Field(default=None, gt=0.0, description="Ray CPUs of one replica, for Ray's accounting. None: 1.")
     num_gpus: float | None = Field(
         default=None, ge=0.0, description="Ray GPUs of one replica. None: the engine's tensor x pipeline parallel size."
     )

@@ -56,7 +56,8 @@ class JobsConfig(Section):
     retention_days: float | None = Field(
         default=None,
         gt=0.0,
-        description="Days after its end when a job is removed with its results, as `harvester rm` does; batches are not. None: never.",
+        description="Days after its end when a job is removed with its results, as `harvester rm` does. A batch's job goes once its files "
+        "were deleted. None: never.",
     )
 
 

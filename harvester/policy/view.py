@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """The numbers that plans are made with; see `harvester.config.ShareConfig` and `ScheduleConfig`.
+    """The numbers that plans are made with; see `harvester.model_config.ShareConfig` and `ScheduleConfig`.
 
     Without ``ttft_s`` there is no first token to delay.
     """

@@ -101,6 +101,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self.bands: dict[int, Band] = {}
+        self._told: tuple[int | None, tuple[float, float] | None] | None = None  # until more is learnt: asked for each job, each second
 
     def learn(self, counts: Iterable[Counted]) -> None:
         """Take finished rows in; what was told of their lengths before is judged by them first."""
@@ -109,6 +110,7 @@ class Lengths:
             by_band.setdefault(band, {})[bucket] = rows
         for band, buckets in by_band.items():
             self.bands.setdefault(band, Band()).learn(buckets)
+        self._told = None
 
     def quantile(self, prompt_tokens: int, share: float) -> int | None:
         """Answer tokens that ``share`` of rows with such a prompt do not exceed, by the nearest band that knows; None where none does."""
@@ -120,18 +122,17 @@ class Lengths:
 
     def median(self) -> int | None:
         """Answer tokens that half of the rows do not exceed, over all bands; None of fewer than `MIN_ROWS`."""
-        whole = Band(sum((band.buckets for band in self.bands.values()), Counter()))
-        return whole.quantile(0.5) if whole.rows >= MIN_ROWS else None
+        return self._over_all()[0]
 
     def spread(self) -> tuple[float, float] | None:
         """Mean and standard deviation of the answer tokens of a row, over all bands; None of fewer than `MIN_ROWS`."""
-        counts: Counter[int] = sum((band.buckets for band in self.bands.values()), Counter())
-        rows = counts.total()
-        if rows < MIN_ROWS:
-            return None
-        mean = sum(bucket_middle(bucket) * number for bucket, number in counts.items()) / rows
-        variance = sum((bucket_middle(bucket) - mean) ** 2 * number for bucket, number in counts.items()) / rows
-        return mean, math.sqrt(variance)
+        return self._over_all()[1]
+
+    def _over_all(self) -> tuple[int | None, tuple[float, float] | None]:
+        if self._told is None:
+            whole = Band(sum((band.buckets for band in self.bands.values()), Counter()))
+            self._told = (whole.quantile(0.5), _spread(whole.buckets)) if whole.rows >= MIN_ROWS else (None, None)
+        return self._told
 
     def report(self) -> tuple[BandReport, ...]:
         """By prompt length, of the bands that have rows."""
@@ -147,6 +148,13 @@ class Lengths:
         for number, (buckets, judged, saved) in values.items():
             lengths.bands[int(number)] = Band(Counter({int(bucket): int(rows) for bucket, rows in buckets}), judged, list(saved))
         return lengths
+
+
+def _spread(counts: Counter[int]) -> tuple[float, float]:
+    rows = counts.total()
+    mean = sum(bucket_middle(bucket) * number for bucket, number in counts.items()) / rows
+    variance = sum((bucket_middle(bucket) - mean) ** 2 * number for bucket, number in counts.items()) / rows
+    return mean, math.sqrt(variance)
 
 
 def _report(number: int, band: Band) -> BandReport:

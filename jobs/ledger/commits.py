@@ -19,6 +19,7 @@ class Commits(Stealing):
     def commit(self, lease_id: str, job_id: str, slice_id: int, stats: PartStats, now_s: float) -> bool:
         """A part has been published. False when the lease had been lost meanwhile, or the part is to be looked at again (`doubt`).
 
+        Safe to repeat: a ledger may die between the change and the answer.
         A lost lease's part may still be the one that lies there: the last rename wins, and every edition holds the same rows. So its
         counts are taken over where the slice is done in the same generation.
         """
@@ -27,7 +28,12 @@ class Commits(Stealing):
         if lease is not None and lease.is_doubted:
             self._free([lease_id], now_s)
             return False
-        old = self._counted(record, slice_id, stats.generation) if lease is None else lease.kept
+        if lease is None:
+            old, counted_by = self._counted(record, slice_id, stats.generation)
+            if old is not None and counted_by == lease_id and _but_recomputed(old) == _but_recomputed(_counts_of(stats)):
+                return True
+        else:
+            old = lease.kept
         if old is None:
             return False
         goes_on = record.state in ACTIVE and record.row["message"] is not None  # whatever it waited for
@@ -50,14 +56,14 @@ class Commits(Stealing):
         self._stop_failing(record, now_s)
         return lease is not None
 
-    def _counted(self, record: JobRecord, slice_id: int, generation: int) -> tuple[int, ...] | None:
-        """What the slice counts for, where it is done in this generation."""
-        ((state, done_in, *counts),) = self._run("slice_stats", [record.spec.id, slice_id])
-        return tuple(counts) if state == SliceState.DONE and done_in == generation else None
+    def _counted(self, record: JobRecord, slice_id: int, generation: int) -> tuple[tuple[int, ...] | None, str | None]:
+        """What the slice counts for, where it is done in this generation, and the lease that did it."""
+        ((state, done_in, lease_id, *counts),) = self._run("slice_stats", [record.spec.id, slice_id])
+        return (tuple(counts), lease_id) if state == SliceState.DONE and done_in == generation else (None, None)
 
     def _count(self, statement: str, record: JobRecord, slice_id: int, stats: PartStats, old: Sequence[int], now_s: float) -> list[int]:
         """Write what the slice's part now holds, in place of ``old``. Returns what that adds to the job's counts."""
-        new = [getattr(stats, name) for name in COUNTS]
+        new = list(_counts_of(stats))
         new[RECOMPUTED] += old[RECOMPUTED]  # work done twice stays done twice, whatever the part now holds
         self._run(statement, [*new, record.spec.id, slice_id])
         added = [n - o for n, o in zip(new, old, strict=True)]
@@ -102,7 +108,7 @@ class Commits(Stealing):
         record = self._record(job_id)
         for lease in self._leases.of(job_id):
             lease.is_doubted = lease.is_doubted or lease.slice_id == slice_id
-        ((state, generation, *counts),) = self._run("slice_stats", [job_id, slice_id])
+        ((state, generation, _, *counts),) = self._run("slice_stats", [job_id, slice_id])
         if state != SliceState.DONE:
             return
         less = [-one for one in counts]
@@ -134,6 +140,7 @@ class Commits(Stealing):
         for lease_id in lease_ids:
             del self._leases[lease_id]
         self._pending |= job_ids
+        self._unsettled |= job_ids
         for job_id in job_ids:
             self._settle(self._jobs[job_id], now_s)
 
@@ -143,3 +150,12 @@ class Commits(Stealing):
 
     def _has_pending(self, job_id: str) -> bool:
         return self._jobs[job_id].open_slices > self._leases.count(job_id)
+
+
+def _counts_of(stats: PartStats) -> tuple[int, ...]:
+    return tuple(getattr(stats, name) for name in COUNTS)
+
+
+def _but_recomputed(counts: Sequence[int]) -> tuple[int, ...]:
+    """The ledger adds those of earlier parts to that one."""
+    return (*counts[:RECOMPUTED], *counts[RECOMPUTED + 1 :])

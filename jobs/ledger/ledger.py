@@ -20,6 +20,7 @@ from jobs.ledger.commits import Commits
 from jobs.ledger.counts import LedgerCount
 from jobs.ledger.jobfile import insert_job, write_job
 from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
+from jobs.ledger.store.contract import closed_on_error
 from jobs.ledger.store.place import Place
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, SliceSpec
 from jobs.states import ACTIVE, ENDED, JobState
@@ -46,14 +47,17 @@ class Ledger(Commits):
         self._lease_s = lease_s
         self._turns = count(1)
         self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
-        if new_server:
-            self._run("free_all")
-        for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in self._run("leased_slices"):
-            lease = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
-            self._leases[lease_id] = lease.first_of(attempt)
-        self._pending = dict.fromkeys(job_id for job_id in self._jobs if self._has_pending(job_id))
-        for record in self._jobs.values():
-            self._settle(record, now_s)
+        with closed_on_error(self._store):
+            if new_server:
+                self._run("free_all")
+            for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in self._run("leased_slices"):
+                lease = ActiveLease(
+                    job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s
+                )
+                self._leases[lease_id] = lease.first_of(attempt)
+            self._pending = dict.fromkeys(job_id for job_id in self._jobs if self._has_pending(job_id))
+            for record in self._jobs.values():
+                self._settle(record, now_s)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------------------
 
@@ -171,6 +175,8 @@ class Ledger(Commits):
 
     def expire(self, now_s: float) -> int:
         """Free the leases that were not renewed in time, and end the jobs whose deadline has passed. Returns how many leases."""
+        for job_id in list(self._unsettled):
+            self._settle(self._jobs[job_id], now_s)
         self.expire_jobs(now_s)
         over = self._leases.over(now_s)
         for lease_id in over:

@@ -18,7 +18,7 @@ from jobs.ledger.forecast import JobForecast
 from jobs.ledger.history import UsageLog
 from jobs.ledger.jobfile import write_missing_jobs
 from jobs.ledger.record import ActiveLeases, JobRecord
-from jobs.ledger.store.contract import is_in_memory
+from jobs.ledger.store.contract import closed_on_error, is_in_memory
 from jobs.ledger.store.place import Place, open_store
 from jobs.ledger.store.statements import TABLES
 from jobs.removal import check_removable, set_aside
@@ -40,18 +40,20 @@ class Register:
         self._leases = ActiveLeases()
         self._store = open_store(place)
         self._run = self._store.run
-        self._forecast = JobForecast(self._store, deadlines, now_s)
-        self._usage = UsageLog(self._store, now_s)
         self._jobs: dict[str, JobRecord] = {}
         self._dated: set[str] = set()  # jobs with a deadline that have not ended
-        for row in self._store.rows("job_rows"):
-            self._enter(row)
-        for job_id, open_slices in self._run("open_by_job"):
-            self._jobs[job_id].open_slices = open_slices
+        self._unsettled: dict[str, None] = {}  # jobs that `_settle` has begun to look at: those that stay could not be written
         is_here = not isinstance(place, Path) and results_root.is_dir()  # a ledger in a database may be on a node without the folder
         self._keeps_jobs = is_here or (isinstance(place, Path) and not is_in_memory(place))
-        if self._keeps_jobs and mirror is None:
-            write_missing_jobs(self._store, results_root)
+        with closed_on_error(self._store):
+            self._forecast = JobForecast(self._store, deadlines, now_s)
+            self._usage = UsageLog(self._store, now_s)
+            for row in self._store.rows("job_rows"):
+                self._enter(row)
+            for job_id, open_slices in self._run("open_by_job"):
+                self._jobs[job_id].open_slices = open_slices
+            if self._keeps_jobs and mirror is None:
+                write_missing_jobs(self._store, results_root)
 
     def close(self) -> None:
         try:
@@ -129,6 +131,7 @@ class Register:
             self._run("forget_job", [record.spec.id])
         del self._jobs[record.spec.id]
         self._dated.discard(record.spec.id)
+        self._unsettled.pop(record.spec.id, None)
 
     def say(self, job_id: str, message: str | None) -> None:
         """Note why a job waits (a full disk, say); None takes the note back."""
@@ -223,13 +226,15 @@ class Register:
         return values
 
     def _settle(self, record: JobRecord, now_s: float) -> None:
-        """Move a job on that has nothing left to wait for."""
+        """Move a job on that has nothing left to wait for. Where the store fails it is `expire` that tries again."""
+        self._unsettled[record.spec.id] = None
         if record.state is JobState.CANCELLING and not self._leases.holds(record.spec.id):
             self._change(record, JobState.CANCELLED, now_s, None)
         if record.open_slices == 0 and record.state in (*ACTIVE, JobState.PAUSED):
             failed = record.row["rows_ok"] == 0
             message = all_failed_message(record.row["rows_error"], record.error_example) if failed else None
             self._change(record, JobState.COMPLETED, now_s, message)
+        del self._unsettled[record.spec.id]
 
     def _so_far(self, record: JobRecord) -> tuple[int, int]:
         """Rows done, and those of them that failed, whether published or not."""

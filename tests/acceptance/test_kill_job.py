@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.acceptance
 ROWS = 480
-KILLS = 8
+KILLS, MOST_KILLS = 8, 80
 
 
 @pytest.fixture
@@ -62,17 +62,22 @@ def start(state: Path, source: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def killed_run(state: Path, source: Path, chance: random.Random, *options: str) -> list[str]:
-    """Kill the job `KILLS` times. Returns each fault that the oracle saw."""
-    faults = []
-    for _ in range(KILLS):
+    """Kill the job `KILLS` times, and on until some of its rows were there and others not. Returns each fault that the oracle saw."""
+    faults, is_midway, longest_s = list[str](), False, 0.25
+    for number in range(MOST_KILLS):
+        if number >= KILLS and (is_midway or faults):
+            return faults
         child = start(state, source, *options)
-        time.sleep(chance.uniform(0.0, 0.25))
+        time.sleep(chance.uniform(0.0, longest_s))
         child.kill()
         child.communicate()
         found = fault(state)
         if found:
             faults.append(found)
-    return faults
+        else:
+            is_midway = is_midway or 0 < len(rows(state)) < ROWS
+        longest_s *= 1.0 if is_midway else 1.1
+    raise AssertionError(f"none of {MOST_KILLS} kills came in the middle of the job")
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])

@@ -84,7 +84,15 @@ def test_a_state_folder_that_is_a_file_is_broken(cli, state):
     assert verdicts(result)["state folder"] == "broken"
 
 
-@pytest.mark.parametrize("text", ['{"version": 99}', "nonsense", "[]"])
+def test_a_state_folder_of_an_earlier_version_is_taken_over(cli, state):
+    state.mkdir()
+    (state / "VERSION").write_text('{"version": 1}')
+    result = cli("doctor", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert verdicts(result)["state version"] == "note"
+
+
+@pytest.mark.parametrize("text", ['{"version": 99}', '{"version": 0}', "nonsense", "[]"])
 def test_a_state_folder_of_another_version_is_broken(cli, state, text):
     state.mkdir()
     (state / "VERSION").write_text(text)

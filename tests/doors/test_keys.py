@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -114,3 +115,17 @@ def test_keys_that_are_made_at_once_are_all_kept(file: KeyFile) -> None:
 def test_whose_things_are_whose(who: str | None, owner: str | None, owns: bool) -> None:
     assert Identity(who, frozenset({Role.BATCH})).owns(owner) is owns
     assert Identity(who, frozenset({Role.ADMIN})).owns(owner)
+
+
+def test_a_limit_of_a_key_takes_the_place_of_that_one_alone(file: KeyFile, clock: ManualClock) -> None:
+    ring = KeyRing(path=file.path, limits=Limits(requests_per_minute=60, max_tokens=500, max_choices=16), now_s=clock)
+    key = file.add("nightly", [Role.BATCH], limits=Limits(max_job_rows=1000, max_choices=128))
+    found = ring.identify(key)
+    assert found is not None
+    assert found.limits == Limits(requests_per_minute=60, max_tokens=500, max_choices=128, max_job_rows=1000)
+    written = json.loads(file.path.read_text())
+    written["keys"][0]["limits"] = Limits(max_job_rows=1000).model_dump()  # as earlier versions wrote it
+    file.path.write_text(json.dumps(written))
+    found = ring.identify(key)
+    assert found is not None
+    assert found.limits == Limits(requests_per_minute=60, max_tokens=500, max_choices=16, max_job_rows=1000)

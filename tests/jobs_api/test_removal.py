@@ -12,6 +12,7 @@ from test_jobs_api import MODEL, Office, office, refused
 
 from harvester.serve.http.removal import DAY_S, remove_old
 from jobs.ledger.ledger import Ledger
+from jobs.spec import JobView
 from jobs.testing import DirectLedger, ManualClock
 
 __all__ = ["office"]
@@ -88,13 +89,22 @@ async def test_an_uploaded_file_goes_with_the_last_job_that_reads_it(office: Off
     assert list(uploads.rglob("*.parquet")) == []
 
 
-async def test_jobs_that_ended_long_ago_are_removed_and_others_stay(office: Office) -> None:
+async def test_jobs_that_ended_long_ago_are_removed_and_others_stay(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     clock: ManualClock = office.clock
     await office.submitted()
     office.finish()
     clock.advance(2 * DAY_S)
     young, going = await office.submitted(new=True), await office.submitted(new=True, weight=0.5)
     await office.post(f"/jobs/{young.id}/cancel")
-    removed = await remove_old(DirectLedger(office.ledger, clock), office.folder, 1.0, clock())
+    ledger, asked = DirectLedger(office.ledger, clock), 0
+
+    async def jobs() -> list[JobView]:
+        nonlocal asked
+        asked += 1
+        return office.ledger.jobs()
+
+    monkeypatch.setattr(ledger, "jobs", jobs)
+    removed = await remove_old(ledger, office.folder, 1.0, clock())
     assert len(removed) == 1
+    assert asked == 1, "a view of each job costs the ledger a lot: not for each job that goes"
     assert {view.id for view in office.ledger.jobs()} == {young.id, going.id}

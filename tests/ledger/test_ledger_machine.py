@@ -35,6 +35,7 @@ class ModelSlice:
     done: bool = False
     ok: int = 0
     errors: int = 0
+    by: str | None = None  # the lease that it was done in
 
 
 @dataclass
@@ -175,10 +176,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def _commit(self, lease: Lease, errors: int) -> None:
         part = self.jobs[lease.job.id].slices[lease.slice.slice_id]
         held = lease.lease_id in self.terms and lease.lease_id not in self.doubted
+        again = lease.lease_id not in self.terms and part.done and part.generation == lease.generation and part.by == lease.lease_id
+        again = again and (part.ok, part.errors) == (part.rows - errors, errors)
+        part.by = lease.lease_id if held else part.by
         if held or (lease.lease_id not in self.terms and part.done and part.generation == lease.generation):
             part.done, part.ok, part.errors = True, part.rows - errors, errors
         stats = PartStats(generation=lease.generation, rows_ok=part.rows - errors, rows_error=errors)
-        assert self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, self.now_s) == held
+        assert self.ledger.commit(lease.lease_id, lease.job.id, lease.slice.slice_id, stats, self.now_s) == (held or again)
         self._end(lease.lease_id)
         self._settle(lease.job.id)
 

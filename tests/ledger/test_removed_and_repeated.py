@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,11 +50,54 @@ def test_a_commit_that_failed_and_is_repeated_is_accounted_once(tmp_path: Path, 
     ledger.close()
 
 
+def test_a_job_whose_end_could_not_be_written_ends_a_moment_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path / "jobs", lease_s=15.0, now_s=0.0, new_server=True)
+    ledger.submit(scripted_plan("docs", 4, 4), new=True)
+    lease = ledger.lease("a", "scripted", 0.0)
+    assert lease is not None
+    run = ledger._store.run
+
+    def full(name: str, values: object = ()) -> object:
+        if name == "set_state":
+            raise StorageError("the ledger cannot be written or read (set_state): database or disk is full")
+        return run(name, values)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as disk:
+        disk.setattr(ledger, "_run", full)
+        with pytest.raises(StorageError):
+            ledger.commit(lease.lease_id, "docs", 0, PartStats(rows_ok=4), 1.0)
+        with pytest.raises(StorageError):
+            ledger.expire(2.0)
+    assert ledger.show("docs").state == "running"
+    assert ledger.lease("a", "scripted", 3.0) is None
+    assert ledger.show("docs").state == "completed"
+    ledger.check()
+    ledger.close()
+
+
 def test_a_submit_that_is_repeated_is_one_job(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path / "jobs", lease_s=15.0, now_s=0.0, new_server=True)
     plan = scripted_plan("docs", 4, 4)
     first = ledger.submit(plan, new=True)
     assert ledger.submit(plan, new=True) == first
     assert [view.id for view in ledger.jobs()] == ["docs"]
+    ledger.check()
+    ledger.close()
+
+
+def test_a_commit_whose_answer_was_lost_with_its_ledger_changes_nothing_again(tmp_path: Path) -> None:
+    about: dict[str, Any] = {"lease_s": 15.0, "now_s": 0.0}
+    ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path / "jobs", new_server=True, **about)
+    ledger.submit(scripted_plan("docs", 8, 4), new=True)
+    lease = ledger.lease("a", "scripted", 0.0)
+    assert lease is not None
+    stats = PartStats(rows_ok=4, rows_recomputed=3, prompt_tokens=40, output_tokens=4, device_s=3600.0, cost=2.0, currency="EUR")
+    assert ledger.commit(lease.lease_id, "docs", 0, stats, 1.0)
+    ledger.close()
+    ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path / "jobs", new_server=False, **about)
+    assert ledger.commit(lease.lease_id, "docs", 0, stats, 2.0), "the ledger has it"
+    (line,) = ledger.table("harvested").to_pylist()
+    (job,) = ledger.table("jobs").to_pylist()
+    assert (job["rows_ok"], job["rows_recomputed"], line["gpu_hours"], line["cost"]) == (4, 3, 1.0, 2.0)
     ledger.check()
     ledger.close()

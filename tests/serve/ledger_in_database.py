@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ async def main(url: str, state: Path) -> None:
     place = PostgresPlace(url, "folder-1")
     start_ledger(NAME, state, place, 600.0)()
     client = LedgerActor(NAME)
-    await client.submit(scripted_plan("docs-1", 12, 3), new=True)
+    await client.submit(scripted_plan("docs-1", 18, 3), new=True)
     first = await lease(client)
     ray.kill(ray.get_actor(NAME, namespace=NAMESPACE), no_restart=False)
     tell(after_kill=await commit(client, first))
@@ -53,6 +54,11 @@ async def main(url: str, state: Path) -> None:
     except ReopenError as error:
         tell(broken=error.message)
     tell(after_restart=await commit(client, second), rows_ok=(await client.show("docs-1")).rows_ok)
+    third = await lease(client)
+    for lease_s in (600.0, 900.0):  # as before, and by another configuration
+        start_ledger(NAME, state, place, lease_s)()
+    fourth = await lease(client)
+    tell(other=await commit(client, third), lasts=fourth.expires_at_s - time.time() > 700.0)
     Ledger(place, state / "jobs", lease_s=600.0, now_s=0.0, new_server=False)
     told = []
     for _ in range(2):

@@ -1,7 +1,8 @@
-"""What the ledger itself was busy with costs no holder its lease."""
+"""What the ledger itself was busy with costs no holder its lease; a ledger that cannot be opened for a while is opened later."""
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from harvester.config import ServeConfig
+from harvester.errors import OwnerError, StorageError
 from jobs.config import DeadlineConfig
 from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
@@ -18,18 +20,30 @@ from jobs.testing import ManualClock, scripted_plan
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
-    from harvester.serve.deployments import actor
+    from harvester.serve.deployments import ledger_host
 
 LEASE_S, BUSY_S = 15.0, 20.0
 
 
-def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """Of the actor, which runs in this process."""
     clock = ManualClock()
-    monkeypatch.setattr(actor, "time", SimpleNamespace(time=clock, monotonic=clock))
-    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=False))
+    monkeypatch.setattr(ledger_host, "time", SimpleNamespace(time=clock, monotonic=clock, sleep=clock.advance))
     for name in ("lower_priority", "keep_private", "write_logs"):  # of the process
-        monkeypatch.setattr(actor, name, lambda *given: None)
-    host = actor.LedgerHost(str(tmp_path), ledger_place(StateFolder(tmp_path)), LEASE_S, DeadlineConfig(), ServeConfig().logs, None)
+        monkeypatch.setattr(ledger_host, name, lambda *given: None)
+    return clock
+
+
+def started(path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool) -> ledger_host.LedgerHost:
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(was_current_actor_reconstructed=again))
+    return ledger_host.LedgerHost(str(path), ledger_place(StateFolder(path)), LEASE_S, DeadlineConfig(), ServeConfig().logs, None)
+
+
+def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    host = started(tmp_path, monkeypatch, again=False)
     host.submit(scripted_plan("docs", 16, 4), True)
     leases = {holder: host.call("lease", (holder, "scripted"), True) for holder in "abc"}
     submit = Ledger.submit
@@ -48,3 +62,63 @@ def test_holders_that_waited_for_a_busy_ledger_keep_their_leases(tmp_path: Path,
     clock.advance(LEASE_S + 1)
     assert beat("a") == []
     assert beat("b") == [leases["b"].lease_id], "who tells nothing for so long loses it as before"
+
+
+def test_a_restarted_ledger_that_cannot_be_opened_says_why_and_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    first = started(tmp_path, monkeypatch, again=False)
+    first.submit(scripted_plan("docs", 4, 4), True)
+    assert first._ledger is not None
+    first._ledger.close()
+    ledger, away = StateFolder(tmp_path).ledger, tmp_path / "away"
+    ledger.rename(away)
+    ledger.mkdir()  # which nothing can open as a ledger
+    host = started(tmp_path, monkeypatch, again=True)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="cannot open the ledger"):
+            host.call("jobs", (), False)
+    ledger.rmdir()
+    away.rename(ledger)
+    with pytest.raises(StorageError, match="cannot open the ledger"):
+        host.call("jobs", (), False)  # callers stand in line: no try for some seconds
+    clock.advance(ledger_host.AGAIN_S + 1)
+    assert [view.id for view in host.call("jobs", (), False)] == ["docs"]
+
+
+def test_many_short_calls_in_a_row_cost_no_holder_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    host = started(tmp_path, monkeypatch, again=False)
+    host.submit(scripted_plan("docs", 16, 4), True)
+    leases = {holder: host.call("lease", (holder, "scripted"), True) for holder in "abc"}
+    hints = Ledger.hints
+
+    def slow(ledger: Ledger, now_s: float) -> object:
+        clock.advance(0.9)
+        return hints(ledger, now_s)
+
+    monkeypatch.setattr(Ledger, "hints", slow)
+    for _ in range(20):
+        host.call("hints", (), True)
+    told = [host.call("heartbeat", (holder, [LeaseProgress(lease_id=leases[holder].lease_id)]), True) for holder in "abc"]
+    assert told == [[], [], []]
+
+
+def test_calls_with_pauses_between_them_leave_leases_as_they_are(clock: ManualClock) -> None:
+    queue = ledger_host.BusyQueue()
+    told = []
+    for _ in range(20):
+        clock.advance(1.0)  # a pause
+        began_s = clock()
+        clock.advance(0.9)
+        told.append(queue.took(began_s, clock()))
+    assert told == [0.0] * 20
+
+
+def test_what_is_told_again_and_again_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    host = started(tmp_path, monkeypatch, again=False)
+    over = OwnerError("another server has taken over")
+    host._over = over
+    for _ in range(50):
+        with pytest.raises(OwnerError):
+            host.call("jobs", (), False)
+    assert len(traceback.extract_tb(over.__traceback__)) < 10

@@ -98,7 +98,7 @@ def test_a_client_that_hangs_up_ends_its_request_in_the_engine(server: RealServe
         for _ in range(6):
             next(lines)
         assert running(server) >= 1
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while running(server) > 0 and time.monotonic() < end_s:
         time.sleep(0.1)
     assert running(server) == 0

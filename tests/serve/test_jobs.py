@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,9 @@ def test_a_job_is_paused_resumed_and_cancelled(server: RealServer, tmp_path: Pat
     assert json.loads(harvester(server, "resume", job, "--json"))["state"] in ("queued", "running")
     server.wait_rows(job, 12)
     assert json.loads(harvester(server, "cancel", job, "--json"))["state"] in ("cancelling", "cancelled")
-    view = server.get(f"/api/jobs/{job}")
-    for _ in range(100):
-        if view["state"] == "cancelled":
-            break
-        view = server.get(f"/api/jobs/{job}")
+    end_s = time.monotonic() + 60
+    while (view := server.get(f"/api/jobs/{job}"))["state"] != "cancelled" and time.monotonic() < end_s:
+        time.sleep(0.1)
     assert view["state"] == "cancelled"
     assert 0 < view["rows_ok"] < 124, "finished rows are kept, the rest is not computed"
     assert len(ids(server.state, job)) == view["rows_ok"]
@@ -165,11 +164,17 @@ def test_rows_of_standard_input_end_in_a_table_once_though_the_writer_is_killed(
     job = json.loads(done.stdout)["id"]
     for name in ("out.duckdb:done", "out.jsonl"):
         target = str(tmp_path / name)
-        writer = subprocess.Popen([sys.executable, "-m", "harvester", "results", job, "--into", target], env=env, stderr=subprocess.DEVNULL)
-        with suppress(subprocess.TimeoutExpired):
-            writer.wait(1.5)
-        writer.kill()
-        writer.wait()
+        command = [sys.executable, "-m", "harvester", "results", job, "--into", target]
+        file = Path(target.partition(":")[0])
+        for _ in range(10):  # until one is killed that has begun to write
+            file.unlink(missing_ok=True)
+            writer = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+            while writer.poll() is None and not file.exists():
+                time.sleep(0.001)
+            writer.kill()
+            if writer.wait() == -signal.SIGKILL:
+                break
+        assert writer.returncode == -signal.SIGKILL
         harvester(server, "results", job, "--into", target)
     counts = "select count(*), count(distinct row_id)"
     assert duckdb.execute(f"{counts} from '{tmp_path}/out.jsonl'").fetchall() == [(200, 200)]

@@ -39,6 +39,8 @@ def test_the_actor_goes_on_after_its_death_and_the_databases_and_stops_for_anoth
             go_on()
             assert told() == {"after_restart": True, "rows_ok": 6}
             go_on()
+            assert told() == {"other": True, "lasts": True}, "leases go on, and new ones are of the new configuration"
+            go_on()
             taken_over = told()["taken_over"]
             assert len(taken_over) == 2
             assert all("another server has taken over the ledger" in line for line in taken_over)

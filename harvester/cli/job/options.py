@@ -59,7 +59,7 @@ Table = Annotated[
     str | None, typer.Option("--table", metavar="T", help="Table of a database, sheet of a workbook, or split of a data set.")
 ]
 Query = Annotated[
-    str | None, typer.Option("--query", metavar="SQL", help="SELECT to read from a database; any other SOURCE is the table source in it.")
+    str | None, typer.Option("--query", metavar="SQL", help="SELECT that produces the rows; a file or folder is the table source in it.")
 ]
 Where = Annotated[str | None, typer.Option("--where", metavar="SQL", help="Only rows that this SQL condition is true for.")]
 Sample = Annotated[int | None, typer.Option("--sample", metavar="N", min=1, help="Only N rows, drawn at random; see --seed.")]
@@ -67,7 +67,7 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of -
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N rows, after --where and --sample.")]
 Encoding = Annotated[
     str | None,
-    typer.Option("--encoding", metavar="E", help="Encoding of text files, such as cp1252. Default: told by the file, else UTF-8."),
+    typer.Option("--encoding", metavar="E", help="Encoding of text files, such as cp1252. Default: by its byte-order mark, else UTF-8."),
 ]
 Ragged = Annotated[bool, typer.Option("--ragged", help="Take CSV rows shorter or longer than the header: nulls, and columns of their own.")]
 Model = Annotated[
@@ -87,7 +87,7 @@ Thinking = Annotated[
     typer.Option(
         "--thinking",
         metavar="WHEN",
-        help="Thinking before the answer: off, on, or its most tokens. Default: the task's, or off if the model can.",
+        help="Thinking before the answer: off, on, or a maximum number of tokens. Default: the task's, else off if the model can.",
         show_default=False,
     ),
 ]

@@ -85,8 +85,8 @@ def sql(
 ) -> None:
     """Query jobs, results and files with SQL.
 
-    Views are jobs, leases, harvest and lengths; results('JOB') gives the rows of a job. Name a Parquet, CSV, JSON or DuckDB
-    file in quotes: select * from 'docs.parquet'. SQL cannot change harvester's state. --json prints one JSON array.
+    Views are jobs, leases, harvest, harvested, lengths and usage; results('JOB') gives the rows of a job. Name a Parquet, CSV, JSON or
+    DuckDB file in quotes: select * from 'docs.parquet'. SQL cannot change harvester's state. --json prints one JSON array.
 
     \b
     Example:

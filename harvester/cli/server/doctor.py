@@ -21,12 +21,13 @@ from harvester.cli.invocation import Invocation, command
 from harvester.core import __version__
 from harvester.engine.vllm import surface
 from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError
+from jobs.config import HarvestConfig
 from jobs.folder import STATE_VERSION
 
 app = typer.Typer()
 
 LOW_DISK_BYTES = 2 << 30
-FULL_DISK_BYTES = 100 << 20
+FULL_DISK_BYTES = HarvestConfig().min_free_bytes
 
 
 class Verdict(StrEnum):
@@ -143,7 +144,7 @@ def _disk(state_dir: Path) -> Check:
     free_bytes = shutil.disk_usage(_existing(state_dir)).free
     shown = f"{free_bytes / (1 << 30):.1f} GiB free at {state_dir}"
     if free_bytes < FULL_DISK_BYTES:
-        return Check("disk", Verdict.BROKEN, f"{shown}; jobs wait until there is room")
+        return Check("disk", Verdict.BROKEN, f"{shown}; jobs wait while it is below harvest.min_free_bytes")
     return Check("disk", Verdict.NOTE if free_bytes < LOW_DISK_BYTES else Verdict.OK, shown)
 
 
@@ -161,8 +162,12 @@ def _state_version(state_dir: Path) -> Check:
         found = json.loads(marker.read_text(encoding="utf-8"))["version"]
     except (OSError, ValueError, LookupError, TypeError):
         return Check("state version", Verdict.BROKEN, f"{marker} cannot be read; it should hold {json.dumps({'version': STATE_VERSION})}")
-    if found != STATE_VERSION:
-        return Check("state version", Verdict.BROKEN, f"{found}, this harvester writes {STATE_VERSION}; give a new folder with --state")
+    if not isinstance(found, int) or not 1 <= found <= STATE_VERSION:
+        told = f"{found}, this harvester writes {STATE_VERSION}; run the version that made it, or give a new folder with --state"
+        return Check("state version", Verdict.BROKEN, told)
+    if found < STATE_VERSION:
+        told = f"{found}; the next server makes it version {STATE_VERSION}, and earlier versions of harvester refuse it then"
+        return Check("state version", Verdict.NOTE, told)
     return Check("state version", Verdict.OK, str(found))
 
 

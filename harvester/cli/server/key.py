@@ -35,7 +35,9 @@ def key(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the key, which owns the jobs made with it.")] = None,
     role: Annotated[list[Role] | None, typer.Option("--role", help="What it may do; can be repeated. Default: chat and batch.")] = None,
     expires: Annotated[str | None, typer.Option("--expires", metavar="WHEN", help="When it ends: 90d, 2030-01-31T18:30.")] = None,
-    limit: Annotated[list[str] | None, typer.Option("--limit", metavar="NAME=N", help="One limit of the key; can be repeated.")] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option("--limit", metavar="NAME=N", help="A limit of this key in place of the server's; can be repeated.")
+    ] = None,
 ) -> None:
     """Make, list or revoke API keys. A running server follows at once.
 

@@ -1,8 +1,7 @@
 """The minimum share of the engine that jobs near their deadline are guaranteed, laid over the plan of a step.
 
-Chat stays first: the share opens the room that is kept back for bursts of arrivals, as far as nobody holds it, and an arrival that
-finds none still evicts. Only where the deployment says so (`above_slo`) does a step last longer than the promise to chat allows, so that
-offline work has its share of the step's time.
+Chat stays first: the guarantee may use reserved slots and KV that are free now, and an arrival that finds none still preempts. Only with
+`above_slo` may a step exceed the SLO, so that offline work has its share of the step's time.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class KeyFile:
         with publish_to(self._mirror, self.path) as file:
             os.fchmod(file.fileno(), 0o600)
             self._give(file.fileno())
-            file.write(book.model_dump_json(indent=1).encode())
+            file.write(book.model_dump_json(indent=1, exclude_unset=True).encode())
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ class KeyRing:
         record = self._records.get(given)
         if record is None or not record.is_valid(self._now_s()):
             return None
-        return Identity(record.name, record.roles, record.limits or self._limits)
+        return Identity(record.name, record.roles, merged(self._limits, record.limits))
 
     def _look(self) -> None:
         stamp = None if self._file is None else _stamp(self._file.path)
@@ -176,6 +176,16 @@ class KeyRing:
             self._records = {record.digest: record for record in self._file.read().keys}
         except StorageError as error:
             log.error("keys_unreadable %s", error.message)
+
+
+def merged(common: Limits, own: Limits | None) -> Limits:
+    """The limits of all keys with those that one key has of its own in their place."""
+    if own is None:
+        return common
+    given = own.model_fields_set
+    if given == set(Limits.model_fields):  # of an earlier version, which wrote down those that nobody gave
+        given = {name for name, field in Limits.model_fields.items() if getattr(own, name) != field.default}
+    return common.model_copy(update={name: getattr(own, name) for name in given})
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,92 +14,22 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from harvester.errors import DamageError, NotFoundError, OwnerError, ReopenError, StorageError
-from harvester.logs import LogConfig, write_logs
-from harvester.serve.processes import lower_priority, mark_of
+from harvester.errors import NotFoundError, StorageError
+from harvester.logs import LogConfig
+from harvester.serve.deployments.ledger_host import LedgerHost
+from harvester.serve.deployments.version import digest_of
+from harvester.serve.processes import mark_of
 from jobs.config import DeadlineConfig
-from jobs.folder import StateFolder, keep_private
 from jobs.hint import Demand, SchedulingHint
-from jobs.ledger.clock import ClockWatch
 from jobs.ledger.counts import JobsNow
-from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place
 from jobs.spec import JobChange, JobPlan, JobView, Lease, LeaseProgress, PartStats, Spent
-from jobs.storage.place import state_folder
 
 log = logging.getLogger("harvester.ledger")
 
 NAMESPACE = "harvester"
-LOCK_WAIT_S = 20.0
 OPEN_WAIT_S = 300.0
-BUSY_S = 1.0
-
-
-class LedgerHost:
-    """The actor. Calls arrive one at a time. A restarted actor opens the ledger again and continues.
-
-    One that another has taken the place of says so to every caller, and decides nothing any more.
-    """
-
-    def __init__(self, state: str, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig, storage: str | None) -> None:
-        lower_priority()
-        keep_private()
-        folder = state_folder(Path(state), storage)
-        write_logs(logs, folder.logs, "ledger")
-        again = ray.get_runtime_context().was_current_actor_reconstructed
-        self._clock = ClockWatch(time.time, time.monotonic)
-        self._open = partial(_open, place, folder, lease_s, deadlines)
-        self._over: OwnerError | None = None
-        self._ledger = self._open(new_server=not again)
-        if not again:
-            folder.forget_unmade({view.id for view in self._ledger.jobs()})
-
-    def call(self, method: str, args: tuple[Any, ...], timed: bool) -> Any:
-        """Call a `Ledger` method; ``timed`` appends the clock."""
-        by_s = self._clock.set_by_s()
-        if by_s is not None:
-            log.warning("clock_set by_s=%.1f", by_s)
-            self._ledger.clock_set(by_s)
-        return self._asked(lambda: getattr(self._ledger, method)(*args, *((time.time(),) if timed else ())))
-
-    def submit(self, plan: JobPlan, new: bool) -> tuple[JobView, bool]:
-        view, created = self._asked(lambda: self._ledger.submit(plan, new=new))
-        return view, created
-
-    def _asked(self, work: Callable[[], Any]) -> Any:
-        if self._over is not None:
-            raise self._over
-        began_s = time.monotonic()
-        try:
-            return work()
-        except OwnerError as error:
-            log.error("ledger_owner %s", error.message)
-            self._over = error
-            raise
-        except ReopenError as error:
-            log.warning("ledger_reopen %s", error.message)
-            with suppress(StorageError):  # it could not write what it had learnt
-                self._ledger.close()
-            self._ledger = self._open(new_server=False)
-            raise
-        finally:
-            busy_s = time.monotonic() - began_s
-            if busy_s > BUSY_S:  # heartbeats wait behind this call
-                log.warning("ledger_busy seconds=%.1f", busy_s)
-                self._ledger.was_busy(busy_s)
-
-
-def _open(place: Place, folder: StateFolder, lease_s: float, deadlines: DeadlineConfig, *, new_server: bool) -> Ledger:
-    """Open the ledger; waits a while for the lock of a killed owner."""
-    deadline_s = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            options: dict[str, Any] = {"deadlines": deadlines, "mirror": folder.mirror}
-            return Ledger(place, folder.jobs, lease_s=lease_s, now_s=time.time(), new_server=new_server, **options)
-        except StorageError as error:
-            if isinstance(error, DamageError) or time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.2)
+TOLD_S = 30.0  # that a ledger of a joined cluster is asked what it was started with
 
 
 def ledger_name(state: Path) -> str:
@@ -126,16 +55,43 @@ def start_ledger(
     logs: LogConfig | None = None,
     storage: str | None = None,
 ) -> Callable[[], None]:
-    """Start the actor, if a joined cluster does not have it from before. ``options``: Ray's, where to.
+    """Start the actor, if a joined cluster does not have it from before, with the same configuration and of this version.
+
+    ``options``: Ray's, where to.
 
     Returns what waits until the ledger is open; that raises the ledger's own error.
     """
+    given = (str(state), place, lease_s, deadlines or DeadlineConfig(), logs or LogConfig(), storage)
+    told = digest_of(*given)
+    ended = _ended_other(name, told)
     actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
     handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(
-        str(state), place, lease_s, deadlines or DeadlineConfig(), logs or LogConfig(), storage
+        *given, told, takes_over=ended
     )
     opened = handle.call.remote("expire", (), True)
     return lambda: _cause_of(lambda: ray.get(opened, timeout=OPEN_WAIT_S))
+
+
+def _ended_other(name: str, told: str) -> bool:
+    """End the ledger of that name, if there is one that was started with anything else; whether that was done.
+
+    Raises `StorageError` where it does not end.
+    """
+    if not has_ledger(name):
+        return False
+    handle: Any = ray.get_actor(name, namespace=NAMESPACE)
+    with suppress(AttributeError, RayActorError, RayTaskError, GetTimeoutError):  # of an earlier version, or it has no ledger to tell of
+        found: Any = ray.get(handle.told.remote(), timeout=TOLD_S)
+        if found == told:
+            return False
+    log.warning("ledger_replaced name=%s", name)
+    ray.kill(handle, no_restart=True)
+    deadline_s = time.monotonic() + TOLD_S
+    while has_ledger(name):
+        if time.monotonic() > deadline_s:
+            raise StorageError("the ledger of an earlier configuration does not end; stop the cluster's applications and start again")
+        time.sleep(0.1)
+    return True
 
 
 def _cause_of(work: Any) -> Any:
@@ -162,8 +118,8 @@ class LedgerActor:
         deadline_s = time.monotonic() + self._patience_s
         while True:
             try:
-                if self._handle is None:
-                    self._handle = ray.get_actor(self._name, namespace=NAMESPACE)
+                if self._handle is None:  # in a thread: while Ray's GCS is away it blocks for a minute
+                    self._handle = await asyncio.to_thread(ray.get_actor, self._name, namespace=NAMESPACE)
                 return await call(self._handle)
             except RayTaskError as error:
                 raise (error.cause or error) from None

@@ -31,6 +31,7 @@ from harvester.serve.http.live.history import History
 from harvester.serve.http.live.history_api import keep_looking
 from harvester.serve.http.metrics_api import Fleet
 from harvester.serve.http.removal import keep_removing
+from harvester.serve.kept_up import kept_up
 from harvester.serve.processes import MARK, lower_priority, mark_of
 from harvester.traces import tracer_of
 from jobs.access.handle import make_key
@@ -73,14 +74,16 @@ class JobsApp:
         queries = QueryPool(QueryProcesses({MARK: mark_of(folder.root)}))
         queries.start()
         self._history = History(folder.history, config.slo.max_slowdown)
-        self._beside: list[Callable[[], Coroutine[Any, Any, None]]] = [lambda: keep_looking(self._history, self._replicas.now)]
+        self._beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "history": lambda: keep_looking(self._history, self._replicas.now),
+            "removals": lambda: keep_removing(actor, folder, config.jobs.retention_days),
+        }
         waking = None
         if config.sleeps:
             sleeping = {name: name or choice.name for name in (None, *config.models) if self._scale.may_sleep(name)}
             waking = Waking(self._replicas.answered, actor.demand, sleeping)
-            self._beside += [waking.run, self._remember]
+            self._beside |= {"waking": waking.run, "abilities": self._remember}
         bounds = self._fixed | self._scale.bounds()
-        self._beside.append(lambda: keep_removing(actor, folder, config.jobs.retention_days))
         self._app = jobs_api(
             actor,
             JobPlanner(folder, config.harvest, choice.name, config.sources, config.secrets, self._models, notes),
@@ -96,7 +99,7 @@ class JobsApp:
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        self._tasks = [asyncio.create_task(start()) for start in self._beside]
+        self._tasks = [asyncio.create_task(kept_up(name, run)) for name, run in self._beside.items()]
         return self._app
 
     async def _rescale(self, number: int, model: str | None) -> dict[str, Any]:

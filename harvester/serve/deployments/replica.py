@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
 from harvester.serve.http.sent_on import send_on
+from harvester.serve.kept_up import kept_up
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
 from harvester.traces import tracer_of
@@ -106,9 +108,9 @@ class Replica:
         self._table = CHAT_ROUTES.with_routes(config.access.routes)
         self._profile = profile
         assert self._gate.meter is not None
-        self._telling = asyncio.create_task(self._gate.meter.run(LedgerActor(ledger)))
+        self._telling = asyncio.create_task(kept_up("usage", partial(self._gate.meter.run, LedgerActor(ledger))))
         self._floor = Floor(config.replicas, choice.name, LedgerActor(ledger))
-        self._asking = asyncio.create_task(self._floor.run())
+        self._asking = asyncio.create_task(kept_up("floor", self._floor.run))
         self._harvest = asyncio.create_task(self._runner.run())
         self._leaving = asyncio.create_task(self._leave())
         self._profiling = asyncio.create_task(self._measure(known=profile.is_file()))

@@ -20,10 +20,15 @@ def bound(deployment: Any, *given: Any, beside: tuple[Any, ...] = ()) -> serve.A
 
     ``beside``: further arguments, which do not count. Without a version of ours, Serve replaces all replicas each time.
     """
-    told = json.dumps([__version__, *map(_told, given)], sort_keys=True, default=str)
-    version = hashlib.sha256(told.encode()).hexdigest()[:16]
+    version = digest_of(*given)
     application: serve.Application = deployment.options(_internal=True, version=version).bind(*given, *beside)
     return application
+
+
+def digest_of(*given: Any) -> str:
+    """Of this version and of arguments that JSON, Pydantic or dataclasses can tell."""
+    told = json.dumps([__version__, *map(_told, given)], sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def _told(value: Any) -> Any:

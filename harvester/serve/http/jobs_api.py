@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -31,22 +29,23 @@ from harvester.serve.http.live.history_api import add_history
 from harvester.serve.http.metrics_api import Fleet, add_metrics
 from harvester.serve.http.owned import own_job, own_table
 from harvester.serve.http.page import add_assets
-from harvester.serve.http.plan_api import add_plan, told_abilities
+from harvester.serve.http.plan_api import add_plan
+from harvester.serve.http.planning import Planning
 from harvester.serve.http.removal import removed
 from harvester.serve.http.rows_api import add_rows
-from harvester.serve.http.seen_api import add_seen, is_user_of
+from harvester.serve.http.seen_api import add_seen
 from harvester.serve.http.sql_api import add_sql
-from harvester.serve.http.uploads_api import SCHEME, Uploads, add_uploads
+from harvester.serve.http.submit_api import add_submit
+from harvester.serve.http.uploads_api import add_uploads
 from harvester.serve.openai.errors import answer_of, error_answer
 from harvester.serve.openai.objects import OpenAiRefusal
 from jobs.plan.job import check_deadline
 from jobs.plan.planner import JobPlanner
-from jobs.spec import JobChange, JobPlan, JobRequest, JobView
+from jobs.spec import JobChange, JobPlan, JobView
 from jobs.sql.pool import QueryPool
 from jobs.tasks.load import list_tasks
 from jobs.tasks.options import TaskOption
 
-ONCE = "idempotency-key"
 log = logging.getLogger("harvester.jobs")
 
 ServerInfo = Callable[[], Awaitable[dict[str, Any]]]
@@ -62,11 +61,6 @@ class JobsLedger(Protocol):
     async def adjust(self, job_id: str, change: JobChange) -> JobView: ...
     async def table(self, name: str) -> pa.Table: ...
     async def remove(self, job_id: str) -> None: ...
-
-
-class Submitted(BaseModel):
-    job: JobView
-    created: bool
 
 
 class Jobs(BaseModel):
@@ -101,31 +95,7 @@ class ProfileWish(BaseModel):
     seconds: float | None = Field(default=None, gt=0.0, le=600.0)
 
 
-_SUBMIT: dict[int | str, dict[str, Any]] = {
-    200: {"model": Submitted, "description": "The same job is there already."},
-    409: refusal(409, OpenAiRefusal),
-    503: refusal(503, OpenAiRefusal),
-}
 _ASKS_A_REPLICA: dict[int | str, dict[str, Any]] = {503: refusal(503, OpenAiRefusal)}
-
-
-async def is_unknown(ledger: JobsLedger, plan: JobPlan) -> bool:
-    """Whether the ledger says that it has no such job. Where it says nothing, the job may be there."""
-    try:
-        await ledger.show(plan.spec.id)
-    except NotFoundError:
-        return True
-    except HarvesterError:
-        return False
-    return False
-
-
-def _once(plan: JobPlan, is_new: bool, told: str | None) -> tuple[JobPlan, bool]:
-    """For a client that may repeat itself: the job that is new for it is the one of its idempotency key, which is found again."""
-    if not is_new or told is None:
-        return plan, is_new  # without `new`, the same request finds the same job anyway
-    key = hashlib.sha256(f"{plan.spec.key} {told}".encode("utf-8", "surrogateescape")).hexdigest()
-    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"key": key})}), False
 
 
 def jobs_api(
@@ -153,8 +123,10 @@ def jobs_api(
     _add_server(app, server_info, profile, scale)
     add_rows(app, ledger, planner.folder)
     uploads = add_uploads(app, ledger, planner.folder, planner.min_free_bytes)
-    _add_jobs(app, ledger, planner, server_info, uploads)
-    add_plan(app, ledger, planner, server_info, uploads)
+    planning = Planning()
+    add_submit(app, ledger, planner, server_info, uploads, planning)
+    _add_jobs(app, ledger, planner)
+    add_plan(app, ledger, planner, server_info, uploads, planning)
     add_sql(app, ledger, planner.folder, queries or QueryPool(), planner.min_free_bytes)
     add_assets(app)
     if wake is not None:
@@ -219,38 +191,7 @@ def _add_server(app: FastAPI, server_info: ServerInfo, profile: Profile | None, 
         return Scaled.model_validate(await scale(wish.replicas, wish.model))
 
 
-def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner, server_info: ServerInfo, uploads: Uploads) -> None:
-    @app.post("/jobs", status_code=201, responses=_SUBMIT)
-    async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
-        info = await server_info()
-        able = told_abilities(info, request.model)
-        is_user = await is_user_of(sent, planner.folder)
-        rules = None
-        if request.source.uri.startswith(SCHEME):
-            uri, rules = await asyncio.to_thread(uploads.opened, request.source.uri, who)
-            request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
-        plan = await asyncio.to_thread(
-            planner.plan,
-            request,
-            able,
-            who.name,
-            who.limits,
-            is_user=is_user and rules is None,
-            uploaded=rules,
-        )
-        plan, is_new = _once(plan, request.new, sent.headers.get(ONCE))
-        try:
-            view, created = await ledger.submit(plan, new=is_new)
-        except HarvesterError:
-            if await is_unknown(ledger, plan):
-                await asyncio.to_thread(planner.forget, plan)
-            raise
-        if not created:
-            if view.id != plan.spec.id:
-                await asyncio.to_thread(planner.forget, plan)
-            response.status_code = 200
-        return Submitted(job=view, created=created)
-
+def _add_jobs(app: FastAPI, ledger: JobsLedger, planner: JobPlanner) -> None:
     @app.get("/jobs")
     async def jobs(who: Who) -> Jobs:
         return Jobs(jobs=[view for view in await ledger.jobs() if who.owns(view.owner)])

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 from harvester.errors import NoReplicaError
 from harvester.serve.access.who import Who
 from harvester.serve.http.owned import LedgerTables
+from harvester.serve.http.planning import Planning
 from harvester.serve.http.uploads_api import SCHEME, Uploads
 from jobs.config import PriceConfig
 from jobs.forecast.lengths import Lengths
@@ -47,7 +49,12 @@ async def _known(ledger: LedgerTables, info: dict[str, Any], model: str | None) 
 
 
 def add_plan(
-    app: FastAPI, ledger: LedgerTables, planner: JobPlanner, server_info: Callable[[], Awaitable[dict[str, Any]]], uploads: Uploads
+    app: FastAPI,
+    ledger: LedgerTables,
+    planner: JobPlanner,
+    server_info: Callable[[], Awaitable[dict[str, Any]]],
+    uploads: Uploads,
+    planning: Planning,
 ) -> None:
     @app.post("/plan")
     async def plan(request: JobRequest, who: Who) -> dict[str, Any]:
@@ -56,4 +63,4 @@ def add_plan(
         if request.source.uri.startswith(SCHEME):
             uri, rules = await asyncio.to_thread(uploads.opened, request.source.uri, who)
             request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
-        return await asyncio.to_thread(planner.estimate, request, known, who.limits, rules)
+        return await planning.run(partial(planner.estimate, request, known, who.limits, rules))

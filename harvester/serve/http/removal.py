@@ -11,6 +11,7 @@ from harvester.errors import HarvesterError, StateError
 from jobs.folder import StateFolder
 from jobs.removal import begun_removals, check_removable, forget_removal, is_of_batch, note_removal, old_jobs, remove_files
 from jobs.spec import JobView
+from jobs.storage.inputs import kept_input
 
 log = logging.getLogger("harvester.jobs")
 
@@ -43,7 +44,8 @@ async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> Job
 
 
 async def _delete(ledger: LedgerJobs, folder: StateFolder, job_id: str, source: str) -> None:
-    others = [other.source for other in await ledger.jobs()]
+    shared = kept_input(folder, source) is not None  # only then others may read it: a view of each job costs the ledger a lot
+    others = [other.source for other in await ledger.jobs()] if shared else []
     await asyncio.to_thread(remove_files, folder, job_id, source, others)
     await asyncio.to_thread(forget_removal, folder, job_id)
 

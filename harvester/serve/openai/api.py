@@ -19,7 +19,8 @@ from harvester.serve.access.routes import OPENAI_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.access.who import Who
 from harvester.serve.http.contract import describe, refusal
-from harvester.serve.http.upload import boundary_of, receive, too_large
+from harvester.serve.http.unbroken import unbroken
+from harvester.serve.http.upload import Form, boundary_of, receive, too_large
 from harvester.serve.openai.errors import PlainJson, handle_errors
 from harvester.serve.openai.objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from jobs.batches.controller import BatchController
@@ -107,14 +108,7 @@ def _files(app: FastAPI, store: FileStore, max_bytes: int | None) -> None:
         file_id = new_file_id()
         path = store.content(file_id)
         form = await receive(request.stream(), boundary, path, bound)
-        try:
-            expires = _checked(form.fields)
-            seconds = expires.seconds if expires else None
-            stored = await asyncio.to_thread(store.enter, file_id, form.filename or "", "batch", seconds, who.name)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        return stored.to_openai()
+        return await unbroken(_entered(store, file_id, form, who))
 
     @app.get("/v1/files", **answers(Page[FileObject]))
     async def listing(
@@ -143,6 +137,17 @@ def _files(app: FastAPI, store: FileStore, max_bytes: int | None) -> None:
         stored, file = await asyncio.to_thread(_open, store, file_id, who)
         headers = {"content-length": str(stored.bytes)}
         return StreamingResponse(_chunks(file), media_type="application/octet-stream", headers=headers)
+
+
+async def _entered(store: FileStore, file_id: str, form: Form, who: Identity) -> dict[str, Any]:
+    try:
+        expires = _checked(form.fields)
+        seconds = expires.seconds if expires else None
+        stored = await asyncio.to_thread(store.enter, file_id, form.filename or "", "batch", seconds, who.name)
+    except BaseException:
+        store.content(file_id).unlink(missing_ok=True)
+        raise
+    return stored.to_openai()
 
 
 def _checked(fields: dict[str, str]) -> ExpiresAfter | None:

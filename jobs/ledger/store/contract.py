@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +56,16 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_error(store: Store) -> Iterator[None]:
+    """Who opened it and fails in the block leaves nothing open."""
+    try:
+        yield
+    except BaseException:
+        store.close()
+        raise
 
 
 def is_change(statement: str) -> bool:

@@ -1,4 +1,4 @@
--- Statements by name, for SQLite and PostgreSQL alike. Types are DuckDB's, in which users' SQL sees the tables; `jobs.ledger.statements`
+-- Statements by name, for SQLite and PostgreSQL alike. Types are DuckDB's, in which users' SQL sees the tables; `jobs.ledger.store.statements`
 -- gives each store its own names for them.
 
 -- name: schema
@@ -228,7 +228,7 @@ FROM leases WHERE state = 'leased' ORDER BY job_id, slice_id;
 UPDATE leases SET state = 'pending', lease_id = NULL, holder = NULL, expires_at_s = NULL WHERE state = 'leased';
 
 -- name: slice_stats
-SELECT state, generation, rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens, cached_tokens, output_tokens,
+SELECT state, generation, lease_id, rows_ok, rows_error, rows_truncated, rows_recomputed, rows_cut_off, prompt_tokens, cached_tokens, output_tokens,
     preemptions
 FROM leases WHERE job_id = ? AND slice_id = ?;
 
@@ -243,7 +243,8 @@ SELECT job_id, ?, 'pending', group_index, group_offset + ?, row_start + ?, ?, ge
 UPDATE leases SET row_count = ? WHERE job_id = ? AND slice_id = ?;
 
 -- name: finish_slice
-UPDATE leases SET state = 'done', lease_id = NULL, expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
+-- The lease stays named: its holder may say the same again.
+UPDATE leases SET state = 'done', expires_at_s = NULL, rows_ok = ?, rows_error = ?, rows_truncated = ?,
     rows_recomputed = ?, rows_cut_off = ?, prompt_tokens = ?, cached_tokens = ?, output_tokens = ?, preemptions = ?
 WHERE job_id = ? AND slice_id = ?;
 

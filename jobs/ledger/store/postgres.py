@@ -34,6 +34,7 @@ SET tcp_keepalives_interval = 5;
 SET tcp_keepalives_count = 3
 """
 _CONNECT: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3}
+_CONNECT["target_session_attrs"] = "read-write"  # of several hosts the one that writes: a standby may lag behind
 _CONNECT["tcp_user_timeout"] = TAKE_OVER_S * 1000  # ms; keepalives do not end a wait for what was sent and never arrived
 _HOLDERS = (  # of this database: the view shows the locks of all
     "FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database WHERE datname = current_database() "
@@ -117,7 +118,7 @@ class PostgresStore:
     def transaction(self, *, durable: bool = True) -> Iterator[None]:
         """Statements without rows are sent together, so that a change is one or two round trips. All are durable."""
         if self._refused is not None:
-            raise self._refused
+            raise self._refused.with_traceback(None)
         self._changing = True
         try:
             with self._mapped("commit"), self._db.pipeline():
@@ -158,6 +159,9 @@ class PostgresStore:
         except psycopg.errors.NotNullViolation as error:
             if "epoch" not in str(error):
                 raise unwritable(name, first_line(error)) from error
+            raise self._look(error) from error
+        except psycopg.errors.ReadOnlySqlTransaction as error:  # it is a standby now; another one writes
+            self._db.close()
             raise self._look(error) from error
         except psycopg.Error as error:
             raise (self._look(error) if self._db.closed else unwritable(name, first_line(error))) from error

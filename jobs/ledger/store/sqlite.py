@@ -129,7 +129,7 @@ class SqliteStore:
 
     def _begin(self, durable: bool) -> None:
         if self._refused is not None:
-            raise self._refused
+            raise self._refused.with_traceback(None)
         try:
             if durable is not self._syncs:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")

@@ -1,0 +1,169 @@
+"""The process of the ledger: a Ray actor that opens it, and opens it again where it must."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from harvester.errors import DamageError, HarvesterError, OwnerError, ReopenError, StorageError
+from harvester.logs import LogConfig, write_logs
+from harvester.serve.processes import lower_priority
+from jobs.config import DeadlineConfig
+from jobs.folder import StateFolder, keep_private
+from jobs.ledger.clock import ClockWatch
+from jobs.ledger.ledger import Ledger
+from jobs.ledger.store.place import Place
+from jobs.spec import JobPlan, JobView
+from jobs.storage.place import state_folder
+
+log = logging.getLogger("harvester.ledger")
+
+LOCK_WAIT_S = 20.0
+BUSY_S = 1.0
+PAUSE_S = 0.05  # between two calls: nobody waited
+AGAIN_S = 5.0  # between two tries to open a ledger that could not be opened
+
+
+class LedgerHost:
+    """The actor. Calls arrive one at a time. A restarted actor opens the ledger again and continues.
+
+    Where it cannot (a storage or a database that is away, a full disk), callers are told why, and later calls try again: Ray starts
+    no actor again whose constructor failed. One that another has taken the place of says so to every caller, and decides nothing any more.
+    """
+
+    def __init__(
+        self,
+        state: str,
+        place: Place,
+        lease_s: float,
+        deadlines: DeadlineConfig,
+        logs: LogConfig,
+        storage: str | None,
+        told: str = "",
+        *,
+        takes_over: bool = False,
+    ) -> None:
+        """``told``: digest of the rest. ``takes_over``: from an actor of another digest, whose leases go on."""
+        lower_priority()
+        keep_private()
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._opening = _Opening(Path(state), place, lease_s, deadlines, logs, storage)
+        self._told, self._queue = told, BusyQueue()
+        self._clock = ClockWatch(time.time, time.monotonic)
+        self._try_at_s = 0.0
+        self._over: OwnerError | None = None
+        self._why: HarvesterError | None = None  # the ledger is not open
+        self._ledger: Ledger | None = None
+        if again:
+            with suppress(HarvesterError):
+                self._opened()
+        else:
+            self._ledger = self._opening.open(new_server=not takes_over, wait_s=LOCK_WAIT_S)
+            self._opening.folder().forget_unmade({view.id for view in self._ledger.jobs()})
+
+    def told(self) -> str:
+        """Digest of what it was started with: Ray starts it again with the same, whatever the configuration says by then."""
+        return self._told
+
+    def call(self, method: str, args: tuple[Any, ...], timed: bool) -> Any:
+        """Call a `Ledger` method; ``timed`` appends the clock."""
+        by_s = self._clock.set_by_s()
+        if by_s is not None:
+            log.warning("clock_set by_s=%.1f", by_s)
+            if self._ledger is not None:
+                self._ledger.clock_set(by_s)
+        return self._asked(lambda ledger: getattr(ledger, method)(*args, *((time.time(),) if timed else ())))
+
+    def submit(self, plan: JobPlan, new: bool) -> tuple[JobView, bool]:
+        view, created = self._asked(lambda ledger: ledger.submit(plan, new=new))
+        return view, created
+
+    def _asked(self, work: Callable[[Ledger], Any]) -> Any:
+        if self._over is not None:
+            raise self._over.with_traceback(None)
+        began_s = time.monotonic()
+        try:
+            return work(self._opened())
+        except OwnerError as error:
+            log.error("ledger_owner %s", error.message)
+            self._over = error
+            raise
+        except ReopenError as error:
+            log.warning("ledger_reopen %s", error.message)
+            if self._ledger is not None:
+                with suppress(StorageError):  # it could not write what it had learnt
+                    self._ledger.close()
+                self._ledger = None
+            self._opened()
+            raise
+        finally:
+            busy_s = self._queue.took(began_s, time.monotonic())
+            if busy_s > 0.0 and self._ledger is not None:
+                self._ledger.was_busy(busy_s)
+
+    def _opened(self) -> Ledger:
+        """Open it where it is not. Raises why it cannot be opened, for some seconds without another try: callers stand in line."""
+        if self._ledger is not None:
+            return self._ledger
+        if self._why is not None and time.monotonic() < self._try_at_s:
+            raise self._why.with_traceback(None)
+        try:
+            self._ledger, self._why = self._opening.open(new_server=False, wait_s=LOCK_WAIT_S if self._why is None else 0.0), None
+        except (HarvesterError, OSError) as error:
+            self._why = error if isinstance(error, HarvesterError) else StorageError(f"cannot open the ledger: {error}")
+            self._try_at_s = time.monotonic() + AGAIN_S
+            log.error("ledger_closed %s", self._why.message)
+            raise self._why from None
+        return self._ledger
+
+
+class BusyQueue:
+    """Calls that follow each other without a pause: heartbeats wait behind them, however short each of them is."""
+
+    def __init__(self) -> None:
+        self._ended_s = float("-inf")
+        self._busy_s = 0.0  # since the last pause, that nobody was told of yet
+
+    def took(self, began_s: float, ended_s: float) -> float:
+        """A call took so long. Returns the seconds by which leases are to last longer: 0 until `BUSY_S` have come together."""
+        if began_s - self._ended_s > PAUSE_S:
+            self._busy_s = 0.0
+        self._busy_s, self._ended_s = self._busy_s + ended_s - began_s, ended_s
+        if self._busy_s <= BUSY_S:
+            return 0.0
+        log.warning("ledger_busy seconds=%.1f", self._busy_s)
+        busy_s, self._busy_s = self._busy_s, 0.0
+        return busy_s
+
+
+class _Opening:
+    """How the ledger is opened, as often as it must be."""
+
+    def __init__(self, root: Path, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig, storage: str | None) -> None:
+        self._root, self._place, self._lease_s, self._deadlines, self._logs, self._storage = root, place, lease_s, deadlines, logs, storage
+        self._folder: StateFolder | None = None
+
+    def folder(self) -> StateFolder:
+        if self._folder is None:
+            folder = state_folder(self._root, self._storage)
+            write_logs(self._logs, folder.logs, "ledger")
+            self._folder = folder
+        return self._folder
+
+    def open(self, *, new_server: bool, wait_s: float) -> Ledger:
+        """Waits up to ``wait_s`` for the lock of a killed owner. Raises `HarvesterError`, `OSError`."""
+        folder, deadline_s = self.folder(), time.monotonic() + wait_s
+        options: dict[str, Any] = {"deadlines": self._deadlines, "mirror": folder.mirror}
+        while True:
+            try:
+                return Ledger(self._place, folder.jobs, lease_s=self._lease_s, now_s=time.time(), new_server=new_server, **options)
+            except StorageError as error:
+                if isinstance(error, DamageError) or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.2)

@@ -1,0 +1,34 @@
+"""The threads in which jobs are planned. Those for everything else are kept free of slow sources and of copies that take minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from harvester.errors import BusyError
+from jobs.threads import in_thread
+
+AT_ONCE = 4
+MAX_IN_LINE = 60
+
+T = TypeVar("T")
+
+
+class Planning:
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="plan")
+        self._asked = 0  # that wait
+
+    async def run(self, work: Callable[[], T], unmake: Callable[[T], object] | None = None) -> T:
+        """What ``work`` gives. ``unmake``: what becomes of it where the client hangs up meanwhile, see `jobs.threads.in_thread`.
+
+        Raises `BusyError` where too many wait already.
+        """
+        if self._asked >= AT_ONCE + MAX_IN_LINE:
+            raise BusyError(f"{self._asked} jobs are being planned or wait for it, the most that this server takes; try again in a moment")
+        self._asked += 1
+        try:
+            return await in_thread(self._threads, work, unmake)
+        finally:
+            self._asked -= 1
