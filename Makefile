@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pure test test-long check bench mutants lock audit clean
+.PHONY: help setup demo pure test test-long check docs bench mutants lock audit clean
 
 # The first Python that is new enough. A shim that answers for no installed version is passed over.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -48,6 +48,9 @@ check: setup ## lint, format, types, the walls between layers, the links of the 
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	$(PY) -m tools.site
+
+docs: setup ## the documentation as a site, with the reference of every command, key, route and column: build/site/index.html
 	$(PY) -m tools.site
 
 bench: setup ## the short form of the job benchmark; others: .venv/bin/python -m bench --help

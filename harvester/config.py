@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -135,17 +136,35 @@ def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
     return keys
 
 
+def _keys_beside(place: Sequence[int | str]) -> list[str]:
+    """The keys of the section in which the last of ``place`` stands; a name of the user's, such as a model's, is no key."""
+    kinds: list[type[BaseModel]] = [ServeConfig]
+    for word in place[:-1]:
+        found = [part for kind in kinds if word in kind.model_fields for part in _sections_in(kind.model_fields[str(word)].annotation)]
+        kinds = found or kinds
+    return [name for kind in kinds for name in kind.model_fields]
+
+
+def _sections_in(kind: Any) -> list[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [section for part in get_args(kind) for section in _sections_in(part)]
+
+
 def _explain(error: ValidationError, origin: str) -> str:
     found = error.errors()
     first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # a key that is misspelt is also missing
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        keys = _known_keys(ServeConfig)
-        name, parent = str(first["loc"][-1]), where.rpartition(".")[0]
-        beside = {key: path for key, path in keys.items() if path.rpartition(".")[0] == parent}
-        near = difflib.get_close_matches(name, beside, n=1) or ([] if parent else difflib.get_close_matches(name, keys, n=1))
-        hint = f"; did you mean {keys[near[0]]}?" if near else f"; known keys: {', '.join(ServeConfig.model_fields)}"
+        name, beside = str(first["loc"][-1]), _keys_beside(first["loc"])
+        near = difflib.get_close_matches(name, beside, n=1)
+        elsewhere = {} if near or len(first["loc"]) > 1 else _known_keys(ServeConfig)
+        near = near or [elsewhere[key] for key in difflib.get_close_matches(name, elsewhere, n=1)]
+        hint = f"; did you mean {near[0]}?" if near else f"; known keys: {', '.join(beside)}"
         return f"{origin}: unknown key {where}{hint}"
+    if first["type"] in ("model_type", "model_attributes_type"):
+        wanted = "a number, or a range such as {min: 1, max: 4}" if where.endswith("replicas") else "a section of keys and values"
+        return f"{origin}: {where}: give {wanted} (given {first['input']!r})"
     message = first["msg"].removeprefix("Value error, ")
     named = first["type"] == "value_error"  # of ours, whose message says the value
     given = "" if named or isinstance(first["input"], dict) else f" (given {first['input']!r})"

@@ -152,7 +152,7 @@ class Harvester:
     upload = blocking(Calls[Job].upload)
 
     def sql(self, query: str) -> Rows[Any]:
-        """Run one SELECT over ``jobs``, ``leases``, ``harvest`` and ``results('JOB')`` on the server, and read its rows from there.
+        """Run one SELECT on the server, over the ledger's tables and ``results('JOB')``, and read its rows from there.
 
         The answer is kept for an hour, so that a long one can be taken up where a connection broke. Raises `RefusedError` for a query that
         fails or takes too long.

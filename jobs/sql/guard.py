@@ -57,7 +57,7 @@ def check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
         raise QueryError(f"give one SQL statement, given {len(statements)}")
     first, kind = words[0].text.lower(), statements[0].type
     if kind not in _READS and not (kind == _KIND.MULTI and first in ("pivot", "with", "from", "select", "(")):
-        raise QueryError(f"{first.upper()} is not allowed here: SQL only reads jobs, leases and results('JOB')")
+        raise QueryError(f"{first.upper()} is not allowed here: SQL only reads the tables of the ledger and results('JOB')")
     if kind == _KIND.EXPLAIN and next(_after_explain(words)).text.lower() not in _EXPLAINED:
         raise QueryError("EXPLAIN is allowed for queries only, because EXPLAIN ANALYZE runs the statement")
     _refuse_inner_copy(words)

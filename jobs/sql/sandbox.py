@@ -107,7 +107,7 @@ def _ending(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[N
         if late.is_set():
             raise QueryError(f"the query took more than {seconds:.0f} s and was stopped; narrow it with WHERE or LIMIT") from error
         if error.message.startswith("Permission Error"):
-            raise QueryError("files and addresses cannot be read here; SQL reads jobs, leases and results('JOB')") from error
+            raise QueryError("files and addresses cannot be read here; SQL reads the tables of the ledger and results('JOB')") from error
         raise
     finally:
         over.set()

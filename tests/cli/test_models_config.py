@@ -46,3 +46,20 @@ def test_models_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
         settled(config, "big")
     with pytest.raises(ConfigError, match="models: small is the name of the first model"):
         settled(config, "small")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"price": {"promt_per_million": 1}}, "test: unknown key price.promt_per_million; did you mean prompt_per_million?"),
+        ({"slo": {"classes": {"voice": {"ttft_m": 5}}}}, "test: unknown key slo.classes.voice.ttft_m; did you mean ttft_slo_ms?"),
+        ({"lease_s": 5}, "test: unknown key lease_s; did you mean harvest.lease_s?"),
+        ({"replicas": "two"}, "test: replicas: give a number, or a range such as {min: 1, max: 4} (given 'two')"),
+        ({"slo": "fast"}, "test: slo: give a section of keys and values (given 'fast')"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_told_with_the_keys_of_its_own_section(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_config(given, "test")
+    assert refused.value.message == told

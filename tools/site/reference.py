@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import duckdb
 import pyarrow as pa
@@ -46,22 +46,37 @@ def cli() -> str:
 def _row(name: str, field: FieldInfo) -> tuple[str, str, str, str, str]:
     kind = getattr(field.annotation, "__name__", "") if isinstance(field.annotation, type) else str(field.annotation)
     bounds = ", ".join(str(bound) for bound in field.metadata).replace("annotated_types.", "")
-    default = "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)}`"
+    value = None if field.is_required() else field.get_default(call_default_factory=True)
+    default = "required" if field.is_required() else "its own" if isinstance(value, BaseModel) else f"`{value}`"
     kind = re.sub(r"typing\.|[a-z_]+\.(?=[a-zA-Z_.]*[A-Z])", "", kind)
     return f"`{name}`", f"`{kind}`", default, bounds, field.description or ""
 
 
 def sections(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, type[BaseModel]]]:
-    """Each section of the configuration, by its key."""
+    """Each section of the configuration, by its key; one of many by ``key.NAME``."""
     yield prefix, model
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from sections(field.annotation, f"{prefix}.{name}".lstrip("."))
+        path = f"{prefix}.{name}".lstrip(".")
+        for part, is_one in _parts(field.annotation):
+            yield from sections(part, path if is_one else f"{path}.NAME")
+
+
+def _parts(kind: Any, *, is_one: bool = True) -> Iterable[tuple[type[BaseModel], bool]]:
+    """The sections that a type holds, and whether it is one of them or many."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind, is_one
+    else:
+        for part in get_args(kind):
+            yield from _parts(part, is_one=is_one and get_origin(kind) not in (dict, tuple, list))
 
 
 def config() -> str:
     text = "# Configuration\n\nThe YAML file of `harvester serve --config FILE`. An unknown key is an error.\n"
+    seen = set[type[BaseModel]]()
     for prefix, model in sections(ServeConfig):
+        if model in seen:  # a further model has the sections of the first
+            continue
+        seen.add(model)
         rows = [_row(name, field) for name, field in model.model_fields.items()]
         title = f"`{prefix}`" if prefix else "Top level"
         text += f"\n## {title}\n\n{model.__doc__}\n\n" + table(("key", "type", "default", "bounds", "meaning"), rows)

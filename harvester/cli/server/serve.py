@@ -57,6 +57,8 @@ def serve(
 def stop(here: Invocation) -> None:
     """Stop the server of the state folder. Its jobs continue with the next server.
 
+    Waits 30 s. Open chats may take longer (`drain_s`, 120 s by default); harvester stop again ends them.
+
     \b
     Example:
         harvester stop

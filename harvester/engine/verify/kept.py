@@ -1,4 +1,4 @@
-"""What the short form found, kept beside the latency profile: one file for each model, device and harvester."""
+"""What a verification found, kept beside the latency profile: one file for each model, device and harvester."""
 
 from __future__ import annotations
 

@@ -115,8 +115,9 @@ class LedgerHost:
             raise self._why.with_traceback(None)
         try:
             self._ledger, self._why = self._opening.open(new_server=False, wait_s=LOCK_WAIT_S if self._why is None else 0.0), None
-        except (HarvesterError, OSError) as error:
-            self._why = error if isinstance(error, HarvesterError) else StorageError(f"cannot open the ledger: {error}")
+        except Exception as error:  # whatever it is: Ray would not start the actor again
+            told = f"cannot open the ledger: {type(error).__name__}: {error}"
+            self._why = error if isinstance(error, HarvesterError) else StorageError(told)
             self._try_at_s = time.monotonic() + AGAIN_S
             log.error("ledger_closed %s", self._why.message)
             raise self._why from None
