@@ -146,6 +146,8 @@ def test_a_dry_run_of_standard_input_keeps_nothing(cli, state):
 
 def test_a_format_of_standard_input_is_not_for_a_file(cli, server, docs):
     assert "--input-format applies to standard input only" in cli("submit", docs, "--input-format", "csv").stderr
+    told = cli("submit", "-", "--encoding", "cp1252", input="a\n").stderr
+    assert "--encoding cp1252 is for files; convert standard input before" in told
 
 
 def test_a_server_on_another_machine_cannot_be_given_standard_input(cli, server, monkeypatch):
