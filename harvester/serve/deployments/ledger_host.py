@@ -65,7 +65,8 @@ class LedgerHost:
                 self._opened()
         else:
             self._ledger = self._opening.open(new_server=not takes_over, wait_s=LOCK_WAIT_S)
-            self._opening.folder().forget_unmade({view.id for view in self._ledger.jobs()})
+            if not takes_over:  # else the jobs application goes on, and may be in the middle of a submit
+                self._opening.folder().forget_unmade({view.id for view in self._ledger.jobs()})
 
     def told(self) -> str:
         """Digest of what it was started with: Ray starts it again with the same, whatever the configuration says by then."""
