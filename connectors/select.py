@@ -16,6 +16,7 @@ import pyarrow as pa
 from connectors.base import Source, listed
 from connectors.copied.snapshot import Origin
 from connectors.copied.source import Rows
+from connectors.databases.exact import exactly, for_duckdb
 from connectors.databases.shape import fault, tokens
 from connectors.edge import first_line
 from connectors.errors import HarvesterError, SourceError
@@ -77,7 +78,7 @@ class QueriedReading:
             statements = connection.extract_statements(self._query)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise SourceError(f"{self.origin.label} must be one SELECT; given: {' '.join(self._query.split())[:80]!r}")
-            reader = connection.sql(self._query).to_arrow_reader(BATCH_ROWS)
+            reader = exactly(connection.sql(self._query)).to_arrow_reader(BATCH_ROWS)
             yield reader.schema, _drawn(reader, self.origin.label, stream)
 
 
@@ -110,7 +111,8 @@ class _Stream:
         self._source = source
         self._number = number
         self.fault: HarvesterError | None = None
-        self.schema = source.schema if number is None else source.schema.append(pa.field(number, pa.int64()))
+        known = pa.schema([field.with_type(for_duckdb(field.type)) for field in source.schema])
+        self.schema = known if number is None else known.append(pa.field(number, pa.int64()))
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)

@@ -47,7 +47,9 @@ class Limits(Section):
         ge=1,
         description="Maximum characters of a JSON schema, grammar, regular expression or list of choices, counted repeats written out.",
     )
-    max_copied_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of the rows that a job copies (all but whole Parquet files).")
+    max_copied_bytes: int | None = Field(
+        default=None, ge=1, description="Maximum bytes of the rows that a job copies (all but whole Parquet files)."
+    )
     max_job_rows: int | None = Field(default=None, ge=1, description="Maximum rows of a job or batch.")
 
 

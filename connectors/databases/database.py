@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from connectors.base import listed
+from connectors.databases.exact import exactly
 from connectors.databases.shape import fault, tokens
 from connectors.edge import first_line, shown
 from connectors.errors import SourceError
@@ -87,7 +88,7 @@ class Database:
         sql = self._select_all(table) if table is not None else self._checked(query or "")
         what = f"table {table!r} of {self._path}" if table is not None else f"the query on {self._path}"
         with self._failing(what):
-            reader = self._connection.sql(sql).to_arrow_reader(BATCH_ROWS)
+            reader = exactly(self._connection.sql(sql)).to_arrow_reader(BATCH_ROWS)
         return reader.schema, self._batches(reader, what)
 
     def _batches(self, reader: Any, what: str) -> Iterator[pa.RecordBatch]:

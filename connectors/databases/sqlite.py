@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 from urllib.parse import quote
 
 from connectors.base import check_unique, listed
@@ -33,7 +35,10 @@ def is_sqlite(path: Path) -> bool:
 
 
 class SqliteReading:
-    """SQLite has no column types that hold: a column here is as wide as its values. Everything is read twice."""
+    """SQLite has no column types that hold: a column here is as wide as its values.
+
+    Rows are kept in a temporary file until all are seen: drawn again, those of a query need not be the same.
+    """
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
@@ -53,11 +58,14 @@ class SqliteReading:
             names = [str(column[0]) for column in cursor.description]
             check_unique(names, self.origin.label)
             columns = Columns(names)
-            for row in cursor:
-                columns.see(dict(zip(names, row, strict=True)))
-            schema = columns.schema
-            again = (dict(zip(names, row, strict=True)) for row in connection.execute(sql))
-            yield schema, (batch_of(schema, rows) for rows in iter(lambda: list(islice(again, BATCH_ROWS)), []))
+            with tempfile.TemporaryFile(prefix="harvester-sqlite-") as kept:
+                while rows := cursor.fetchmany(BATCH_ROWS):
+                    for row in rows:
+                        columns.see(dict(zip(names, row, strict=True)))
+                    pickle.dump(rows, kept)
+                kept.seek(0)
+                schema = columns.schema
+                yield schema, (batch_of(schema, [dict(zip(names, row, strict=True)) for row in rows]) for rows in _pickled(kept))
 
     def _select_all(self, connection: sqlite3.Connection) -> str:
         known = _tables(connection)
@@ -65,6 +73,13 @@ class SqliteReading:
             if name.casefold() == (self.origin.table or "").casefold():
                 return 'select * from "' + name.replace('"', '""') + '"'
         raise SourceError(f"{self.origin.path} has no table {self.origin.table!r}; its tables: {listed(known) or 'none'}")
+
+
+def _pickled(file: IO[bytes]) -> Iterator[list[tuple[Any, ...]]]:
+    """What this process has just written there."""
+    with suppress(EOFError):
+        while True:
+            yield pickle.load(file)
 
 
 def sqlite_tables(path: Path) -> Sequence[str]:
@@ -95,7 +110,7 @@ def _open(path: str) -> Iterator[sqlite3.Connection]:
 @contextmanager
 def _failing(origin: Origin, connection: sqlite3.Connection) -> Iterator[None]:
     try:
-        connection.execute("begin")  # both passes see the same rows
+        connection.execute("begin")
         yield
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise SourceError(f"{origin.label} failed: {first_line(error)}; give a table, or one SELECT over this file") from error

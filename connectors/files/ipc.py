@@ -32,7 +32,8 @@ def _schema(files: fs.FileSystem, data_file: DataFile) -> pa.Schema:
     with reading(data_file.path, "Arrow IPC"), files.open_input_file(data_file.path) as file:
         check_messages(file, shown(data_file.path))
         file.seek(0)
-        return _reader(file).schema.remove_metadata()
+        schema = _reader(file).schema.remove_metadata()
+        return pa.schema([field.with_type(_kept(field.type)) for field in schema])
 
 
 def _batches(files: fs.FileSystem, data_file: DataFile) -> Iterator[pa.RecordBatch]:
@@ -51,7 +52,23 @@ def _batches(files: fs.FileSystem, data_file: DataFile) -> Iterator[pa.RecordBat
                     )
             if batch is None:
                 return
-            yield batch.replace_schema_metadata(None)
+            yield _with_kept(batch.replace_schema_metadata(None))
+
+
+def _kept(kind: pa.DataType) -> pa.DataType:
+    """As Parquet holds it: no views within dictionaries, which polars writes."""
+    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
+        return pa.string()
+    return pa.binary() if pa.types.is_dictionary(kind) and pa.types.is_binary_view(kind.value_type) else kind
+
+
+def _with_kept(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for at, field in enumerate(batch.schema):
+        kind = _kept(field.type)
+        if kind != field.type:
+            array = batch.column(at)  # Arrow does not decode views
+            batch = batch.set_column(at, field.with_type(kind), array.dictionary.cast(kind).take(array.indices))
+    return batch
 
 
 def _reader(file: Any) -> Any:

@@ -28,6 +28,7 @@ BATCH_ROWS = 1024
 BATCH_BYTES = 8 << 20  # of lines
 MAX_LINE_BYTES = 16 << 20  # an object takes up to 30 times its bytes once it is read
 MAX_OBJECT_BYTES = MAX_LINE_BYTES  # of one object of an array
+TAIL_BYTES = 1 << 16  # searched for the end of an array; white space alone may follow it
 
 
 def jsonl_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
@@ -126,6 +127,14 @@ def _items(files: fs.FileSystem, data_file: DataFile, encoding: str, layout: str
                 raise SourceError(
                     f"{where} is not JSON behind item {number}: {told}; fix it, or write one object a line: jq -c '.[]'"
                 ) from error
+        if layout == "array" and not _tail(copy).endswith(b"]"):  # DuckDB takes what was cut behind a comma for whole
+            raise SourceError(f"{where} ends within its array, behind item {number}: it was cut; write it again")
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return file.read().rstrip()
 
 
 def _decoded(files: fs.FileSystem, data_file: DataFile, encoding: str, copy: Path) -> None:

@@ -60,7 +60,7 @@ class SheetReading:
             with _opening(self.origin.path), library.CalamineWorkbook.from_path(copy.name) as book:
                 cells, name = self._cells(book)
         names = _header(cells, f"{self._location.label}, sheet {name!r}")
-        rows = [dict(zip(names, row, strict=True)) for row in _whole([_plain(row) for row in cells[1:]])]
+        rows = [dict(zip(names, row, strict=True)) for row in map(_plain, cells[1:])]
         columns = Columns(names)
         for row in rows:
             columns.see(row)
@@ -98,21 +98,16 @@ def _opening(path: str) -> Iterator[None]:
 
 
 def _header(cells: list[list[Any]], where: str) -> list[str]:
-    names = [str(value).strip() or f"column_{number}" for number, value in enumerate(cells[0], 1)]
+    names = [str(_whole(value)).strip() or f"column_{number}" for number, value in enumerate(cells[0], 1)]
     check_unique(names, f"the first row of {where}")
     return names
 
 
 def _plain(row: list[Any]) -> list[Any]:
     """An empty cell is null. A formula that failed has its error as text, as the sheet shows it; a time span is ISO text of hours."""
-    return [None if value == "" else str(value) if isinstance(value, timedelta) else value for value in row]
+    return [None if value == "" else str(value) if isinstance(value, timedelta) else _whole(value) for value in row]
 
 
-def _whole(rows: list[list[Any]]) -> list[list[Any]]:
-    """Columns of numbers that are all whole, as integers: a workbook knows doubles only."""
-    for index in range(len(rows[0]) if rows else 0):
-        values = [row[index] for row in rows if row[index] is not None]
-        if values and all(isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 for value in values):
-            for row in rows:
-                row[index] = None if row[index] is None else int(row[index])
-    return rows
+def _whole(value: Any) -> Any:
+    """A whole number as an integer: a workbook knows doubles only. Beside fractions in its column it is one of them again."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53 else value

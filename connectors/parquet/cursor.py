@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,6 +30,7 @@ class GroupCursor:
     def __init__(self, files: fs.FileSystem, data_file: DataFile, group: int, size: tuple[int, int], columns: Sequence[str]) -> None:
         rows, group_bytes = size
         self.position = 0
+        self._opened = _stat(files, data_file.path)
         self._path = data_file.path
         self._rest: pa.RecordBatch | None = None
         batch_rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * rows // max(1, group_bytes)))
@@ -52,14 +54,26 @@ class GroupCursor:
         if DataFile.of(files, info, data_file.relative) != data_file:
             raise SourceError(f"{data_file.path} changed while it was read; submit it again as a new job")
 
+    def _check_kept(self) -> None:
+        """Raise `SourceError` where a local file was written to since it was opened; one that was replaced or removed is still held."""
+        now = None if self._opened is None else _stat(fs.LocalFileSystem(), self._path)
+        if now is not None and self._opened is not None and now != self._opened and now[0] == self._opened[0]:
+            raise SourceError(f"{self._path} changed while it was read; submit it again as a new job")
+
     def skip(self, count: int) -> None:
         """Pass over rows. Costs their decoding: Parquet pages cannot be entered in the middle."""
         for _ in self._slices(count):
             pass
 
     def take(self, count: int) -> list[pa.RecordBatch]:
-        """The next ``count`` rows, in as many batches as they came in. Raises `SourceError` where the file ends before."""
-        return list(self._slices(count))
+        """The next ``count`` rows, in as many batches as they came in.
+
+        Raises `SourceError` where the file ends before, and where a local file was overwritten since it was opened.
+        """
+        try:
+            return list(self._slices(count))
+        finally:
+            self._check_kept()
 
     def _slices(self, count: int) -> Iterator[pa.RecordBatch]:
         while count > 0:
@@ -82,3 +96,14 @@ class GroupCursor:
         self._batches = iter(())
         self._parquet.close()
         self._stream.close()
+
+
+def _stat(files: fs.FileSystem, path: str) -> tuple[int, int, int] | None:
+    """Inode, time of change and size of a local file; None of others, and of one that is not there."""
+    if not isinstance(files, fs.LocalFileSystem):
+        return None
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -15,7 +15,7 @@ from pyarrow import fs
 from connectors.edge import reading
 from connectors.errors import SourceError
 from connectors.paths.location import Location
-from connectors.paths.marks import above, marked
+from connectors.paths.marks import above, between, marked, marks_of
 from connectors.paths.names import KNOWN, FileKind, kind_of
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -68,7 +68,7 @@ def find(location: Location) -> tuple[FileKind, tuple[DataFile, ...]]:
                 _ask(location)
             raise SourceError(f"{location.label} does not exist; give the path of {KNOWN}")
     prefix = root.rstrip("/") + "/"
-    _refuse_tables(location, root, [entry.path.removeprefix(prefix) for entry in found])
+    _refuse_tables(location, root, [entry.path.removeprefix(prefix) for entry in found], is_whole=info.type == fs.FileType.Directory)
     visible = {relative: entry for entry in found if not _is_hidden(relative := entry.path.removeprefix(prefix))}
     if location.rules is not None:
         for entry in visible.values():
@@ -90,13 +90,22 @@ def _ask(location: Location) -> None:
             raise error.__cause__ from error
 
 
-def _refuse_tables(location: Location, root: str, relatives: Sequence[str]) -> None:
-    """Raise `SourceError` for files of a table format: which of them count, and which of their rows, only the table's log says."""
+def _refuse_tables(location: Location, root: str, relatives: Sequence[str], *, is_whole: bool) -> None:
+    """Raise `SourceError` for files of a table format: which of them count, and which of their rows, only the table's log says.
+
+    ``is_whole``: all files below the root are known, not only those that a glob matches.
+    """
     inner = marked(relatives)
     with reading(location.uri):
         found = (
             above(location.files, f"{root.rstrip('/')}/x") if inner is None else (inner[0], f"{root.rstrip('/')}/{inner[1]}".rstrip("/"))
         )
+        folders = [] if is_whole or found is not None else between(relatives)
+        for folder in (f"{root.rstrip('/')}/{one}" for one in folders):
+            form = marks_of(location.files, folder)
+            if form is not None:
+                found = form, folder
+                break
     if found is not None:
         form, folder = found
         raise SourceError(

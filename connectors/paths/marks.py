@@ -67,6 +67,12 @@ def marks_of(files: fs.FileSystem, folder: str) -> TableFormat | None:
     return None
 
 
+def between(relatives: Iterable[str]) -> list[str]:
+    """The folders that files lie in below a root, outermost first; those of a partition (``key=value``) are their table's."""
+    folders = {str(parent) for relative in relatives for parent in PurePosixPath(relative).parents}
+    return sorted((one for one in folders - {"."} if "=" not in one.rpartition("/")[2]), key=lambda one: (one.count("/"), one))
+
+
 def above(files: fs.FileSystem, path: str) -> tuple[TableFormat, str] | None:
     """The table that ``path``, a folder or the literal part of a glob, lies in, and that table's folder."""
     for folder in (str(parent) for parent in PurePosixPath(path).parents):

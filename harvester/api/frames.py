@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,15 @@ def batches_of(frame: Any) -> pa.RecordBatchReader:
         return frame.to_reader(BATCH_ROWS)
     if isinstance(frame, list | tuple) and all(isinstance(row, Mapping) for row in frame):
         names = dict.fromkeys(name for row in frame for name in row)  # Arrow would take those of the first row alone
-        return pa.table({name: [row.get(name) for row in frame] for name in names}).to_reader(BATCH_ROWS)
+        return pa.table({name: _alike([row.get(name) for row in frame]) for name in names}).to_reader(BATCH_ROWS)
     for name in ("to_arrow_reader", "fetch_record_batch"):  # DuckDB, by version: before the stream below, which takes all rows at once
         if hasattr(frame, name):
             return getattr(frame, name)(BATCH_ROWS)
     if library_of(frame) == "pandas":  # whose own stream has the index as one more column
         return pa.Table.from_pandas(frame, preserve_index=False).to_reader(BATCH_ROWS)
+    if library_of(frame) == "polars":  # whose views within dictionaries Parquet does not hold
+        polars = needed("polars", "a polars frame")
+        return frame.to_arrow(compat_level=polars.CompatLevel.oldest()).to_reader(BATCH_ROWS)
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(frame)
     if hasattr(frame, "to_arrow"):
@@ -52,9 +56,16 @@ def as_file(frame: Any, name: str) -> Iterator[Path]:
             with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
                 for batch in reader:
                     writer.write_batch(batch)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
             raise HarvesterError(f"the rows cannot be written to {path}: {error}") from error
         yield path
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    """Days beside times begin at midnight: Arrow would cut the times off where a day comes first."""
+    if not any(isinstance(value, datetime) for value in values):
+        return values
+    return [datetime.combine(value, time()) if type(value) is date else value for value in values]
 
 
 def safe_name(name: str) -> str:
@@ -72,7 +83,7 @@ def like(frame: Any, table: pa.Table) -> Any:
         return [row for batch in table.to_batches() for row in dicts(batch)]
     library = library_of(frame)
     if library == "pandas":  # with the frame's own index: pandas assigns a column by it
-        return table.to_pandas().set_axis(frame.index, axis=0)
+        return table.to_pandas().set_axis(frame.index[: table.num_rows], axis=0)
     if library == "polars":
         return needed("polars", "a polars frame").from_arrow(table)
     if library == "duckdb":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -40,25 +41,44 @@ def upload(path: Path) -> Flow[str]:
 
 
 def files_of(path: Path) -> tuple[Path, list[Path]]:
-    """The folder, and the file itself or those of a folder or glob, sorted. Raises `HarvesterError` where there is none."""
+    """The folder, and the file itself or those of a folder or glob, sorted: the files that a server would read at that path.
+
+    Raises `HarvesterError` where there is none, and for files of a table whose log says which of them count.
+    """
     if path.is_file():
         return path.parent, [path]
     if path.is_dir():
-        marks = [str(found.relative_to(path)) for log in _LOGS for found in path.glob(log)]
-        if marks:
-            raise HarvesterError(
-                f"{path} is a table with a log ({marks[0]}), whose files mean nothing one by one; read it here and submit the frame, "
-                "or submit an address that the server reads"
-            )
-        root, found = path.resolve(), [file for file in path.resolve().rglob("*") if file.is_file()]
+        root = path.resolve()
+        found = _files_in(root)
     else:
         parts = path.absolute().parts
         root = Path(*parts[: next((number for number, part in enumerate(parts) if _GLOB.search(part)), len(parts) - 1)])
-        found = [file for name in glob.glob(str(path.absolute()), recursive=True) if (file := Path(name)).is_file()]  # noqa: PTH207
-    found = [file for file in found if not any(part[0] in "._" for part in file.relative_to(root).parts)]
-    if not found:
+        matched = [Path(name) for name in glob.glob(str(path.absolute()), recursive=True)]  # noqa: PTH207
+        found = {file for one in matched for file in (_files_in(one) if one.is_dir() else {one})}
+    for folder in {root, *root.parents, *(parent for file in found for parent in file.parents if parent.is_relative_to(root))}:
+        marks = [str(mark.relative_to(folder)) for log in _LOGS for mark in folder.glob(log)]
+        if marks:
+            raise HarvesterError(
+                f"{folder} is a table with a log ({marks[0]}), whose files mean nothing one by one; read it here and submit the frame, "
+                "or submit an address that the server reads"
+            )
+    shown = [file for file in found if not any(part[0] in "._" for part in file.relative_to(root).parts)]
+    if not shown:
         raise HarvesterError(f"no file at {path}; give the path of a file, a folder or a glob, or an address that the server reads")
-    return root, sorted(found)
+    return root, sorted(shown)
+
+
+def _files_in(folder: Path) -> set[Path]:
+    """To the bottom, through links too, each folder once."""
+    found, seen = set[Path](), set[str]()
+    for base, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(base)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        found |= {Path(base, name) for name in names if Path(base, name).is_file()}
+    return found
 
 
 def _relative(file: Path, root: Path) -> str:

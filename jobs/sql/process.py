@@ -106,7 +106,9 @@ class QueryProcesses:
                     self._stop()
                     if is_last:
                         ours.close()
-                        raise StorageError(f"no process for SQL can be started: {error.strerror}; its machine is short of processes or memory: try again") from error
+                        raise StorageError(
+                            f"no process for SQL can be started: {error.strerror}; its machine is short of processes or memory: try again"
+                        ) from error
         raise AssertionError("unreachable")
 
     def _launch(self) -> None:

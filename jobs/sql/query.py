@@ -32,7 +32,7 @@ LedgerTables = Callable[[str], pa.Table | None]  # name of a table -> its rows; 
 _RESULTS = """
 CREATE MACRO results(job) AS TABLE SELECT * FROM read_parquet(
     coalesce(getvariable('parts')[job], [error('unknown job ' || coalesce(job, 'NULL') || getvariable('newest'))]),
-    union_by_name := true
+    union_by_name := true, hive_partitioning := false
 )
 """
 

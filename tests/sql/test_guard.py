@@ -97,8 +97,8 @@ def test_what_could_change_the_state_is_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("copy (select 1) to '/tmp/x.csv'", "COPY is not allowed here: SQL only reads jobs, leases and results('JOB')"),
-        ("set threads = 1", "SET is not allowed here: SQL only reads jobs, leases and results('JOB')"),
+        ("copy (select 1) to '/tmp/x.csv'", "COPY is not allowed here: SQL only reads the tables of the ledger and results('JOB')"),
+        ("set threads = 1", "SET is not allowed here: SQL only reads the tables of the ledger and results('JOB')"),
         ("select 1; select 2", "give one SQL statement, given 2"),
         ("explain analyze copy (select 1) to 'x.csv'", EXPLAIN),
         ("with t as (copy (select 1) to 'x.csv') select * from t", COPY_WITHIN),

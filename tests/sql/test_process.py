@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,14 @@ def _server() -> psutil.Process:
 
 
 def _query() -> psutil.Process:
-    """The one query that runs."""
+    """The one query that runs; a busy machine may take a while to show it."""
+    end_s = time.monotonic() + 60
+    while (found := next(_queries(), None)) is None:
+        assert time.monotonic() < end_s, "no query runs"
+        time.sleep(0.05)
+    return found
+
+
+def _queries() -> Iterator[psutil.Process]:
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return next(query for server in alive if "jobs.sql.forkserver" in server.cmdline() for query in server.children())
+    return (query for server in alive if "jobs.sql.forkserver" in server.cmdline() for query in server.children())
