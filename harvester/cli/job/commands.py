@@ -97,8 +97,8 @@ def submit(
     sampled: dict[str, Any] = {"model": model, "adapter": adapter, "max_tokens": max_tokens, "temperature": temperature}
     sampled |= {"thinking": read_thinking(thinking), "chat_template_kwargs": read_template_kwargs(chat_template_kwargs)}
     if source == STANDARD_INPUT and (encoding is not None or ragged):
-        option = f"--encoding {encoding}" if encoding is not None else "--ragged"
-        raise UsageError(f"{option} is for files; convert standard input before (iconv -f cp1252 -t utf-8), or submit a file")
+        named = f"--encoding {encoding}" if encoding is not None else "--ragged"
+        raise UsageError(f"{named} is for files; convert standard input before (iconv -f cp1252 -t utf-8), or submit a file")
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:
         request = build_request(given.uri, task=task, options=task_options(asks, option or ()), **reads, **limits, **sampled)
         if dry_run:
