@@ -107,8 +107,9 @@ def test_several_engine_cores_are_refused_and_replicas_named(models: dict[str, P
         ("plain", {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}, "workers on several machines"),
         ("plain", {"runner": "pooling", "convert": "embed"}, "pooling models"),
         ("plain", {"kv_transfer_config": FOREIGN}, "kv_transfer_config"),
+        ("plain", {"offload_group_size": 2}, "weight offloading"),
     ],
-    ids=["recurrent", "drafts", "pipeline", "several machines", "pooling", "another connector"],
+    ids=["recurrent", "drafts", "pipeline", "several machines", "pooling", "another connector", "weights"],
 )
 def test_safepoints_are_off_where_a_step_cannot_be_taken_back_and_the_log_says_why(
     model: str, engine: dict[str, Any], why: str, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -199,3 +199,30 @@ def test_blocks_of_a_request_that_goes_before_masks_are_asked_for_are_forgotten_
     drive.enter(drive.asked("again", prompt, 5, offline=True))
     output = drive.schedule()
     assert output.num_scheduled_tokens["again"] == 200, "nothing of its prompt has been computed"
+
+
+# -- KV that ends in the middle of a step ---------------------------------------------------------------------------------------------
+
+
+def test_who_loses_kv_in_the_middle_of_a_step_leaves_no_block_that_nobody_wrote() -> None:
+    tokens = 16
+    sections = {"share": {"reserved_slots": 0, "reserved_kv": 0.0}, "schedule": {"reserve": "fixed"}}
+    drive = Drive(embedded_model(), HarvestScheduler, 80, 8, tokens, sections, model_tokens=512, step_tokens=162)
+    scheduler, pool = drive.scheduler, drive.scheduler.kv_cache_manager.block_pool
+    prefix = list(range(4 * tokens))  # of two rows: who of them goes gives less back than it holds
+    for name, own, at_s in (("C", 500, 1.0), ("V", 600, 2.0)):
+        asked = prefix + [own + number for number in range(14 if name == "C" else 10)]
+        drive.enter(drive.asked(name, asked, 100, offline=True, arrived_s=at_s, job="y"))
+        drive.step()
+    late = drive.asked("A", [1000 + number for number in range(12 * tokens)], 100, offline=True, arrived_s=3.0, job="x")
+    drive.enter(late)
+    drive.step()
+    scheduler.running.sort(key=lambda request: "ACV".index(request.request_id))  # of another job: admitted first though it came last
+    scheduler._ahead.clear()
+    held = pool.get_new_blocks(drive.free_blocks - 1)
+    computed = late.num_computed_tokens
+    output = drive.schedule()
+    drive.sent(output)
+    drive.update(output)
+    pool.free_blocks(held)
+    assert late.request_id in output.num_scheduled_tokens or scheduler.kv_cache_manager.get_computed_blocks(late)[1] <= computed

@@ -144,6 +144,10 @@ def test_a_single_bit_that_flips_on_the_way_is_found(way: int, monkeypatch: pyte
     assert not kvcopy.kv_comes_back([torch.randn(40, 8)], 40)
 
 
+def test_blocks_that_a_kernel_sees_as_several_are_looked_at_whole() -> None:
+    assert kvcopy.kv_comes_back([torch.randn(10, 2, 8), torch.randn(2, 10, 8)], 5)
+
+
 def test_a_part_that_is_wrong_is_off_at_the_next_start_and_others_stay_on(tmp_path: Path) -> None:
     profile, config = tmp_path / "profiles" / "tiny-1.json", parse_config({"checkpoint": {"enabled": True}}, "test")
     kept.write(profile, [Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.KV, True, "whole"), Verdict(Part.TIMES, None, "too few")])

@@ -50,6 +50,7 @@ class Asked:
     scheduler_cls: str | type[object] | None = None
     kv_connector: str | None = None
     ec_connector: bool = False
+    moves_weights: bool = False  # layers' weights come to the device while it computes others (vLLM's `offload_config`)
 
     @property
     def foreign_connector(self) -> bool:
@@ -98,6 +99,7 @@ def without_safepoints(asked: Asked) -> list[str]:
         (
             (parallel.pipeline > 1, "pipeline parallel: a stage may be past the step that another ends"),
             (parallel.context > 1, "context parallel: not proven"),
+            (asked.moves_weights, "weight offloading: a step that ends within a layer would leave another layer's weights in its place"),
             (parallel.micro_batches, "two micro-batches in flight (DBO) end at different places"),
             (parallel.apart, "workers on several machines: those on another one do not see the signal"),
             (asked.speculative, "speculative decoding: the drafts that a step checks are gone when it is done again"),

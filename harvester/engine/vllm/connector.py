@@ -198,7 +198,7 @@ def _given(output: SchedulerOutput, group: int) -> Iterator[tuple[str, list[int]
 def host_layout(vllm_config: VllmConfig, caches: KVCacheConfig) -> HostLayout:
     """Of an engine whose ``kv_transfer_config`` is `harvester.engine.checkpoints.budget.transfer_config`."""
     found = build_offloading_config(vllm_config, caches)
-    groups = caches.prefix_cacheable_group_ids
+    groups, layout = caches.prefix_cacheable_group_ids, vllm_config.cache_config.kv_cache_layout
     kinds = [spec for number in groups for spec in _layer_specs(caches, number).values()]
     workers = found.parallel.world_size
     slot_bytes = -(-found.worker_kv_bytes_per_block * workers // PAGE_BYTES) * PAGE_BYTES
@@ -209,7 +209,10 @@ def host_layout(vllm_config: VllmConfig, caches: KVCacheConfig) -> HostLayout:
         block_tokens=found.groups[0].tokens_per_block,
         hash_tokens=found.cache.tokens_per_hash,
         partial_blocks=bool(found.extra_config.get("partial_blocks", True)),
-        able=len(groups) == 1 and all(isinstance(kind, FullAttentionSpec) for kind in kinds),
+        # A ring beside full attention, which is in no prefix cache, would have to be copied with a block that is partly filled.
+        able=len(caches.kv_cache_groups) == len(groups) == 1
+        and all(isinstance(kind, FullAttentionSpec) for kind in kinds)
+        and (layout is None or vllm_config.cache_config.get_resolved_kv_cache_layout().is_block_compact),
         prefix_caching=vllm_config.cache_config.enable_prefix_caching,
     )
 

@@ -21,6 +21,7 @@ from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.ompmultiprocessing import OMPProcessManager
+from vllm.utils.platform_utils import is_uva_available
 from vllm.v1.engine import utils
 from vllm.v1.executor import multiproc_executor
 
@@ -116,7 +117,8 @@ def asked_of(vllm_config: VllmConfig) -> Asked:
     """What of a finished configuration decides which parts of harvester work."""
     parallel, model, transfer = vllm_config.parallel_config, vllm_config.model_config, vllm_config.kv_transfer_config
     scheduler, limits = vllm_config.scheduler_config, model.multimodal_config
-    own = scheduler.scheduler_cls
+    own, offload = scheduler.scheduler_cls, vllm_config.offload_config
+    uva = offload.uva.cpu_offload_gb > 0
     return Asked(
         model=model.model,
         runner_type=model.runner_type,
@@ -136,6 +138,7 @@ def asked_of(vllm_config: VllmConfig) -> Asked:
         scheduler_cls=own,
         kv_connector=None if transfer is None else transfer.kv_connector or "",
         ec_connector=vllm_config.ec_transfer_config is not None,
+        moves_weights=offload.offload_backend == "prefetch" or offload.prefetch.offload_group_size > 0 or (uva and not is_uva_available()),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -61,6 +62,9 @@ class HarvestScheduling(Stock):
         self._brain = Brain(parts_of(settings.parts(blocks), self._profile.model, kv), policy)
         if planner is not None and not cpu:
             self.defer_block_free = False  # a device's copies back come behind the steps that may still write to the block
+        # Should vLLM run out of KV in the middle of a step, the last in the plan's order loses its own: it has not been scheduled yet. By
+        # priority vLLM takes the latest arrival: one that was scheduled leaves blocks in the prefix cache that nobody wrote.
+        self.policy = SchedulingPolicy.FCFS
         self.waiting = WaitingQueue(self._brain.offline, self._arrive, self._waits)
         self._report = Reporting(settings, config, shared)
         self._ahead = PlanAhead(self._row)

@@ -61,9 +61,13 @@ def kv_comes_back(caches: Sequence[torch.Tensor], blocks: int) -> bool:
 
 
 def _by_block(cache: torch.Tensor, blocks: int) -> torch.Tensor:
-    """The cache with its blocks along the first axis."""
-    axis = next(i for i, size in enumerate(cache.shape) if size == blocks)
-    return cache.movedim(axis, 0)
+    """The cache with its blocks along the first axis. One whose blocks a kernel sees as several has those along the second."""
+    axis = next((i for i, size in enumerate(cache.shape) if size == blocks), None)
+    if axis is not None:
+        return cache.movedim(axis, 0)
+    axis = next(i for i, size in enumerate(cache.shape) if size % blocks == 0)
+    moved = cache.movedim(axis, 0)
+    return moved.view(blocks, -1, *moved.shape[1:])
 
 
 def _timed(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], wait: bool) -> float:
