@@ -207,6 +207,7 @@ class Brain:
             reserve=parts.reserve.reserve(now_s),
             guarantee=parts.offline.guarantee(),
             ranks=ranks,
+            freeing=view.freeing,
             max_waited=parts.kv.max_waited,
             block_tokens=view.block_tokens,
             offline_rows=parts.offline.known,

@@ -6,7 +6,7 @@ Times are seconds of one monotonic clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,6 +53,14 @@ class Running(NamedTuple):
     unsaved: int = 0  # of those, not in host memory
 
 
+Freeing = Callable[[Running], int]  # asked of one request after the other: the KV blocks that are free once it has lost its own too
+
+
+def unshared() -> Freeing:
+    """Where requests share no blocks."""
+    return lambda one: one.blocks_now
+
+
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """What an engine holds before a step. ``running``: oldest first; a plan names them by their places in it."""
@@ -76,6 +84,7 @@ class EngineView:
     stalled: bool = False  # the last step could run nothing though online requests wait, or nothing of one that runs
     item_holders: frozenset[str] = frozenset()  # requests that hold images beside their KV; looked at where ``stalled``
     batch: Batch | None = None  # `batch_of` all that run, where it was made ahead
+    freeing: Callable[[], Freeing] = unshared  # looked at where requests are to lose their KV: rows of a template share its blocks
     stretches: int = 0  # most parts that safepoints can cut a step into; 0: no step can end early
 
 

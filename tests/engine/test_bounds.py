@@ -226,3 +226,25 @@ def test_who_loses_kv_in_the_middle_of_a_step_leaves_no_block_that_nobody_wrote(
     drive.update(output)
     pool.free_blocks(held)
     assert late.request_id in output.num_scheduled_tokens or scheduler.kv_cache_manager.get_computed_blocks(late)[1] <= computed
+
+
+@pytest.mark.parametrize("shared", [0, 30])
+def test_a_chat_gets_the_kv_of_rows_that_share_theirs_at_once(shared: int) -> None:
+    tokens = 16
+    sections = {"share": {"reserved_slots": 0, "reserved_kv": 0.0}, "schedule": {"reserve": "fixed"}}
+    drive = Drive(embedded_model(), HarvestScheduler, 1200, 24, tokens, sections, model_tokens=1024, step_tokens=2048)
+    for row in range(16):
+        template = list(range(shared * tokens)) if shared else [10_000 * row + number for number in range(30 * tokens)]
+        own = [5000 + 100 * row + number for number in range(8)]
+        drive.enter(drive.asked(f"r{row}", template + own, 300, offline=True, job="j"))
+        drive.step()
+    drive.scheduler.kv_cache_manager.block_pool.get_new_blocks(drive.free_blocks - 4)  # held by others
+    chat = drive.asked("chat", [900_000 + number for number in range(20 * tokens)], 8, offline=False)
+    drive.enter(chat)
+    steps = 0
+    while not chat.num_output_tokens and steps < 60:
+        drive.step()
+        steps += 1
+    assert steps <= 2
+    rows = sum(name.startswith("r") for name in drive.running)
+    assert rows >= (0 if shared else 14), "no more give way than must"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -168,8 +169,26 @@ def view(
         item_holders=frozenset(scheduler.encoder_cache_manager.request_cached_ids) if stalled else frozenset(),
         chat_only=chat_only,
         batch=batch,
+        freeing=partial(OwnBlocks, scheduler.kv_cache_manager),
         stretches=stretches,
     )
+
+
+class OwnBlocks:
+    """A `harvester.policy.view.Freeing` over vLLM's blocks: those that nobody holds any more, of the requests asked for so far."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._holders: dict[int, int] = {}  # that are left, by block
+
+    def __call__(self, one: Running) -> int:
+        freed = 0
+        for group in self._manager.get_blocks(one.name).blocks:
+            for block in group:
+                if not block.is_null:
+                    left = self._holders[block.block_id] = self._holders.get(block.block_id, block.ref_cnt) - 1
+                    freed += left == 0
+        return freed
 
 
 def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, int]:

@@ -21,7 +21,8 @@ def short_of_kv(view: EngineView, step: StepPlan, *, prompts: bool = True) -> tu
 
     ``prompts``: whether any request may compute more than one token.
     """
-    running, free_blocks = view.running, view.free_blocks + sum([view.running[place].blocks_now for place in step.preempt])
+    running, frees = view.running, view.freeing()
+    free_blocks = view.free_blocks + sum([frees(running[place]) for place in step.preempt])
     if free_blocks >= len(step.run) and not (prompts and max([running[place].step_tokens for place in step.run], default=0) > 1):
         return ()  # a decode needs one block at most
     block_tokens, runs = view.block_tokens, [running[place] for place in step.run]
@@ -38,7 +39,7 @@ def short_of_kv(view: EngineView, step: StepPlan, *, prompts: bool = True) -> tu
     while short > 0 and len(rows) > (not others):
         newest = rows.pop()
         lost.append(newest)
-        short -= running[newest].blocks_now + needs.get(newest, 0)
+        short -= frees(running[newest]) + needs.get(newest, 0)
     return tuple(lost)
 
 

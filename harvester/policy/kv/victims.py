@@ -35,7 +35,7 @@ def victims(view: StepView, batch: Batch) -> frozenset[int]:
     blocks = view.online_waiting_blocks + batch.step_blocks - view.free_blocks
     if slots <= 0 and blocks <= 0:
         return frozenset()
-    chosen: set[int] = set()
+    chosen, frees = set[int](), view.freeing()
     rows = sorted([*batch.decodes, *batch.prefills], reverse=True)
     for place in sorted(rows, key=lambda place: max(0, running[place].unsaved - view.max_waited)):
         if slots <= 0 and blocks <= 0:
@@ -43,5 +43,5 @@ def victims(view: StepView, batch: Batch) -> frozenset[int]:
         one = running[place]
         chosen.add(place)
         slots -= 1
-        blocks -= one.blocks_now + (one.blocks_step if one.step_tokens <= 1 else 0)
+        blocks -= frees(one) + (one.blocks_step if one.step_tokens <= 1 else 0)
     return frozenset(chosen)

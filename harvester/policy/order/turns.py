@@ -57,9 +57,9 @@ def give_up(view: EngineView, ranks: Mapping[str, int]) -> tuple[int, ...]:
         return ()
     order = sorted(range(len(running)), key=lambda place: ranks.get(running[place].name, len(ranks)))
     grows = _growing([running[place] for place in order], view)
-    short, lost = sum(grows) - view.free_blocks, list[int]()
+    short, lost, frees = sum(grows) - view.free_blocks, list[int](), view.freeing()
     while short > 0 and len(order) > 1:
-        short -= running[order[-1]].blocks_now + grows.pop()
+        short -= frees(running[order[-1]]) + grows.pop()
         lost.append(order.pop())
     return tuple(lost)
 

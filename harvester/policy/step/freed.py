@@ -28,13 +28,13 @@ def without(view: EngineView, lost: Collection[int]) -> tuple[EngineView, list[i
     """The view when the requests at ``lost`` have given up their KV, and where each of its running requests was."""
     gone = set(lost)
     places = [place for place in range(len(view.running)) if place not in gone]
-    freed = [view.running[place] for place in lost]
+    freed, frees = [view.running[place] for place in lost], view.freeing()
     again = [_again(one, view.block_tokens) for one in freed if not one.offline]
     rest = replace(
         view,
         running=[view.running[place] for place in places],
         waiting=WithMore(view.waiting, again) if again else view.waiting,
-        free_blocks=view.free_blocks + sum(one.blocks_now for one in freed),
+        free_blocks=view.free_blocks + sum(frees(one) for one in freed),
         batch=None,
     )
     return rest, places

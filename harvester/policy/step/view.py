@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harvester.policy.view import Running
+from harvester.policy.view import Freeing, Running, unshared
 
 if TYPE_CHECKING:
     from harvester.policy.order.offline import OfflineRow
@@ -48,6 +48,7 @@ class StepView:
     waiting_unpromised: bool = False  # one of the waiting online requests has no time at which its first token is due
     debt_s: float = 0.0  # by how much chat that is promised no number is behind what it may be delayed
     gap_s: float | None = None  # until the next token of chat is due; None: the least TPOT that is promised
+    freeing: Callable[[], Freeing] = unshared  # see `harvester.policy.view.EngineView`
     max_waited: int = 0  # KV blocks that the step may wait for while victims save them
     block_tokens: int = 16
     offline_rows: Mapping[str, OfflineRow] = field(default_factory=dict)  # those that have not ended, waiting or not
