@@ -15,6 +15,8 @@ class Engine:
     ``layers``: between which a step of offline work alone may end for an arrival; 0: such steps run to their end. A safepoint costs
     ``safepoint_s``, and one is wanted every ``detect_s``, or more often where the plan says so.
     ``end_beside_chat``: so may one that chat decodes in.
+    ``latest_gives_way``: of a step in the middle of which KV runs out, the latest arrival loses its own, rows first, as in stock vLLM by
+    priority; else the last in the plan's order.
     ``max_ttft_delay_fraction``, ``max_slowdown``: see `harvester.policy.step.preempt.Arrival`.
     """
 
@@ -30,6 +32,7 @@ class Engine:
     safepoint_s: float = 0.0
     detect_s: float = 0.03
     end_beside_chat: bool = False
+    latest_gives_way: bool = False
     max_slowdown: float | None = None
     max_ttft_delay_fraction: float = 1.0
 

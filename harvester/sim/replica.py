@@ -1,6 +1,6 @@
 """vLLM's own mechanism around a plan: who runs, who is admitted and who loses KV for want of a block.
 
-As `vllm.v1.core.sched.scheduler.Scheduler.schedule` of vLLM 0.32 does it, with chunked prefill and the policy "priority". Not simulated:
+As `vllm.v1.core.sched.scheduler.Scheduler.schedule` of vLLM 0.32 does it, with chunked prefill. Not simulated:
 blocks that requests share, KV of a preempted request that is still in the prefix cache, and requests that are aborted.
 """
 
@@ -15,6 +15,10 @@ from harvester.policy.waiting import Waiting, WaitingOnline
 from harvester.sim.engine import Engine
 from harvester.sim.host import HostMemory
 from harvester.sim.track import Track
+
+
+def _latest(one: Track) -> tuple[bool, int, float]:
+    return one.offline, one.request.priority, one.arrival_s
 
 
 @dataclass(slots=True)
@@ -99,7 +103,7 @@ class Replica:
             more = max(0, self.engine.blocks(track.computed + tokens) - track.blocks)
             while more > self.free_blocks:
                 enough = False
-                victim = max(run, key=lambda one: (one.offline, one.request.priority, one.arrival_s))
+                victim = max(run, key=_latest) if self.engine.latest_gives_way else run[-1]
                 place -= run.index(victim) < place
                 run.remove(victim)
                 step.tokens_left += step.work.pop(victim, 0)

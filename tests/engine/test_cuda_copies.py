@@ -50,7 +50,9 @@ def worker_of(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, ranks: int = 1,
     attention = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
     caches = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["a", "b"], attention)])
     transfer = SimpleNamespace(kv_connector_extra_config=extra)
-    vllm_config = SimpleNamespace(kv_transfer_config=transfer, cache_config=SimpleNamespace(enable_prefix_caching=True))
+    vllm_config = SimpleNamespace(
+        kv_transfer_config=transfer, cache_config=SimpleNamespace(enable_prefix_caching=True, kv_cache_layout=None)
+    )
     made = module.CheckpointConnector(vllm_config, KVConnectorRole.WORKER, caches)  # type: ignore[arg-type]
     made.register_kv_caches({name: torch.rand(BLOCKS, PAGE_BYTES // 4) for name in ("a", "b")})
     return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def engine(ends: bool) -> Engine:
 
 def run(system: CoServing, load: Load, seconds: float, slo_s: tuple[float, float]) -> dict[str, float]:
     """Figures of ``load``, which begins after `WARM_S` of batch work alone."""
-    made = engine(system.ends)
+    made = replace(engine(system.ends), latest_gives_way=not system.slo)
     simulation = Simulation(made, system.brain(slo_s, made.total_blocks))
     chat = [SimRequest(f"chat{i}", WARM_S + one.at_s, one.prompt_tokens, one.output_tokens) for i, one in enumerate(load)]
     rows = offline_job("job", round(4 * (WARM_S + seconds)), ROWS, random.Random(2)) if system.rows else []

@@ -118,7 +118,8 @@ class Mark:
 
 
 def _played(case: Case, brain: Brain, trace: Sequence[Request], seconds: float) -> tuple[list[Outcome], list[Mark], Simulation]:
-    simulation = Simulation(case.engine(), brain)
+    is_stock = isinstance(brain.parts.admission, Greedy)
+    simulation = Simulation(replace(case.engine(), latest_gives_way=is_stock), brain)
     begin = simulation.run(trace, until_s=LEARNT * seconds)
     middle = _mark(simulation, begin)
     ended = begin + simulation.run(until_s=seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -92,7 +92,7 @@ class Bench:
 
     def priority(self) -> Played:
         """A quarter of the slots is left free, so that an arrival finds one."""
-        return self._played(StockPriority(self.case.slots * 3 // 4), self._engine(0), self._job())
+        return self._played(StockPriority(self.case.slots * 3 // 4), replace(self._engine(0), latest_gives_way=True), self._job())
 
     def harvester(self, ttft_s: float, tpot_s: float) -> Played:
         """With the shipped defaults and this SLO."""
