@@ -67,6 +67,8 @@ def reading(what: str, kind: str = "Parquet") -> Iterator[None]:
 
 
 def _is_away(error: Exception) -> bool:
+    if isinstance(error, pa.ArrowInvalid):  # of what was read: its message may hold any word of it
+        return False
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _AWAY_NUMBERS or isinstance(error, ConnectionError | TimeoutError)
     return isinstance(error, ConnectionError | TimeoutError) or _AWAY_WORDS.search(first_line(error)) is not None

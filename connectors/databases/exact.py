@@ -5,6 +5,8 @@ from __future__ import annotations
 import duckdb
 import pyarrow as pa
 
+from connectors.kinds import with_leaves
+
 _INEXACT = frozenset({"UHUGEINT", "TIME WITH TIME ZONE", "BIT", "BIGNUM", "VARINT", "VARIANT"})  # which DuckDB gives Arrow otherwise
 
 
@@ -20,14 +22,10 @@ def exactly(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
 
 def for_duckdb(kind: pa.DataType) -> pa.DataType:
     """A type that DuckDB reads, which Arrow casts ``kind`` to: half floats become floats, decimals of more than 38 digits text."""
+    return with_leaves(kind, _known)
+
+
+def _known(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_float16(kind):
         return pa.float32()
-    if pa.types.is_decimal256(kind):
-        return pa.string()
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(for_duckdb(kind.value_type), kind.list_size)
-    if pa.types.is_list(kind):
-        return pa.list_(for_duckdb(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(for_duckdb(field.type)) for field in kind])
-    return kind
+    return pa.string() if pa.types.is_decimal256(kind) else kind

@@ -30,7 +30,7 @@ class GroupCursor:
     def __init__(self, files: fs.FileSystem, data_file: DataFile, group: int, size: tuple[int, int], columns: Sequence[str]) -> None:
         rows, group_bytes = size
         self.position = 0
-        self._opened = _stat(files, data_file.path)
+        self._opened = _stat(data_file.path) if isinstance(files, fs.LocalFileSystem) else None
         self._path = data_file.path
         self._rest: pa.RecordBatch | None = None
         batch_rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * rows // max(1, group_bytes)))
@@ -56,7 +56,7 @@ class GroupCursor:
 
     def _check_kept(self) -> None:
         """Raise `SourceError` where a local file was written to since it was opened; one that was replaced or removed is still held."""
-        now = None if self._opened is None else _stat(fs.LocalFileSystem(), self._path)
+        now = None if self._opened is None else _stat(self._path)
         if now is not None and self._opened is not None and now != self._opened and now[0] == self._opened[0]:
             raise SourceError(f"{self._path} changed while it was read; submit it again as a new job")
 
@@ -98,10 +98,8 @@ class GroupCursor:
         self._stream.close()
 
 
-def _stat(files: fs.FileSystem, path: str) -> tuple[int, int, int] | None:
-    """Inode, time of change and size of a local file; None of others, and of one that is not there."""
-    if not isinstance(files, fs.LocalFileSystem):
-        return None
+def _stat(path: str) -> tuple[int, int, int] | None:
+    """Inode, time of change and size of a local file; None of one that is not there."""
     try:
         found = Path(path).stat()
     except OSError:

@@ -14,6 +14,7 @@ from pyarrow import fs
 from connectors.base import check_unique
 from connectors.edge import reading, shown
 from connectors.errors import SourceError
+from connectors.kinds import with_leaves
 from connectors.paths.files import DataFile
 
 MAX_ROWS = 1 << 30  # of one file: a footer of some bytes can claim any number
@@ -47,21 +48,13 @@ def _read(files: fs.FileSystem, data_file: DataFile) -> Footer:
 
 def _without_views(schema: pa.Schema) -> pa.Schema:
     """Views, as polars writes them, as the types that they are views of: of Arrow's functions few take views."""
-    return pa.schema([pa.field(field.name, _viewed(field.type), field.nullable) for field in schema])
+    return pa.schema([pa.field(field.name, with_leaves(field.type, _viewed), field.nullable) for field in schema])
 
 
 def _viewed(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string_view(kind):
         return pa.string()
-    if pa.types.is_binary_view(kind):
-        return pa.binary()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_viewed(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_viewed(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_viewed(field.type)) for field in kind])
-    return kind
+    return pa.binary() if pa.types.is_binary_view(kind) else kind
 
 
 def common_schema(data_files: Sequence[DataFile], footers: Sequence[Footer]) -> pa.Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,8 +35,8 @@ def batches_of(frame: Any) -> pa.RecordBatchReader:
             return getattr(frame, name)(BATCH_ROWS)
     if library_of(frame) == "pandas":  # whose own stream has the index as one more column
         return pa.Table.from_pandas(frame, preserve_index=False).to_reader(BATCH_ROWS)
-    if library_of(frame) == "polars":  # whose views within dictionaries Parquet does not hold
-        polars = needed("polars", "a polars frame")
+    polars = sys.modules.get("polars")
+    if polars is not None and isinstance(frame, polars.DataFrame):  # whose views within dictionaries Parquet does not hold
         return frame.to_arrow(compat_level=polars.CompatLevel.oldest()).to_reader(BATCH_ROWS)
     if hasattr(frame, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(frame)

@@ -1,8 +1,8 @@
 """How long answers are: an online quantile for each task and band of prompt lengths, from the task's own finished rows.
 
 Rows of one job share a template, so the rows done say how long the others will be; the longer the prompt, the longer the answer often is.
-Counts lie in bands of prompt tokens that double, and within a band in buckets of answer tokens that grow by a tenth, so a quantile is
-right within a tenth, costs no sorting, and two counts add up. Old rows fade: where a band holds many, all its counts are halved.
+Counts lie in bands of prompt tokens that double, and within a band in buckets of answer tokens that grow by a tenth. So a quantile is
+right within a tenth and costs no sorting, and two counts add up. Old rows fade: where a band holds many, all its counts are halved.
 """
 
 from __future__ import annotations

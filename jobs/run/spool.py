@@ -1,8 +1,8 @@
 """Rows of a leased slice as they finish: appended to a file, so that whoever takes the slice over does not compute them again.
 
 A record is a line: eight hex digits of its checksum, a space, and JSON that says that a row was begun (``[7]``) or gives its result
-(``{...}``). A record whose checksum does not fit is not there, so that damage of any kind costs its row a recomputation: a torn last
-line, a flipped bit, a block of zeros or of another spool, and a line of an earlier version, which had no checksum.
+(``{...}``). A record whose checksum does not fit is not there: damage costs its row a recomputation. That covers a torn last line, a
+flipped bit, and a block of zeros or of another spool; also a line of an earlier version, which had no checksum.
 
 The checksum is CRC-32 (`zlib.crc32`): it finds every flip of up to three bits and every burst of 32, takes any other damage for whole
 once in 4 billion times, and costs 1 microsecond for each KB. It keeps out accidents, not forgers: who may write here may write anything.

@@ -131,6 +131,14 @@ def test_rows_that_make_no_table_are_refused_as_every_other_error(client: Harves
         client.submit([{"a": 1}, {"a": "x"}], prompt="{a}")
 
 
+@pytest.mark.parametrize("kind", ["LazyFrame", "Series"])
+def test_what_is_no_frame_of_polars_is_refused_in_one_line(client: Harvester, kind: str) -> None:
+    polars = pytest.importorskip("polars", reason="the lock files do not have polars")
+    frame = polars.LazyFrame({"a": [1]}) if kind == "LazyFrame" else polars.Series("a", [1])
+    with pytest.raises(HarvesterError, match=r"holds no rows|cannot be written"):
+        client.submit(frame, prompt="{a}")
+
+
 def test_map_keeps_the_index_of_a_pandas_frame(client: Harvester) -> None:
     pandas = pytest.importorskip("pandas", reason="the lock files do not have pandas")
     frame = pandas.DataFrame({"text": TEXTS, "number": [1, 2, 3, 4]}, index=[7, 5, 11, 2])

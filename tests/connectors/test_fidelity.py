@@ -100,7 +100,8 @@ def test_values_of_duckdb_that_arrow_does_not_have_are_text(tmp_path: Path) -> N
 
 def test_a_condition_beside_types_that_duckdb_does_not_have(tmp_path: Path) -> None:
     wide, halves = pa.array([None, None], pa.decimal256(60, 1)), pa.array([[1.5], [2]], pa.list_(pa.float16()))
-    pq.write_table(pa.table({"text": ["x", "y"], "emb": halves, "wide": wide}), tmp_path / "h.parquet")
+    large = halves.cast(pa.large_list(pa.float16()))
+    pq.write_table(pa.table({"text": ["x", "y"], "emb": halves, "large": large, "wide": wide}), tmp_path / "h.parquet")
     assert [row["text"] for row in read(tmp_path / "h.parquet", selection=Selection(where="text = 'x'"))] == ["x"]
 
 

@@ -92,6 +92,7 @@ def test_many_labels_are_looked_at_once() -> None:
         (OSError("Couldn't deserialize thrift: TProtocolException: Invalid data"), False),
         (FileNotFoundError(2, "No such file or directory"), False),
         (pa.ArrowInvalid("Parquet magic bytes not found in footer"), False),
+        (pa.ArrowInvalid("In CSV column #2: conversion error to int64: invalid value 'timeout'"), False),
     ],
 )
 def test_a_source_that_is_away_is_told_from_one_that_is_wrong(error: Exception, is_away: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,18 @@ from connectors.errors import StorageError
 from jobs.ledger.ledger import Ledger
 from jobs.spec import PartStats
 from jobs.testing import scripted_plan
+
+
+def full_at(ledger: Ledger, statement: str) -> Callable[..., object]:
+    """The ledger's own way to run a statement, on a disk that is full when this one comes."""
+    run = ledger._store.run
+
+    def full(name: str, values: Sequence[Any] = ()) -> object:
+        if name == statement:
+            raise StorageError(f"the ledger cannot be written or read ({name}): database or disk is full")
+        return run(name, values)
+
+    return full
 
 
 def test_a_cancelled_job_that_is_removed_leaves_the_others_their_leases(tmp_path: Path) -> None:
@@ -32,13 +45,7 @@ def test_a_commit_that_failed_and_is_repeated_is_accounted_once(tmp_path: Path, 
     lease = ledger.lease("a", "scripted", 0.0)
     assert lease is not None
     stats = PartStats(rows_ok=4, prompt_tokens=40, output_tokens=4, device_s=3600.0, cost=2.0, currency="EUR")
-    run = ledger._store.run
-
-    def full(name: str, values: object = ()) -> object:
-        if name == "add_usage":
-            raise StorageError("the ledger cannot be written or read (add_usage): database or disk is full")
-        return run(name, values)  # type: ignore[arg-type]
-
+    full = full_at(ledger, "add_usage")
     with monkeypatch.context() as disk:
         disk.setattr(ledger._store, "run", full)
         disk.setattr(ledger._usage._store, "run", full)
@@ -55,15 +62,8 @@ def test_a_job_whose_end_could_not_be_written_ends_a_moment_later(tmp_path: Path
     ledger.submit(scripted_plan("docs", 4, 4), new=True)
     lease = ledger.lease("a", "scripted", 0.0)
     assert lease is not None
-    run = ledger._store.run
-
-    def full(name: str, values: object = ()) -> object:
-        if name == "set_state":
-            raise StorageError("the ledger cannot be written or read (set_state): database or disk is full")
-        return run(name, values)  # type: ignore[arg-type]
-
     with monkeypatch.context() as disk:
-        disk.setattr(ledger, "_run", full)
+        disk.setattr(ledger, "_run", full_at(ledger, "set_state"))
         with pytest.raises(StorageError):
             ledger.commit(lease.lease_id, "docs", 0, PartStats(rows_ok=4), 1.0)
         with pytest.raises(StorageError):

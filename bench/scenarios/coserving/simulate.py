@@ -3,10 +3,15 @@
 Stock vLLM runs chat alone, offline work alone, and both with its priority policy, in steps of two sizes. The time of a step is fitted to
 theirs. With it the simulator, which holds the brain that the engine holds, predicts a run of harvester that it has seen nothing of.
 
-It is given beside: when chat comes and how long it is, how long the offline rows are that the stock engines ended, what lies between a
-client and the engine, from chat alone, and by how much harvester's processes slow a step down beside its own, from the span in which the
-job runs without chat. A second simulation takes the step cost from harvester's own run: what is left of the error then is of the simulated
-schedule, the rest is of the cost, on a machine that is not the same from run to run.
+It is given beside:
+
+- when chat comes, and how long each prompt and answer is;
+- how long the offline rows are that the stock engines ended;
+- the time between a client and the engine, from chat alone;
+- by how much harvester's processes slow a step down, from the span in which the job runs without chat.
+
+A second simulation takes the step cost from harvester's own run. The error that is left then is the simulated schedule's; the rest is the
+step cost's, on a machine that is not the same from run to run.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from harvester.cli.job.progress import failure, follow, show, updates
 from harvester.cli.job.reading import is_elsewhere
 from harvester.cli.job.results import checked_file, ending, written
 from harvester.cli.job.sending import brought
-from harvester.cli.job.stdin import STANDARD_INPUT, Given, given_source
+from harvester.cli.job.stdin import Given, check_text_form, given_source
 from harvester.cli.job.text import job_lines
 from harvester.cli.request import build_request, read_schema, read_template_kwargs, read_thinking, task_options
 from harvester.cli.server.local import serving
 from harvester.cli.slow import said_if_slow
-from harvester.errors import HarvesterError, UsageError
+from harvester.errors import HarvesterError
 from jobs.spec import JobRequest, JobView, OnLong
 from jobs.states import ENDED
 
@@ -96,9 +96,7 @@ def submit(
     limits: dict[str, Any] = {"on_long": on_long, "max_error_rate": max_error_rate, "weight": weight, "deadline_at_s": due, "new": new}
     sampled: dict[str, Any] = {"model": model, "adapter": adapter, "max_tokens": max_tokens, "temperature": temperature}
     sampled |= {"thinking": read_thinking(thinking), "chat_template_kwargs": read_template_kwargs(chat_template_kwargs)}
-    if source == STANDARD_INPUT and (encoding is not None or ragged):
-        named = f"--encoding {encoding}" if encoding is not None else "--ragged"
-        raise UsageError(f"{named} is for files; convert standard input before (iconv -f cp1252 -t utf-8), or submit a file")
+    check_text_form(source, encoding, ragged)
     with given_source(here, source, input_format, for_a_job=not dry_run) as given:
         request = build_request(given.uri, task=task, options=task_options(asks, option or ()), **reads, **limits, **sampled)
         if dry_run:

@@ -25,6 +25,13 @@ class Given:
     in_use: bool = False
 
 
+def check_text_form(source: str, encoding: str | None, ragged: bool) -> None:
+    """Raise `UsageError` for what says how a text file is read, given for ``-``."""
+    if source == STANDARD_INPUT and (encoding is not None or ragged):
+        named = f"--encoding {encoding}" if encoding is not None else "--ragged"
+        raise UsageError(f"{named} is for files; convert standard input before (iconv -f cp1252 -t utf-8), or submit a file")
+
+
 @contextmanager
 def given_source(here: Invocation, source: str, form: Form | None, *, for_a_job: bool) -> Iterator[Given]:
     """``source`` as it is; for ``-`` the Parquet file that keeps what came in.

@@ -74,9 +74,9 @@ class Engine(Protocol):
     ) -> Generated:
         """Answer one prompt; cancelling the task aborts it in the engine.
 
-        ``extra``: `vllm_xargs`, such as the job; ``sampling``: further sampling parameters by vLLM's names; ``thought``: what it is to
-        know of the thinking before the answer, see `harvester.engine.vllm.serving.Reader`, whose ``sampling`` then has what the answer is
-        held to; None: there is none. ``temperature`` None: as ``sampling`` says.
+        ``extra``: `vllm_xargs`, such as the job. ``sampling``: further sampling parameters by vLLM's names. ``temperature`` None: as
+        ``sampling`` says. ``thought``: what the engine is to know of the thinking before the answer, see
+        `harvester.engine.vllm.serving.Reader`; its ``sampling`` then has what the answer is held to. None: there is no thinking.
 
         Raises `UsageError` for a prompt that is refused, `BusyError` while the engine's queue is full, `EngineError` when it is dead.
         """

@@ -14,7 +14,6 @@ from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.vllm.client import HarvestLLM
 from harvester.engine.vllm.media import Images
 from harvester.engine.vllm.serving import BUSY_WAIT_S, OfflineApi, Reasoning
-from harvester.engine.vllm.told import guided_by
 from harvester.errors import BusyError, EngineError, UsageError
 from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowError, RowRequest
 from jobs.hint import SchedulingHint
@@ -89,8 +88,7 @@ class OfflineEngine:
     async def _answer(self, request_id: str, prompt: Prompt, hint: SchedulingHint) -> Completion:
         rendered = await self._shown(prompt)
         token_ids = await self._tokenize(prompt.messages, prompt.rendering) if rendered is None else list(rendered["prompt_token_ids"])
-        guided = guided_by(prompt.choices, prompt.json_schema)
-        reader = self._reasoning.reader(prompt.rendering, token_ids, await self._opening(prompt.rendering), guided)
+        reader = self._reasoning.reader(prompt, token_ids, await self._opening(prompt.rendering))
         adapter = self._api.adapter(prompt.adapter)
 
         def ask(name: str) -> Awaitable[Generated]:

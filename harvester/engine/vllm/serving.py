@@ -36,8 +36,9 @@ from harvester.engine.vllm.client import HarvestLLM
 from harvester.engine.vllm.complete import complete
 from harvester.engine.vllm.media import fetch_checked
 from harvester.engine.vllm.parsers import model_thought, named_thought
+from harvester.engine.vllm.told import guided_by
 from harvester.errors import ParameterError
-from jobs.engine import ApiCall, Completion, EngineGone, Rendering, RowError
+from jobs.engine import ApiCall, Completion, EngineGone, Prompt, Rendering, RowError
 from jobs.hint import SchedulingHint
 from jobs.tasks.thinking import ModelThinking
 from jobs.usage import Usage
@@ -231,17 +232,18 @@ class Reasoning:
         switched = self._switch.on if rendering.thinking_tokens else self._switch.off or {}
         return {**switched, **rendering.template_kwargs}
 
-    def reader(self, rendering: Rendering, token_ids: Sequence[int], opening: Sequence[int], guided: Guided) -> Reader | None:
+    def reader(self, prompt: Prompt, token_ids: Sequence[int], opening: Sequence[int]) -> Reader | None:
         """For one request, whose prompt is ``token_ids``; None where it does not think.
 
-        ``opening``: the end of the prompt, with which the template begins an answer; ``guided``: what the answer is held to.
+        ``opening``: the end of the prompt, with which the template begins an answer.
         """
+        rendering = prompt.rendering
         if not rendering.thinking_tokens or self._parser_cls is None:
             return None
         kwargs = self.template_kwargs(rendering)
         parser = self._parser_cls(self._llm.get_tokenizer(), None, chat_template_kwargs=kwargs, model_config=self._llm.model_config)
         budget = rendering.thinking_tokens if self.thinking.has_budget else None
-        return Reader(parser, kwargs, list(token_ids), budget, opening, guided)
+        return Reader(parser, kwargs, list(token_ids), budget, opening, guided_by(prompt.choices, prompt.json_schema))
 
 
 class Reader:
