@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from harvester.core import Role, ServiceTier
+from jobs.access.limits import Limits
 from jobs.config import Section
-from jobs.limits import Limits
 
 
 class TierConfig(Section):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from connectors.durable import storage_error
 from jobs.errors import StateError
-from jobs.folder import StateFolder
 from jobs.spec import JobView
 from jobs.states import ENDED
+from jobs.storage.folder import StateFolder
 from jobs.storage.inputs import has_rows, kept_input
 
 _ASIDE = ".staging-removed-"

@@ -16,7 +16,7 @@ import psutil
 from bench.harness.servers.server import READY_S, ServerProcess
 from harvester.serve.processes import marked
 from jobs.access.handle import HEADER, read_key, signed
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 ROLES = {"replica": "ServeReplica:chat", "ledger": "LedgerHost", "jobs app": "ServeReplica:jobs", "batches app": "ServeReplica:batches"}
 PARENTS = {"engine core": "replica", "worker": "engine core"}

@@ -84,6 +84,21 @@ def test_no_module_is_longer_than_one_reading(package: str) -> None:
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 
+def test_no_room_has_more_than_a_dozen_files_on_one_floor() -> None:
+    rooms = {path.parent for package in ("harvester", "jobs", "connectors") for path in (ROOT / package).rglob("*.py")}
+    counts = {str(room.relative_to(ROOT)): sum(not path.name.startswith("__") for path in room.glob("*.py")) for room in rooms}
+    assert len(counts) > 40
+    assert {room: files for room, files in counts.items() if files > 12} == {}
+
+
+def test_one_package_of_a_dozen_files_imports_vllm() -> None:
+    asks = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
+    modules = [path for package in ("harvester", "jobs", "connectors") for path in (ROOT / package).rglob("*.py")]
+    found = sorted(str(path.relative_to(ROOT)) for path in modules if asks.search(path.read_text(encoding="utf-8")))
+    assert [path for path in found if not path.startswith("harvester/engine/vllm/")] == []
+    assert 0 < len(found) <= 12
+
+
 def pins(device: str) -> list[tuple[str, str]]:
     """Names and versions of the lock, in its order."""
     text = (ROOT / "requirements" / f"{device}.lock").read_text(encoding="utf-8")

@@ -163,7 +163,7 @@ class Reader(ast.NodeVisitor):
 
 def read_package(folder: Path = PACKAGE) -> Surface:
     """What the modules in ``folder`` use."""
-    readers = [Reader(ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.py"))]
+    readers = [Reader(ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(folder.rglob("*.py"))]
     version = installed_version()
     assert version is not None, "vLLM is not installed"
     return Surface(

@@ -13,7 +13,7 @@ BY_NAME = (
     "bench.__main__",
     "bench.harness.engine.counting_harvest",
     "bench.harness.engine.patient",
-    "harvester.engine.vllm.workers",
+    "harvester.engine.vllm.worker.workers",
     "harvester.engine.vllm.connector",
 )
 

@@ -20,8 +20,8 @@ from harvester.client_environment import default_api_key
 from harvester.errors import HarvesterError, KeyRefusedError, NotFoundError, UnreachableError, UsageError, from_json
 from jobs.access.handle import HEADER, read_key, signed
 from jobs.config import PriceConfig
-from jobs.folder import StateFolder
 from jobs.spec import JobChange, JobRequest, JobView
+from jobs.storage.folder import StateFolder
 from jobs.tasks.abilities import Abilities
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from harvester.client_environment import default_state_dir
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 
 def job_ids(incomplete: str) -> list[str]:

@@ -17,7 +17,7 @@ from harvester.cli.client import Client, ServerInfo
 from harvester.cli.shared import DebugOption, JsonOption, StateOption, UrlOption, remember
 from harvester.client_environment import default_state_dir, default_url
 from harvester.errors import HarvesterError, StorageError, UnreachableError
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 
 @dataclass(frozen=True)

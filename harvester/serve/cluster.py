@@ -29,12 +29,12 @@ from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
-from harvester.serve.deployments.replicas import CHAT_APP, FURTHER, chat_app_of
+from harvester.serve.deployments.scale.replicas import CHAT_APP, FURTHER, chat_app_of
 from harvester.serve.environment import asked_with, process_variables, use_haproxy
 from harvester.serve.http.sent_on import prefix_of
-from harvester.serve.node import OwnNode, ports_of_agents
-from harvester.serve.nodes import check_ports, root_cause, session_logs
-from harvester.serve.port import check_port
+from harvester.serve.machine.node import OwnNode, ports_of_agents
+from harvester.serve.machine.nodes import check_ports, root_cause, session_logs
+from harvester.serve.machine.port import check_port
 from harvester.serve.processes import mark_of
 from harvester.serve.reach import Reach, host_here
 from harvester.serve.runtime import ray_folder, runtime_folder

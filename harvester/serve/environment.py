@@ -14,7 +14,7 @@ from harvester.ports import free_range
 from harvester.serve.ingress.front import Front, haproxy_binary, write_launcher
 from harvester.serve.processes import MARK
 from harvester.serve.runtime import runtime_folder
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 LONGEST_STREAM_S = 3600  # a reload leaves the streams of the HAProxy before it alone for so long
 PORT_REST_S = 600  # before another replica gets the port of one that has gone: such an HAProxy may still know it

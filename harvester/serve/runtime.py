@@ -17,7 +17,7 @@ from pathlib import Path
 
 from connectors.durable import storage_error
 from harvester.errors import StorageError
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 MAX_PATH_BYTES = 107 - len("/" + 56 * "n" + "/admin.sock.1234567.tmp")
 _PREFIX = "hv-"

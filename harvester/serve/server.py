@@ -20,17 +20,17 @@ from harvester.errors import EngineError
 from harvester.logs import write_logs
 from harvester.serve.access.gate import check_listening
 from harvester.serve.access.origin import is_loopback
-from harvester.serve.device import device_of
 from harvester.serve.environment import front_of, token_from
+from harvester.serve.machine.device import device_of
+from harvester.serve.machine.port import check_port
 from harvester.serve.notify import notify
-from harvester.serve.port import check_port
 from harvester.serve.processes import mark_of, stop_marked
 from harvester.serve.reach import url_here
 from harvester.serve.runtime import clear, held, runtime_folder
 from harvester.serve.session import Deployment
 from harvester.serve.supervisor import OnEvent, Supervisor
-from jobs.folder import StateFolder, keep_private
 from jobs.ledger.store.move import ready_state
+from jobs.storage.folder import StateFolder, keep_private
 
 
 def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any = None) -> None:

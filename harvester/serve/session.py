@@ -19,7 +19,7 @@ from harvester.logs import write_logs
 from harvester.serve.environment import prepare_environment
 from harvester.serve.ingress.front import Front
 from harvester.serve.processes import lower_housekeeping
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 if TYPE_CHECKING:
     from harvester.serve.cluster import Cluster

@@ -1,4 +1,4 @@
-"""What the simulated engine holds, as the brain sees it; the counterpart of `harvester.engine.vllm.reads`."""
+"""What the simulated engine holds, as the brain sees it; the counterpart of `harvester.engine.vllm.core.reads`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import secrets
 from contextlib import suppress
 
 from connectors.errors import StorageError
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 HEADER = "X-Harvester-User"
 MAX_AGE_S = 300.0  # both clocks are of one machine

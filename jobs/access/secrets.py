@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from connectors.credentials import masked, places, put_back, taken_out, without_login
 from connectors.errors import SourceError, StorageError
 from jobs.config import SecretConfig
-from jobs.folder import SECRETS
+from jobs.storage.folder import SECRETS
 
 _STORED: TypeAdapter[dict[str, str | SecretConfig]] = TypeAdapter(dict[str, str | SecretConfig])
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from connectors.errors import StorageError
+from jobs.access.limits import Limits
 from jobs.batches.files import FileStore, no_such_file
 from jobs.batches.input import InvalidInput, Stopped
 from jobs.batches.output import write_outputs
@@ -22,10 +23,9 @@ from jobs.batches.record import BatchError, BatchRecord, BatchWish, Counts
 from jobs.batches.states import CANCELLABLE, ENDED_BATCH, BatchStatus, BatchStep, final_status, next_step
 from jobs.batches.store import BatchStore
 from jobs.errors import EngineError, NotFoundError, ParameterError, StateError
-from jobs.folder import StateFolder
-from jobs.limits import Limits
 from jobs.spec import JobPlan, JobView
 from jobs.states import ENDED, JobState
+from jobs.storage.folder import StateFolder
 
 log = logging.getLogger("harvester.batches")
 

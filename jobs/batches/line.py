@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from jobs.access.limits import Limits, check_size
 from jobs.access.media import check_media
 from jobs.batches.record import ENDPOINTS, BatchError
 from jobs.errors import ParameterError
-from jobs.limits import Limits, check_size
 
 LONGEST_ID = 512
 NO_OWN = Limits()

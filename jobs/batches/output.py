@@ -15,10 +15,10 @@ from connectors.parquet.parts import read_batches
 from jobs.batches.files import FileStore
 from jobs.batches.input import CUSTOM_ID
 from jobs.batches.record import BatchRecord, BatchUsage, Counts
-from jobs.folder import StateFolder
 from jobs.result import ROW_ID, Row
 from jobs.run.row import HTTP
-from jobs.run.spool import spooled_rows
+from jobs.run.spool.records import spooled_rows
+from jobs.storage.folder import StateFolder
 from jobs.storage.parts import results_of
 from jobs.tasks.answer import OUTPUT
 from jobs.usage import NONE_USED, Usage

@@ -16,9 +16,9 @@ from jobs.batches.line import LineRules
 from jobs.batches.record import BatchError, BatchRecord
 from jobs.config import BatchConfig, HarvestConfig
 from jobs.errors import NotFoundError
-from jobs.folder import StateFolder
 from jobs.plan.job import cut_slices
 from jobs.spec import JobPlan, JobSpec, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.storage.inputs import fetch_input, forget_input, has_rows, send_input
 from jobs.tasks.spec import Task
 

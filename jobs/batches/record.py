@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from jobs.access.limits import Limits
 from jobs.batches.files import new_file_id
 from jobs.batches.states import BatchStatus
 from jobs.batches.window import parse_window
-from jobs.limits import Limits
 from jobs.spec import Frozen, JobView
 from jobs.usage import Usage
 

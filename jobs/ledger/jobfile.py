@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from connectors.durable import storage_error
 from connectors.errors import DamageError
-from jobs.folder import JOB_FILE
 from jobs.ledger.splits import cut, noted_splits
 from jobs.ledger.store.contract import Store
 from jobs.spec import JobPlan, JobSpec, SliceSpec
+from jobs.storage.folder import JOB_FILE
 from jobs.storage.publish import publish_to
 
 if TYPE_CHECKING:

@@ -19,10 +19,8 @@ from jobs.plan.columns import check_column, check_image_column, holds_bytes, pic
 from jobs.plan.unique import check_unique
 from jobs.result import kept_names
 from jobs.spec import JobPlan, JobRequest, JobSpec, OnLong, SliceSpec
-from jobs.tasks.abilities import UNKNOWN, Abilities
-from jobs.tasks.adapter import check_adapter
+from jobs.tasks.abilities import UNKNOWN, Abilities, check_adapter, check_images
 from jobs.tasks.embedding import check_model
-from jobs.tasks.images import check_images
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import AnswerKind, Task
 from jobs.tasks.thinking import settled, thinking_note

@@ -14,14 +14,14 @@ from connectors.credentials import put_back
 from connectors.errors import SourceError, StorageError
 from connectors.open import open_source
 from connectors.paths.rules import SourceRules
+from jobs.access.limits import Limits, check_job
 from jobs.access.secrets import kept_apart, looked_up, write_secrets
 from jobs.config import HarvestConfig, SecretConfig, SourcesConfig
 from jobs.errors import TaskError
-from jobs.folder import SECRETS, StateFolder
-from jobs.limits import Limits, check_job
 from jobs.plan.estimate import Known, estimate
 from jobs.plan.job import check_deadline, plan_job
 from jobs.spec import JobPlan, JobRequest, SeenFile
+from jobs.storage.folder import SECRETS, StateFolder
 from jobs.storage.inputs import forget_input, send_input
 from jobs.tasks.abilities import Abilities, check_served
 from jobs.tasks.spec import Task

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from connectors.durable import storage_error, sync_folder
 from connectors.errors import DamageError, StorageError
-from jobs.folder import JOB_FILE, StateFolder
 from jobs.ledger.jobfile import insert_job, read_job, write_missing_jobs
 from jobs.ledger.store.contract import COMMITS, Store
 from jobs.ledger.store.olden import migrate
@@ -18,9 +17,10 @@ from jobs.ledger.store.statements import TABLES
 from jobs.ledger.store.sums import SUMS
 from jobs.removal import begun_removals
 from jobs.repair.slices import SliceChanges, repaired_slices
-from jobs.run.spool import spooled_rows
+from jobs.run.spool.records import spooled_rows
 from jobs.spec import JobPlan
 from jobs.states import ACTIVE, JobState
+from jobs.storage.folder import JOB_FILE, StateFolder
 
 _BESIDE = ("-wal", "-shm")  # SQLite's, behind the ledger's name
 _OLD_BESIDE = (".wal",)  # DuckDB's

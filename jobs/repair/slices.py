@@ -9,10 +9,10 @@ from typing import Any
 
 from connectors.errors import DamageError
 from connectors.parquet.parts import ASIDE, PartsSink
-from jobs.folder import StateFolder, part_name
 from jobs.run.slice import STATS_KEY
 from jobs.spec import COUNTS, PartStats
 from jobs.states import SliceState
+from jobs.storage.folder import StateFolder, part_name
 from jobs.storage.parts import results_of
 
 _NO_ROWS = (0,) * len(COUNTS)

@@ -14,7 +14,6 @@ from connectors.text import TextProblem
 from jobs.access.images import ImageBounds
 from jobs.config import HarvestConfig, PriceConfig
 from jobs.engine import Engine, EngineGone
-from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.run.active import ActiveSlice
 from jobs.run.client import LedgerClient
@@ -23,9 +22,10 @@ from jobs.run.giving import Giving
 from jobs.run.row import RowWork
 from jobs.run.slice import SliceFiles, SourceCache, open_slice, published
 from jobs.run.spans import NoSpans, Note, Spans
-from jobs.run.spools import Spools
+from jobs.run.spool.spools import Spools
 from jobs.run.telling import despite_cancellation, tell
 from jobs.spec import JobSpec, PartStats
+from jobs.storage.folder import StateFolder
 from jobs.threads import in_thread
 
 log = logging.getLogger("harvester.runner")

@@ -18,12 +18,12 @@ from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
 from connectors.text import NULL_TEXT, TextProblem, is_text, rows, texts
 from jobs.access.secrets import opened
-from jobs.folder import StateFolder, part_name
 from jobs.plan.columns import columns_needed, text_columns
 from jobs.result import Row, answer_lengths, part_stats, part_table, result_schema
-from jobs.run.spool import Spool
-from jobs.run.spools import Spools
+from jobs.run.spool.records import Spool
+from jobs.run.spool.spools import Spools
 from jobs.spec import JobSpec, Lease, PartStats
+from jobs.storage.folder import StateFolder, part_name
 from jobs.storage.inputs import fetch_input, is_ours
 from jobs.storage.parts import results_of
 from jobs.tasks.template import plain_text

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from connectors.databases.shape import tokens
 from connectors.parquet.parts import SUFFIX
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 JOBS = "jobs"
 LATEST = "latest"

@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 from connectors.databases.shape import tokens
 from connectors.errors import HarvesterError, StorageError
 from jobs.errors import QueryError
-from jobs.folder import StateFolder
 from jobs.ledger.store.place import read_ledger
 from jobs.ledger.store.statements import TABLES, statements
 from jobs.result import result_schema
 from jobs.spec import JobSpec
 from jobs.sql.guard import check_query
 from jobs.sql.named import with_tables
+from jobs.storage.folder import StateFolder
 from jobs.tasks.spec import Task
 
 BATCH_ROWS = 4096  # of a long result: bounds memory where rows are whole documents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.folder import SECRETS, StateFolder
+from jobs.storage.folder import SECRETS, StateFolder
 
 
 def fetch_input(folder: StateFolder, job_id: str, source: str) -> None:

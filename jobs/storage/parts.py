@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from connectors.parquet.parts import ASIDE, SUFFIX, PartsSink
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 from jobs.storage.mirror import Mirror
 from jobs.storage.publish import publish_to
 

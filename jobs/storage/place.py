@@ -18,7 +18,7 @@ from connectors.durable import publish
 from connectors.edge import shown
 from connectors.errors import StorageError
 from jobs.errors import StateError
-from jobs.folder import STATE_VERSION, StateFolder
+from jobs.storage.folder import STATE_VERSION, StateFolder
 
 if TYPE_CHECKING:
     from jobs.storage.mirror import Mirror

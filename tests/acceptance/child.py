@@ -18,11 +18,11 @@ from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
 from jobs.config import HarvestConfig
 from jobs.engine import Prompt
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.run.runner import Runner
 from jobs.spec import JobRequest, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ScriptedEngine
 
 HARVEST = HarvestConfig(max_slice_rows=16, min_slice_rows=16, heartbeat_s=0.05, lease_s=0.5, idle_poll_s=0.01)

@@ -130,7 +130,7 @@ def test_what_is_carried_is_enough_to_import_every_part(tmp_path: Path) -> None:
         "bench.harness.engine.counting_harvest",
         "bench.harness.engine.patient",
     ]
-    modules += ["harvester.engine.vllm.workers", "harvester.engine.vllm.connector"]
+    modules += ["harvester.engine.vllm.worker.workers", "harvester.engine.vllm.connector"]
     (tmp_path / "tree" / "sitecustomize.py").write_text(WALL)
     script = (
         f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print(importlib.import_module('bench').__file__)"

@@ -11,8 +11,8 @@ import pytest
 from harvester.cli.client import Client
 from harvester.errors import UnreachableError
 from jobs.access.handle import HEADER, is_signed, make_key
-from jobs.folder import StateFolder
 from jobs.spec import JobRequest, SourceSpec
+from jobs.storage.folder import StateFolder
 from tests.fakes.http_server import job_view
 
 

@@ -17,7 +17,7 @@ import pytest
 from bench.harness.servers.jobs_server import JobsServer, serving
 from jobs.access.handle import make_key
 from jobs.config import SourcesConfig
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 TEXTS = ["one fish", "two fish", "red fish"]
 

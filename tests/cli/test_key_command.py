@@ -10,7 +10,7 @@ import pytest
 
 from harvester.core import Role
 from harvester.serve.access.keys import KeyRing
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 
 def test_a_key_is_made_shown_once_and_known_to_the_server(cli, state):

@@ -19,7 +19,7 @@ from harvester.cli.invocation import Invocation
 from harvester.cli.server import local
 from harvester.cli.server.local import EmbeddedServer, last_word, serving
 from harvester.errors import EngineError, StorageError, UnreachableError
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 SERVE = """
 import json, signal, sys

@@ -9,7 +9,7 @@ import pytest
 
 from harvester.cli.client import Client
 from harvester.cli.job.progress import updates
-from harvester.cli.job.text import duration, share_done
+from harvester.cli.job.submit.text import duration, share_done
 from harvester.errors import StateError, UnreachableError
 from tests.fakes.http_server import job_view
 from tests.fakes.ledger_file import add_job, ledger_file

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harvester.cli.server import verify as command
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 RIGHT = [
     {"part": "tokens", "ok": True, "said": "64 of 64 answers as stock vLLM's"},

@@ -24,8 +24,8 @@ from connectors.text import rows
 from harvester.api.errors import HarvesterError
 from harvester.api.frames import as_file
 from harvester.api.uploads import files_of
-from jobs.folder import StateFolder
 from jobs.sql.query import batches, connect, run
+from jobs.storage.folder import StateFolder
 
 
 def read(path: Path, **chosen: Any) -> list[dict[str, Any]]:

@@ -16,12 +16,12 @@ import httpx
 from harvester.core import Role
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from jobs.config import HarvestConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.sql.pool import PoolLimits, QueryPool
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock
 
 KINDS = 10

@@ -15,7 +15,7 @@ SWITCHES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"
 
 
 def stock_app(**arguments: Any) -> FastAPI:
-    """As `harvester.engine.vllm.serving.chat_app` builds it, for every kind of model."""
+    """As `harvester.engine.vllm.frontend.serving.chat_app` builds it, for every kind of model."""
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.tasks import SupportedTask

@@ -15,12 +15,12 @@ import httpx
 import pytest
 
 from connectors.errors import SourceError
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from jobs.config import HarvestConfig, SecretConfig, SourcesConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.slice import SourceCache, open_parts
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock
 
 SECRET = "hunter2-and-more"

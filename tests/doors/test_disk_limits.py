@@ -12,11 +12,11 @@ import pytest
 from connectors.errors import CopyTooLargeError
 from harvester.errors import LowDiskError
 from harvester.serve.openai.errors import answer_of
+from jobs.access.limits import Limits
 from jobs.config import HarvestConfig
-from jobs.folder import StateFolder
-from jobs.limits import Limits
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobRequest, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.tasks.abilities import Abilities
 from jobs.testing import ManualClock
 from tests.fakes.scripted_job import harvest, opened, planned
@@ -60,7 +60,7 @@ async def test_a_job_stands_still_with_one_line_while_the_disk_is_low_and_goes_o
 ) -> None:
     monkeypatch.setattr("jobs.run.runner.STORAGE_WAIT_S", 0.01)
     free = [0]
-    monkeypatch.setattr("jobs.folder.shutil.disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    monkeypatch.setattr("jobs.storage.folder.shutil.disk_usage", lambda path: SimpleNamespace(free=free[0]))
     clock, folder = ManualClock(), StateFolder(tmp_path / "state")
     folder.prepare()
     with_ledger = opened(folder.ledger, folder, clock)

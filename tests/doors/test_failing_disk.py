@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
+from jobs.storage.folder import StateFolder
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler for the library that makes calls fail")

@@ -12,7 +12,7 @@ from harvester.core import Role
 from harvester.errors import NotFoundError, StateError, StorageError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.keys import PREFIX, KeyFile, KeyRing
-from jobs.limits import Limits
+from jobs.access.limits import Limits
 from jobs.testing import ManualClock
 
 

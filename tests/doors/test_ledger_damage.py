@@ -10,12 +10,12 @@ import pytest
 
 from connectors.errors import DamageError
 from connectors.parquet.parts import PartsSink
-from jobs.folder import StateFolder, part_name
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import read_ledger
 from jobs.repair.repair import repair
 from jobs.spec import PartStats
 from jobs.states import JobState
+from jobs.storage.folder import StateFolder, part_name
 from jobs.testing import ManualClock, ScriptedEngine
 from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results
 

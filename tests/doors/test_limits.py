@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.access.limits import MAX_COST, Limits, check_job, check_own, check_size, grammar_cost, pattern_cost
 from jobs.errors import TooLargeError
-from jobs.limits import MAX_COST, Limits, check_job, check_own, check_size, grammar_cost, pattern_cost
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)

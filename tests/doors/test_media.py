@@ -158,7 +158,7 @@ async def fetched(hosts: tuple[str, ...], url: str) -> bytes:
         warnings.simplefilter("ignore")  # of PyTorch, on import
         from vllm.multimodal.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-        from harvester.engine.vllm.media import fetch_checked
+        from harvester.engine.vllm.frontend.media import fetch_checked
 
     fetch_checked(hosts)
     try:

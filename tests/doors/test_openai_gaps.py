@@ -34,7 +34,7 @@ def app() -> FastAPI:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        from harvester.engine.vllm.complete import complete
+        from harvester.engine.vllm.frontend.complete import complete
 
         made: FastAPI = build_app(make_arg_parser(FlexibleArgumentParser()).parse_args([]), ("generate",))
     complete(made)

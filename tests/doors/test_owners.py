@@ -18,19 +18,19 @@ from fastapi import FastAPI
 from harvester.core import Role
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.identity import Identity
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster
 from harvester.serve.http.live.events import FrameSource
 from harvester.serve.openai.api import openai_api
+from jobs.access.limits import Limits
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
 from jobs.batches.store import BatchStore
 from jobs.config import BatchConfig, HarvestConfig, SourcesConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
-from jobs.limits import Limits
 from jobs.plan.planner import JobPlanner
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock
 
 HARVEST = HarvestConfig()

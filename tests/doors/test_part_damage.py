@@ -10,12 +10,12 @@ from connectors.errors import DamageError
 from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
 from jobs.engine import Prompt, RowError
-from jobs.folder import StateFolder, part_name
 from jobs.ledger.jobfile import read_job
 from jobs.repair.repair import repair
 from jobs.run.slice import open_slice
-from jobs.run.spools import Spools
+from jobs.run.spool.spools import Spools
 from jobs.states import JobState
+from jobs.storage.folder import StateFolder, part_name
 from jobs.testing import ManualClock, ScriptedEngine, last_line
 from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned, results, spooled_row
 

@@ -13,7 +13,7 @@ import pytest
 from harvester.cli.invocation import Invocation
 from harvester.errors import StorageError
 from harvester.serve.runtime import MAX_PATH_BYTES, clear, held, ray_folder, runtime_folder
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 MARK = "0123456789ab"
 OTHER_USER = 65534

@@ -13,7 +13,7 @@ from harvester.errors import QuotaError
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.quota import MAX_KNOWN, Quotas
-from jobs.limits import Limits
+from jobs.access.limits import Limits
 from jobs.testing import ManualClock
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harvester.cli.main import app
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 from jobs.testing import ManualClock
 from tests.fakes.scripted_job import SLICE_ROWS, harvest, opened, planned
 

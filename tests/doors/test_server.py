@@ -15,8 +15,8 @@ from bench.harness.servers.server import READY_S
 from harvester.core import Role
 from harvester.serve.access.keys import KeyFile
 from harvester.serve.access.routes import CHAT_ROUTES, JOBS_ROUTES, OPEN, OPENAI_ROUTES, SHUT
-from jobs.folder import StateFolder
-from jobs.limits import Limits
+from jobs.access.limits import Limits
+from jobs.storage.folder import StateFolder
 from tests.real_server import RealServer
 
 pytestmark = pytest.mark.serve

@@ -22,14 +22,14 @@ from connectors.open import open_source
 from connectors.paths.rules import SourceRules
 from harvester.config import parse_config
 from harvester.errors import ConfigError
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from jobs.access.handle import HEADER, make_key, read_key, signed
 from jobs.config import HarvestConfig, SourcesConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.slice import SourceCache, open_parts
 from jobs.spec import JobPlan
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock
 
 REFUSALS = ("is nothing that this server reads", "goes up with ..", "is a relative path, which a server cannot read for its clients")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.folder import StateFolder
-from jobs.run.spool import Spool
+from jobs.run.spool.records import Spool
 from jobs.spec import JobPlan
 from jobs.states import JobState
+from jobs.storage.folder import StateFolder
 from jobs.testing import ManualClock
 from tests.fakes.scripted_job import SLICE_ROWS, SPOOLED, harvest, opened, planned, results, spooled_row
 

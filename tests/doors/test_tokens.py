@@ -23,7 +23,7 @@ from harvester.config import ServeConfig
 from harvester.core import Role
 from harvester.serve.access.gate import check_listening, gate_of
 from harvester.serve.access.tokens import Tokens
-from jobs.limits import Limits
+from jobs.access.limits import Limits
 
 ISSUER, AUDIENCE = "https://id.example", "harvester"
 FAR_S = 10_000.0  # a test takes less

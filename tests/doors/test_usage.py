@@ -22,8 +22,8 @@ from harvester.serve.access.meter import MAX_LABELS, Meter
 from harvester.serve.access.quota import Quotas
 from harvester.serve.access.routes import CHAT, RouteTable
 from harvester.serve.access.wall import guard
+from jobs.access.limits import Limits
 from jobs.ledger.ledger import Ledger
-from jobs.limits import Limits
 from jobs.spec import PartStats, Spent
 from jobs.testing import ManualClock, scripted_plan
 

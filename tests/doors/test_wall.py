@@ -21,12 +21,12 @@ from harvester.serve.access.origin import OriginCheck
 from harvester.serve.access.routes import ANY, CHAT, CHAT_ROUTES, JOBS_ROUTES, OPEN, OPENAI_ROUTES, SHUT, RouteTable
 from harvester.serve.access.wall import guard
 from harvester.serve.access.who import identity_of
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.openai.api import openai_api
+from jobs.access.limits import Limits
 from jobs.config import HarvestConfig
-from jobs.folder import StateFolder
-from jobs.limits import Limits
 from jobs.plan.planner import JobPlanner
+from jobs.storage.folder import StateFolder
 from tests.doors.stock import routes_of
 
 TABLE = RouteTable(

@@ -12,9 +12,9 @@ import pytest
 
 # Every module of ours that vLLM stands behind, and those of vLLM's that tests import themselves.
 MODULES = (
-    "harvester.engine.vllm.scheduler",
+    "harvester.engine.vllm.core.scheduler",
     "harvester.engine.vllm.launch",
-    "harvester.engine.vllm.runner",
+    "harvester.engine.vllm.worker.workers",
     "bench.harness.engine.counting_harvest",
     "vllm.v1.structured_output",
     "vllm.v1.cudagraph_dispatcher",

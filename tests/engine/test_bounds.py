@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from vllm.v1.request import RequestStatus
 
     from bench.harness.engine.drive import Drive
-    from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
+    from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 pytestmark = pytest.mark.engine
 FIXED = {"budget": "fixed", "reserve": "fixed", "online_order": "fcfs"}

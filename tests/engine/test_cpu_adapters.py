@@ -15,7 +15,7 @@ def added(kind: str) -> list[float]:
     import torch
     from vllm.lora.layers import LoRAMapping
 
-    from harvester.engine.vllm.runner import CpuAdapters
+    from harvester.engine.vllm.worker.workers import CpuAdapters
 
     wrapper = CpuAdapters(TOKENS, TOKENS, "cpu")
     ids = tuple(place + 1 for place in ADAPTERS)

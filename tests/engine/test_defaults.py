@@ -45,8 +45,8 @@ def sizes(engine: dict[str, Any], **model: Any) -> tuple[int, int]:
     from vllm.usage.usage_lib import UsageContext
 
     from harvester.engine.launch.arguments import engine_arguments
+    from harvester.engine.vllm.frontend.answers import with_parsers
     from harvester.engine.vllm.launch import namespace
-    from harvester.engine.vllm.parsers import with_parsers
 
     about = {"model": "m", "max_model_len": 32768, "is_multimodal_model": False, "is_mm_prefix_lm": False} | model
     no_parsers = {"reasoning_parser": "none", "tool_parser": "none"}  # there is no model to see its family by

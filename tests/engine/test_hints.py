@@ -23,7 +23,7 @@ def _vllm() -> None:
     """Import it once, here: what its own modules warn of on import is not ours to mend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import harvester.engine.vllm.reads  # noqa: F401
+        import harvester.engine.vllm.core.reads  # noqa: F401
 
 
 def request(name: str, job: str, **extra: Any) -> Request:
@@ -35,7 +35,7 @@ def request(name: str, job: str, **extra: Any) -> Request:
 
 
 def row(one: Request) -> OfflineRow:
-    from harvester.engine.vllm.reads import row_of
+    from harvester.engine.vllm.core.reads import row_of
 
     return row_of(one, 16)
 

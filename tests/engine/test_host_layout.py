@@ -18,7 +18,7 @@ with warnings.catch_warnings():
 
     from bench.harness.engine.drive import Drive
     from harvester.engine.vllm.connector import host_layout
-    from harvester.engine.vllm.scheduler import HarvestScheduler
+    from harvester.engine.vllm.core.scheduler import HarvestScheduler
 
 pytestmark = pytest.mark.engine
 CHECKPOINT = CheckpointConfig(enabled=True, host_gib=0.3)

@@ -43,7 +43,7 @@ def _run(kind: str, patch: pytest.MonkeyPatch) -> Run:
     from harvester.engine.embedded import embedded_model
     from harvester.engine.shared.settings import pack
     from harvester.engine.shared.state import Count, SharedState
-    from harvester.engine.vllm import scheduler
+    from harvester.engine.vllm.core import scheduler
     from harvester.engine.worker.safepoint import segments
     from tests.fakes.lagging_engine import SLO_S, Engine, InProcess, InThread
     from tests.fakes.virtual_time import Clock

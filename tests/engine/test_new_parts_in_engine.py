@@ -24,7 +24,7 @@ def _new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_drive(model: Path, blocks: int = 1000, slots: int = 1, **names: str) -> Drive:
     from bench.harness.engine.drive import Drive
-    from harvester.engine.vllm.scheduler import HarvestScheduler
+    from harvester.engine.vllm.core.scheduler import HarvestScheduler
 
     schedule = {"budget": "fixed", "reserve": "fixed", "safepoints": "off", "online_order": "fcfs", **names}
     share = {"reserved_slots": 2, "reserved_kv": 0.1, "offline_step_tokens": 64}

@@ -38,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     from harvester.engine.core import ahead, reporting
-    from harvester.engine.vllm import scheduler
+    from harvester.engine.vllm.core import scheduler
 
     clock = Clock()
     for module in (ahead, reporting, scheduler):
@@ -60,7 +60,7 @@ def drive_of(kind: str, shared: Path) -> Drive:
     from bench.harness.engine.drive import Drive
     from harvester.engine.embedded import embedded_model
     from harvester.engine.shared.settings import pack
-    from harvester.engine.vllm import scheduler
+    from harvester.engine.vllm.core import scheduler
 
     return Drive(embedded_model(), getattr(scheduler, kind), BLOCKS, SLOTS, BLOCK, pack(parse_config({}, "test"), shared))
 

@@ -22,7 +22,7 @@ PROMPT, ANSWER = 8, 3
 def drive() -> Drive:
     from bench.harness.engine.drive import Drive
     from harvester.engine.embedded import embedded_model
-    from harvester.engine.vllm.scheduler import HarvestScheduler
+    from harvester.engine.vllm.core.scheduler import HarvestScheduler
 
     return Drive(embedded_model(), HarvestScheduler, 1000, 32, 16, {"share": {}, "schedule": {"safepoints": "off"}})
 

@@ -42,7 +42,7 @@ class Worker:
 
     def __init__(self, v2: bool) -> None:
         from harvester.engine.shared.state import SharedState
-        from harvester.engine.vllm.runner import PreemptibleWorker
+        from harvester.engine.vllm.worker.workers import PreemptibleWorker
         from harvester.engine.worker.device import HostDevice
         from harvester.engine.worker.places import Place
         from harvester.engine.worker.safepoint import Safepoints
@@ -87,7 +87,7 @@ class Worker:
 
 @pytest.fixture(params=[False, True], ids=["runner V1", "runner V2"])
 def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    from harvester.engine.vllm import runner as preemptible
+    from harvester.engine.vllm.worker import workers as preemptible
 
     made = Worker(request.param)
     monkeypatch.setattr(preemptible, "has_kv_transfer_group", lambda: request.param)

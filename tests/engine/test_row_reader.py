@@ -15,8 +15,8 @@ with warnings.catch_warnings():
 
     from harvester.engine.frontend.engine import Generated
     from harvester.engine.frontend.offline import OfflineEngine
-    from harvester.engine.vllm.serving import Read, Reader, _body
-    from harvester.engine.vllm.told import guided_by
+    from harvester.engine.vllm.frontend.answers import guided_by
+    from harvester.engine.vllm.frontend.serving import Read, Reader, _body
 
 from harvester.errors import BusyError, UsageError
 from jobs.engine import Completion, Prompt, Rendering, RowError, RowRequest

@@ -42,7 +42,7 @@ def drive_of(model: Path, kind: type, blocks: int, limits: PolicyConfig) -> Driv
 
 @pytest.fixture
 def harvest(model: Path) -> Callable[..., Drive]:
-    from harvester.engine.vllm.scheduler import HarvestScheduler
+    from harvester.engine.vllm.core.scheduler import HarvestScheduler
 
     return lambda blocks=1000, limits=LIMITS: drive_of(model, HarvestScheduler, blocks, limits)
 
@@ -329,7 +329,7 @@ def test_an_aborted_request_leaves_whatever_lane_it_is_in(harvest: Callable[...,
 
 
 def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -> None:
-    from harvester.engine.vllm.scheduler import AsyncHarvestScheduler
+    from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler
 
     drive = drive_of(model, AsyncHarvestScheduler, 1000, LIMITS)
     for i in range(SLOTS):
@@ -351,8 +351,8 @@ def test_one_step_of_asynchronous_scheduling_keeps_the_same_order(model: Path) -
 def lanes(harvest: Callable[..., Drive]) -> tuple[Any, dict[str, Any]]:
     """A queue in which ``on-1`` came before ``on-2``, and ``off-1`` before ``off-2``."""
     from harvester.engine.shared.settings import NO_SLO
-    from harvester.engine.vllm.queue import WaitingQueue
-    from harvester.engine.vllm.reads import row_of, waiting
+    from harvester.engine.vllm.core.queue import WaitingQueue
+    from harvester.engine.vllm.core.reads import row_of, waiting
     from harvester.policy.order.offline import Fair
 
     drive = harvest()

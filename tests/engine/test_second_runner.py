@@ -23,9 +23,9 @@ with warnings.catch_warnings():
 
     from bench.harness.engine import drive as driving
     from bench.harness.engine.drive import WORD, Drive
-    from harvester.engine.vllm import scheduler
+    from harvester.engine.vllm.core import scheduler
+    from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
     from harvester.engine.vllm.platform import keeps_slots
-    from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 pytestmark = pytest.mark.engine
 SLOTS, CHATS, ROWS, DRAFTS = 4, 7, 60, 3

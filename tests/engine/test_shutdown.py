@@ -26,7 +26,7 @@ def test_all_processes_end_where_vllm_fails_to_kill_one_that_is_gone(monkeypatch
         warnings.simplefilter("ignore")  # torch's own
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from harvester.engine.vllm.client import HarvestLLM
+        from harvester.engine.vllm.frontend.client import HarvestLLM
 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

@@ -93,7 +93,7 @@ def driven(load: Load, trace: list[Request], model: Path, monkeypatch: pytest.Mo
     """vLLM keeps one KV block for itself. Each request computes its prompt itself, also one that lost its KV and might find it cached."""
     from bench.harness.engine.drive import Drive
     from harvester.engine.core import ahead
-    from harvester.engine.vllm import scheduler
+    from harvester.engine.vllm.core import scheduler
 
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])

@@ -76,8 +76,8 @@ def test_a_tool_is_called_with_automatic_choice(found: dict[str, Any]) -> None:
 
 def chosen(model: Path, **engine: Any) -> dict[str, Any]:
     """The parsers among vLLM's arguments for the embedded model, which does not think and calls no tools."""
+    from harvester.engine.vllm.frontend.answers import with_parsers
     from harvester.engine.vllm.launch import namespace
-    from harvester.engine.vllm.parsers import with_parsers
 
     values = engine_arguments(parse_config({"engine": engine}, "test"), str(model), "toy", cpu=True, embedded=True)
     found = with_parsers(values, lambda plain: namespace(plain)[1].create_model_config())

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from harvester.engine.vllm.workers import HarvestCpuWorker
+from harvester.engine.vllm.worker.workers import HarvestCpuWorker
 
 
 class FaultyWorker(HarvestCpuWorker):

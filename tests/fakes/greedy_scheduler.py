@@ -12,8 +12,8 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from harvester.engine.vllm import reads
-from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
+from harvester.engine.vllm.core import reads
+from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 PREEMPTED = 0.03  # probability, of each running request before each step
 

@@ -45,7 +45,7 @@ class KvDrive:
         from harvester.engine.checkpoints.budget import transfer_config
         from harvester.engine.checkpoints.worker.room import GIB
         from harvester.engine.shared.state import Field, SharedState
-        from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
+        from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
         from harvester.model_config import CheckpointConfig
 
         self.shared = SharedState.make()
@@ -83,7 +83,7 @@ class KvDrive:
         A copy takes `COPY_S`, however busy the machine is.
         """
         import harvester.engine.checkpoints.worker.copier as copier
-        import harvester.engine.vllm.scheduler as scheduler
+        import harvester.engine.vllm.core.scheduler as scheduler
 
         began_s, ticks = time.monotonic(), count()
         self.now_s = lambda: began_s + self.steps * step_s

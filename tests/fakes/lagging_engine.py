@@ -17,7 +17,7 @@ from bench.harness.engine.drive import Drive
 from harvester.engine.frontend.signal import ArrivalSignal
 from harvester.engine.shared.state import Field
 from harvester.engine.shared.steporder import ORDER
-from harvester.engine.vllm.runner import PreemptibleWorker
+from harvester.engine.vllm.worker.workers import PreemptibleWorker
 from harvester.engine.worker.clock import StepClock
 from harvester.engine.worker.places import Place
 from harvester.engine.worker.safepoint import Safepoints

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 
 from connectors.open import open_source
 from jobs.config import HarvestConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.result import Row
 from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
 from jobs.spec import JobPlan, JobRequest, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
 from jobs.usage import Usage
 

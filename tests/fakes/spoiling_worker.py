@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from harvester.engine.vllm.workers import HarvestCpuWorker
+from harvester.engine.vllm.worker.workers import HarvestCpuWorker
 
 
 class SpoilingWorker(HarvestCpuWorker):

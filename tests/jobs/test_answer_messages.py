@@ -18,8 +18,8 @@ from jobs.batches.plan import TASK, BatchPlanner
 from jobs.batches.record import BatchError, BatchRecord, BatchWish
 from jobs.config import BatchConfig, HarvestConfig
 from jobs.engine import RowError
-from jobs.folder import StateFolder
 from jobs.spec import JobSpec, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.tasks.answer import parse_answer, result_fields
 from jobs.tasks.load import resolve_task
 from jobs.testing import ManualClock

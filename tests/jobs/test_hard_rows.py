@@ -11,12 +11,12 @@ from connectors.edge import reading
 from connectors.errors import ColumnError, SourceAwayError, SourceError
 from connectors.memory import MemorySink
 from jobs.engine import Prompt, RowError
-from jobs.folder import part_name
 from jobs.longtext.fit import cut_at_sentence, sentence_ends
 from jobs.plan.columns import columns_needed, pick_column
 from jobs.run.row import RowWork
 from jobs.run.slice import STATS_KEY, published
 from jobs.spec import JobSpec, Lease, PartStats
+from jobs.storage.folder import part_name
 from jobs.tasks.answer import parse_answer
 from jobs.tasks.load import parse_labels, resolve_task
 from jobs.tasks.spec import AnswerKind, Task

@@ -19,15 +19,15 @@ from harvester.errors import ColumnError, TaskError
 from jobs.access.images import ImageBounds
 from jobs.config import HarvestConfig
 from jobs.engine import Prompt
-from jobs.folder import StateFolder
 from jobs.plan.columns import columns_needed
 from jobs.plan.estimate import IMAGES_NOTE, Known, estimate
 from jobs.plan.job import IMAGE_SLICE_ROWS, plan_job
 from jobs.result import Row
 from jobs.run.row import RowWork
 from jobs.run.slice import open_parts, open_slice
-from jobs.run.spools import Spools
+from jobs.run.spool.spools import Spools
 from jobs.spec import JobPlan, JobRequest, JobSpec, Lease, OnLong, SliceSpec, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.tasks.abilities import Abilities
 from jobs.tasks.load import resolve_task
 from jobs.testing import IMAGE_TOKENS, ManualClock, ScriptedEngine, scripted_plan

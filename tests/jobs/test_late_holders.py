@@ -18,11 +18,11 @@ from connectors.errors import StorageError
 from connectors.memory import MemorySink
 from jobs.config import HarvestConfig
 from jobs.engine import Prompt
-from jobs.folder import StateFolder
 from jobs.run import runner as runner_module
 from jobs.run.slice import STATS_KEY
 from jobs.spec import Lease, PartStats
 from jobs.states import JobState
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ScriptedEngine, last_line
 from tests.fakes.virtual_loop import run_virtually
 

@@ -18,14 +18,14 @@ from connectors.memory import MemorySink
 from connectors.open import open_source
 from jobs.config import HarvestConfig
 from jobs.engine import EngineGone
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.run.runner import Runner
-from jobs.run.spool import Spool
-from jobs.run.spools import Spools
+from jobs.run.spool.records import Spool
+from jobs.run.spool.spools import Spools
 from jobs.run.telling import despite_cancellation
 from jobs.spec import JobRequest, Lease, LeaseProgress, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
 
 HARVEST = HarvestConfig(heartbeat_s=0.01, lease_s=60.0, idle_poll_s=0.005, min_slice_rows=4, slices_per_job=4)
@@ -203,7 +203,7 @@ def test_a_spool_whose_first_write_fails_leaves_no_file_open(tmp_path: Path, mon
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     with monkeypatch.context() as disk:
-        disk.setattr("jobs.run.spool.os.write", full)
+        disk.setattr("jobs.run.spool.records.os.write", full)
         with pytest.raises(StorageError, match="Disk quota exceeded"):
             Spool(tmp_path / "slice-0.jsonl")
     assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []

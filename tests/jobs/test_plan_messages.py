@@ -12,10 +12,10 @@ import pytest
 from test_plan import TableSource, ask, ids, plan, source
 
 from harvester.errors import ColumnError, SourceError, StorageError, UsageError
-from jobs.folder import STATE_VERSION, StateFolder, part_name
 from jobs.plan.columns import text_columns
 from jobs.plan.job import check_deadline
 from jobs.spec import JobSpec, OnLong, SourceSpec
+from jobs.storage.folder import STATE_VERSION, StateFolder, part_name
 from jobs.tasks.load import resolve_task
 
 

@@ -19,15 +19,15 @@ from jobs.batches.files import FileStore
 from jobs.batches.output import write_outputs
 from jobs.batches.record import BatchRecord, BatchUsage, BatchWish, Counts, ExpiresAfter
 from jobs.engine import ApiCall, Completion, Prompt, RowError, RowRequest
-from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.longtext.combine import combining, grouped, joined
 from jobs.longtext.split import split
 from jobs.result import Row, part_table, result_schema
 from jobs.run.attempt import WINDOW_ROWS
 from jobs.run.row import RowWork
-from jobs.run.spool import Spool
+from jobs.run.spool.records import Spool
 from jobs.spec import JobSpec, OnLong
+from jobs.storage.folder import StateFolder
 from jobs.tasks.load import resolve_task
 from jobs.tasks.spec import Task
 from jobs.testing import ManualClock, ScriptedEngine, scripted_plan

@@ -21,7 +21,6 @@ from connectors.parquet.parts import PartsSink
 from harvester.errors import SourceAwayError, StorageError
 from jobs.config import HarvestConfig
 from jobs.engine import EngineGone, Prompt, RowError, RowRequest
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.run import runner as runner_module
@@ -31,6 +30,7 @@ from jobs.run.runner import Runner
 from jobs.run.slice import open_slice
 from jobs.spec import JobRequest, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line
 from tests.fakes.lost_ledger import LostLedger, at_work
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harvester.errors import StorageError
 from jobs.result import Row
-from jobs.run.spool import Spool, spooled_rows
+from jobs.run.spool.records import Spool, spooled_rows
 from jobs.usage import Usage
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.run.spools import merged
+from jobs.run.spool.spools import merged
 
 RECORDS = st.lists(st.sampled_from([b"a", b"b", b"c", b"d"]), max_size=6)
 

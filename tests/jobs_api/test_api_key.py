@@ -13,7 +13,7 @@ from test_jobs_api import INFO, Office, office, refused
 from harvester.config import ServeConfig
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.keys import KeyRing
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster
 from jobs.testing import DirectLedger
 

@@ -13,7 +13,7 @@ import pytest
 from openai.types import Batch
 from test_openai_api import ENDED, MODEL, Bureau, bureau, going, jsonl, last_content, limits, line, office, reply
 
-from harvester.serve.http.removal import DAY_S, remove_old, removed
+from harvester.serve.http.jobs.removal import DAY_S, remove_old, removed
 from jobs.batches.input import InputReader
 from jobs.batches.line import LineRules
 from jobs.batches.plan import BatchPlanner

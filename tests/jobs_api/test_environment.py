@@ -12,7 +12,7 @@ import pytest
 from harvester.config import ServeConfig
 from harvester.serve.environment import LONGEST_STREAM_S, prepare_environment
 from harvester.serve.runtime import runtime_folder
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 MARK = "0123456789ab"
 

@@ -11,16 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
-from harvester.serve.http.jobs_api import jobs_api
-from harvester.serve.http.planning import AT_ONCE, MAX_IN_LINE
+from harvester.serve.http.jobs.jobs_api import jobs_api
+from harvester.serve.http.jobs.planning import AT_ONCE, MAX_IN_LINE
 from harvester.serve.kept_up import kept_up
 from harvester.serve.openai.api import openai_api
 from jobs.batches.files import FileStore, StoredFile
 from jobs.config import HarvestConfig, SourcesConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobPlan, JobView
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock
 
 PATIENCE_S = 60.0

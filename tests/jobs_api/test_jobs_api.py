@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvester.errors import NotFoundError, StateError, UsageError, from_json
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from jobs.config import HarvestConfig, SourcesConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.spec import JobView, PartStats
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock
 
 MODEL = "tiny"
@@ -351,7 +351,7 @@ async def test_there_are_no_other_tables(office: Office) -> None:
 
 
 def test_the_application_is_imported_without_ray_or_vllm() -> None:
-    code = "import harvester.serve.http.jobs_api, json, sys; print(json.dumps(sorted({'ray', 'vllm', 'torch'} & set(sys.modules))))"
+    code = "import harvester.serve.http.jobs.jobs_api, json, sys; print(json.dumps(sorted({'ray', 'vllm', 'torch'} & set(sys.modules))))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(result.stdout) == []
 

@@ -24,13 +24,13 @@ from harvester.engine.frontend.metrics import ClassMetrics
 from harvester.engine.shared.settings import Slo
 from harvester.errors import NoReplicaError, StorageError
 from harvester.ports import free_port
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.metrics_api import Fleet, is_at_risk
 from jobs.config import HarvestConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.spec import PartStats
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock, scripted_plan
 from tools import prometheus
 from tools.site.reference import metric_families

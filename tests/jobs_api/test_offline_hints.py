@@ -16,12 +16,12 @@ from connectors.memory import MemorySink
 from connectors.open import open_source
 from jobs.config import DeadlineConfig, HarvestConfig
 from jobs.engine import RowRequest
-from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
 from jobs.plan.job import plan_job
 from jobs.run.runner import Runner
 from jobs.spec import JobRequest, PartStats, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
 
 HARVEST = HarvestConfig(heartbeat_s=0.01, lease_s=1000.0, idle_poll_s=0.005, min_slice_rows=4, max_slice_rows=4)

@@ -30,11 +30,11 @@ from jobs.batches.states import BatchStatus
 from jobs.batches.store import BatchStore
 from jobs.config import BatchConfig, HarvestConfig
 from jobs.engine import ApiCall, RowRequest
-from jobs.folder import StateFolder
 from jobs.hint import SchedulingHint
 from jobs.ledger.ledger import Ledger
 from jobs.run.runner import Runner
 from jobs.spec import JobView, PartStats
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock, Refused, ScriptedEngine, last_content
 
 MODEL = "scripted"

@@ -20,7 +20,7 @@ from harvester.serve.access.gate import Gate
 from harvester.serve.access.origin import OriginCheck, known_hosts
 from harvester.serve.access.routes import OPEN, RouteTable
 from harvester.serve.access.wall import guard
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster, Frame
 from harvester.serve.http.live.events import FrameSource, add_events
 from harvester.serve.http.live.rates import RateWindow

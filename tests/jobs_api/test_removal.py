@@ -10,7 +10,7 @@ import httpx
 import pytest
 from test_jobs_api import MODEL, Office, office, refused
 
-from harvester.serve.http.removal import DAY_S, remove_old
+from harvester.serve.http.jobs.removal import DAY_S, remove_old
 from jobs.ledger.ledger import Ledger
 from jobs.spec import JobView
 from jobs.testing import DirectLedger, ManualClock
@@ -24,7 +24,7 @@ async def kept(tmp_path: Path) -> AsyncIterator[Office]:
     office = Office(tmp_path)
     office.ledger.close()
     office.ledger = Ledger(office.folder.ledger, office.folder.jobs, lease_s=10.0, now_s=office.clock(), new_server=True)
-    from harvester.serve.http.jobs_api import jobs_api
+    from harvester.serve.http.jobs.jobs_api import jobs_api
 
     app = jobs_api(DirectLedger(office.ledger, office.clock), office.planner, office._info)
     office.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://jobs")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harvester.serve.cores import allowed_cores, on_own_cores, share
+from harvester.serve.machine.cores import allowed_cores, on_own_cores, share
 
 CORES = [[0, 4], [1, 5], [2, 6], [3, 7]]
 

@@ -19,8 +19,8 @@ from test_jobs_api import INFO, MODEL, Office, office, refused  # noqa: F401
 
 from harvester.errors import TooLargeError
 from harvester.serve.access.identity import Identity
-from harvester.serve.http.uploads_api import KEPT_S, Uploads
-from jobs.limits import Limits
+from harvester.serve.http.jobs.uploads_api import KEPT_S, Uploads
+from jobs.access.limits import Limits
 
 ID = "ab" * 32
 

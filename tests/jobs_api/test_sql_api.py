@@ -8,7 +8,7 @@ import pytest
 from test_jobs_api import Office, office, refused
 
 from harvester.errors import StorageError
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 __all__ = ["office"]
 

@@ -19,7 +19,7 @@ from harvester.errors import ConfigError, EngineError, StorageError
 from harvester.serve import supervisor
 from harvester.serve.session import Deployment
 from harvester.serve.supervisor import START_TRIES, Supervisor
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 BEFORE_S = 1000.0  # that the server took before the first session
 Session = Callable[[Connection, int], None]

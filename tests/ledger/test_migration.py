@@ -9,7 +9,6 @@ import pytest
 
 from connectors.errors import DamageError, StorageError
 from jobs.errors import StateError
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.commits import CommitCount
 from jobs.ledger.store.move import ready_state
@@ -17,6 +16,7 @@ from jobs.ledger.store.place import PostgresPlace, ledger_place, read_ledger
 from jobs.ledger.store.statements import TABLES, columns, statements
 from jobs.repair.repair import repair
 from jobs.spec import PartStats
+from jobs.storage.folder import StateFolder
 from jobs.testing import scripted_plan
 from tools.postgres import Postgres
 

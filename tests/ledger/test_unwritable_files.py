@@ -10,7 +10,6 @@ import pytest
 from connectors.errors import StorageError
 from jobs.access.handle import make_key
 from jobs.errors import StateError
-from jobs.folder import StateFolder
 from jobs.ledger.jobfile import read_job
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.splits import NAME, Split, note_split, noted_splits
@@ -20,6 +19,7 @@ from jobs.ledger.store.sums import PageSums
 from jobs.removal import check_removable, set_aside
 from jobs.spec import JobView
 from jobs.states import JobState
+from jobs.storage.folder import StateFolder
 from jobs.testing import scripted_plan
 
 

@@ -12,10 +12,10 @@ import pytest
 from harvester.config import ServeConfig
 from harvester.errors import OwnerError, StorageError
 from jobs.config import DeadlineConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import ledger_place
 from jobs.spec import JobPlan, LeaseProgress
+from jobs.storage.folder import StateFolder
 from jobs.testing import ManualClock, scripted_plan
 
 with warnings.catch_warnings():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harvester.config import ServeConfig
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own

@@ -14,7 +14,7 @@ from jobs.hint import Demand
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
-    from harvester.serve.deployments.scaling import FLOOR, deadline_note, floor_of, scaling, with_floor
+    from harvester.serve.deployments.scale.scaling import FLOOR, deadline_note, floor_of, scaling, with_floor
 
 IDLE, AT_WORK, LATE = Demand(), Demand(has_work=True), Demand(has_work=True, is_late=True)
 
@@ -76,7 +76,7 @@ def test_the_policy_takes_the_larger_of_chats_and_the_last_that_any_replica_told
 
 def test_serve_is_given_the_policy_only_where_jobs_may_ask() -> None:
     with_jobs = scaling(ReplicasConfig(min=1, max=2, at_risk=2))["autoscaling_config"]
-    assert with_jobs["policy"] == {"policy_function": "harvester.serve.deployments.scaling:with_floor"}
+    assert with_jobs["policy"] == {"policy_function": "harvester.serve.deployments.scale.scaling:with_floor"}
     assert "policy" not in scaling(ReplicasConfig(min=1, max=2))["autoscaling_config"]
     assert scaling(ReplicasConfig(min=2, max=2, at_risk=2)) == {"num_replicas": 2}
 

@@ -17,14 +17,14 @@ from playwright.sync_api import Browser, Page, expect
 from harvester.ports import free_port
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.keys import KeyRing
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from harvester.serve.http.live.broadcast import Broadcaster
 from harvester.serve.http.live.events import FrameSource
 from harvester.serve.http.page import add_page
 from jobs.config import HarvestConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
+from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, scripted_plan
 
 pytestmark = pytest.mark.serve

@@ -20,9 +20,10 @@ with warnings.catch_warnings():
     from ray.exceptions import ActorDiedError
     from ray.serve.exceptions import RayServeException
 
-    from harvester.serve.deployments import jobs_app, replicas
+    from harvester.serve.deployments import jobs_app
     from harvester.serve.deployments.jobs_app import JobsApp
-    from harvester.serve.deployments.replicas import Replicas
+    from harvester.serve.deployments.scale import replicas
+    from harvester.serve.deployments.scale.replicas import Replicas
 
 pytestmark = pytest.mark.serve
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)

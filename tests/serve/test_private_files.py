@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harvester.serve.runtime import MAX_PATH_BYTES, runtime_folder
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 from tests.real_server import RealServer
 
 pytestmark = pytest.mark.serve

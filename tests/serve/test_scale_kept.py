@@ -14,8 +14,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
     import ray
 
-    from harvester.serve.deployments import scaling
-    from harvester.serve.deployments.scaling import Scale
+    from harvester.serve.deployments.scale import scaling
+    from harvester.serve.deployments.scale.scaling import Scale
 
 CONFIG = {"replicas": 2, "models": {"small": {"replicas": 1}}}
 

@@ -12,8 +12,8 @@ from jobs.hint import Demand
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
-    from harvester.serve.deployments import waking
-    from harvester.serve.deployments.waking import AGAIN_S, LOAD_S, Waking
+    from harvester.serve.deployments.scale import waking
+    from harvester.serve.deployments.scale.waking import AGAIN_S, LOAD_S, Waking
 
 
 class Replicas:

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.config import HarvestConfig
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.client import LedgerClient
 from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
 from jobs.spec import JobRequest, JobView, SourceSpec
+from jobs.storage.folder import StateFolder
 from jobs.storage.mirror import Mirror
 from jobs.storage.parts import results_of
 from jobs.tasks.abilities import Abilities

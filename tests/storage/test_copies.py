@@ -21,7 +21,7 @@ from connectors.durable import publish
 from harvester.cli.main import app as cli
 from harvester.core import Role
 from harvester.serve.access.keys import KeyFile, KeyRing
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore, new_file_id
 from jobs.batches.plan import BatchPlanner
@@ -29,12 +29,12 @@ from jobs.batches.record import BatchWish
 from jobs.batches.store import BatchStore
 from jobs.config import BatchConfig
 from jobs.errors import NotFoundError
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
 from jobs.sql.pool import QueryPool
+from jobs.storage.folder import StateFolder
 from jobs.storage.place import known_folder, settle_storage
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine
 from tests.fakes.lost_ledger import at_work

@@ -12,7 +12,6 @@ import pytest
 
 from connectors.errors import StorageError
 from jobs.engine import Prompt, RowError
-from jobs.folder import StateFolder
 from jobs.ledger.splits import noted_splits
 from jobs.removal import remove_files
 from jobs.repair.repair import repair
@@ -21,6 +20,7 @@ from jobs.run.slice import open_parts
 from jobs.sql.fetch import fetch_results
 from jobs.sql.query import batches, connect, run
 from jobs.states import JobState
+from jobs.storage.folder import StateFolder
 from jobs.storage.mirror import Mirror
 from jobs.storage.place import known_folder, settle_storage
 from jobs.testing import DirectLedger, ScriptedEngine, last_line

@@ -13,9 +13,9 @@ import pytest
 
 from connectors.errors import StorageError
 from jobs.errors import StateError
-from jobs.folder import StateFolder
 from jobs.ledger.store.move import ready_state
 from jobs.storage import place as place_module
+from jobs.storage.folder import StateFolder
 from jobs.storage.mirror import Mirror
 from jobs.storage.place import MARK, forget_gone, known_folder, settle_storage, state_folder, storage_place
 from tools.postgres import Postgres

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from connectors.errors import StorageError
-from harvester.serve.http.removal import finish_removals, removed
+from harvester.serve.http.jobs.removal import finish_removals, removed
 from jobs.errors import StateError
 from jobs.removal import note_removal
 from jobs.states import JobState

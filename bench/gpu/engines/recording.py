@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
+from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 KEY = "bench_steps"  # in vLLM's additional_config: the file
 PERIOD_S = 0.25

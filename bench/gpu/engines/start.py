@@ -11,7 +11,7 @@ from bench.gpu.engines.extension import NAME
 from bench.gpu.run_config import RunConfig
 from harvester.engine.launch.arguments import engine_arguments, without_harvester
 from harvester.engine.shared.state import SharedState
-from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.engine.vllm.launch import engine
 
 

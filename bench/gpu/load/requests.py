@@ -15,7 +15,7 @@ from bench.gpu.load.arrivals import Chat
 from bench.harness.measure.latency import percentiles
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
 from harvester.engine.verify.ask import beside, random_ids
-from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.frontend.client import HarvestLLM
 
 DRAIN_S = 30.0
 

@@ -19,7 +19,7 @@ from bench.gpu.run_config import RunConfig
 from bench.harness.measure.work import work_between
 from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.shared.state import Count, SharedState
-from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.frontend.client import HarvestLLM
 
 FEW = 8  # requests that the KV has room for
 EVERY_S = 3.0  # one burst to the next

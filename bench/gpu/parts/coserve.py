@@ -20,7 +20,7 @@ from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig
 from bench.harness.measure.work import work_between
 from harvester.engine.processes.in_subprocess import apart
-from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.errors import EngineError
 
 STEPS = (2048, 512, 8192)  # max_num_batched_tokens of the peer `vllm_priority`; the first gets every load

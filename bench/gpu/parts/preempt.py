@@ -17,7 +17,7 @@ from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.signals import signals
-from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.frontend.client import HarvestLLM
 
 ROUNDS = 3
 

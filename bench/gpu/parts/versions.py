@@ -9,7 +9,7 @@ from bench.gpu.engines.start import harvester, stock
 from bench.gpu.part import Found, Part
 from bench.gpu.run_config import RunConfig
 from harvester.engine.processes.in_subprocess import apart
-from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.frontend.client import HarvestLLM
 
 
 def _ours(run_config: RunConfig, found: Found) -> dict[str, Any]:

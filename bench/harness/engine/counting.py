@@ -14,7 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from bench.harness.engine.step_record import StepRecord
 from bench.harness.engine.tally import Tally
 from harvester.engine.shared.steporder import ENDED_EARLY
-from harvester.engine.vllm import reads
+from harvester.engine.vllm.core import reads
 from harvester.engine.vllm.platform import additional, sleep_between_looks
 
 KEY = "bench_counts"  # in vLLM's additional_config: the file of the tally; that of the record ends in ``.steps``

@@ -8,8 +8,8 @@ from typing import cast
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from bench.harness.engine.counting import Counting
-from harvester.engine.vllm import reads
-from harvester.engine.vllm.scheduler import AsyncHarvestScheduler, HarvestScheduler
+from harvester.engine.vllm.core import reads
+from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
 
 class Costing(Counting):

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from bench.harness.engine.counting_harvest import CountedAsyncHarvest, CountedHarvest
-from harvester.engine.vllm import reads
-from harvester.engine.vllm.scheduler import HarvestScheduling
+from harvester.engine.vllm.core import reads
+from harvester.engine.vllm.core.scheduler import HarvestScheduling
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import parts_of
 

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.harness.engine.counting import CountedStock
 from bench.harness.engine.counting_harvest import CountedHarvest
-from harvester.engine.vllm import reads
+from harvester.engine.vllm.core import reads
 
 ANSWER_ARG = "answer_tokens"  # of a request's extra arguments
 STOP = 3  # the token that ends an answer, which a request must name as such

@@ -23,14 +23,14 @@ from starlette.types import ASGIApp
 
 from harvester.core import __version__
 from harvester.ports import free_port
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
 from jobs.access.handle import make_key
 from jobs.config import HarvestConfig, SourcesConfig
 from jobs.engine import Prompt
-from jobs.folder import StateFolder
 from jobs.ledger.ledger import Ledger
 from jobs.plan.planner import JobPlanner
 from jobs.run.runner import Runner
+from jobs.storage.folder import StateFolder
 from jobs.storage.parts import results_of
 from jobs.testing import DirectLedger, ScriptedEngine
 

@@ -24,8 +24,8 @@ from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
-from harvester.serve.deployments.router import EXPECTED_S, routing
-from harvester.serve.deployments.scaling import REPLICA, Floor, scaling
+from harvester.serve.deployments.scale.router import EXPECTED_S, routing
+from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.version import bound
 from harvester.serve.environment import use_haproxy

@@ -25,7 +25,7 @@ from bench.harness.options import Options
 from harvester.config import ServeConfig
 from harvester.engine.shared.settings import pack
 from harvester.engine.shared.state import Field, SharedState
-from harvester.engine.vllm.scheduler import HarvestScheduling
+from harvester.engine.vllm.core.scheduler import HarvestScheduling
 from harvester.errors import EngineError
 
 BLOCK_TOKENS = 32

@@ -18,7 +18,7 @@ from bench.harness.load.table import tail_of, write_synthetic
 from bench.harness.servers.server import ServerProcess
 from harvester.api.errors import HarvesterError
 from jobs.access.handle import HEADER, read_key, signed
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 ROWS = 4000  # of a job; another is submitted when one has ended
 ASK_S = 60.0

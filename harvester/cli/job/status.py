@@ -15,7 +15,7 @@ from harvester.cli.invocation import Invocation, command
 from harvester.cli.job.deadline import parse_deadline
 from harvester.cli.job.progress import Views, event_of, failure, updates
 from harvester.cli.job.progress import show as show_progress
-from harvester.cli.job.text import NO_SERVER, job_lines, job_table
+from harvester.cli.job.submit.text import NO_SERVER, job_lines, job_table
 from harvester.errors import HarvesterError, NotFoundError, StorageError, UnreachableError
 from jobs.spec import JobChange, JobView
 from jobs.states import ACTIVE, ENDED, JobState

@@ -22,7 +22,7 @@ from harvester.core import __version__
 from harvester.engine.vllm import surface
 from harvester.errors import HarvesterError, KeyRefusedError, UnreachableError
 from jobs.config import HarvestConfig
-from jobs.folder import STATE_VERSION
+from jobs.storage.folder import STATE_VERSION
 
 app = typer.Typer()
 

@@ -16,7 +16,7 @@ from harvester.cli.table import render
 from harvester.core import Role
 from harvester.errors import UsageError
 from harvester.serve.access.keys import KeyFile, KeyRecord
-from jobs.limits import Limits
+from jobs.access.limits import Limits
 from jobs.storage.place import known_folder
 
 app = typer.Typer()

@@ -19,7 +19,7 @@ from harvester.cli.invocation import Invocation
 from harvester.cli.slow import said_if_slow
 from harvester.errors import EngineError, HarvesterError, StorageError, UnreachableError
 from harvester.ports import free_port
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 START_S = 900.0  # a large model may load for minutes
 STOP_S = 30.0

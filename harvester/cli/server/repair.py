@@ -9,9 +9,9 @@ import typer
 
 from harvester.cli.invocation import Invocation, command
 from harvester.errors import StorageError
-from jobs.folder import StateFolder, keep_private
 from jobs.repair.repair import Report
 from jobs.repair.repair import repair as repair_folder
+from jobs.storage.folder import StateFolder, keep_private
 from jobs.storage.place import known_folder, settle_storage
 
 app = typer.Typer()

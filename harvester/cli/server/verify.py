@@ -14,7 +14,7 @@ from harvester.cli.server.serve import require_engine
 from harvester.config import load_config
 from harvester.engine.vllm import surface
 from harvester.errors import HarvesterError
-from jobs.folder import StateFolder
+from jobs.storage.folder import StateFolder
 
 WORDS = {True: "ok", False: "wrong", None: "unknown"}
 

@@ -13,7 +13,7 @@ from harvester.engine.frontend.overload import Overload
 from harvester.engine.frontend.tiers import asked_tier
 from harvester.engine.shared.settings import Slo
 from harvester.errors import OverloadError, ParameterError
-from jobs.limits import Limits, check_size
+from jobs.access.limits import Limits, check_size
 
 IDENTITY = "harvester.identity"  # in the ASGI scope: who asks, with a `name`; absent where there are no keys
 CHARS_PER_TOKEN = 4  # about

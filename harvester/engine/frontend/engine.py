@@ -49,7 +49,7 @@ class Embedded:
 
 
 class Engine(Protocol):
-    """`harvester.engine.vllm.client.HarvestLLM` is one."""
+    """`harvester.engine.vllm.frontend.client.HarvestLLM` is one."""
 
     @property
     def sizes(self) -> Sizes: ...
@@ -76,7 +76,7 @@ class Engine(Protocol):
 
         ``extra``: `vllm_xargs`, such as the job. ``sampling``: further sampling parameters by vLLM's names. ``temperature`` None: as
         ``sampling`` says. ``thought``: what the engine is to know of the thinking before the answer, see
-        `harvester.engine.vllm.serving.Reader`; its ``sampling`` then has what the answer is held to. None: there is no thinking.
+        `harvester.engine.vllm.frontend.serving.Reader`; its ``sampling`` then has what the answer is held to. None: there is no thinking.
 
         Raises `UsageError` for a prompt that is refused, `BusyError` while the engine's queue is full, `EngineError` when it is dead.
         """

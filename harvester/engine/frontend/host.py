@@ -21,10 +21,10 @@ from harvester.engine.launch.abilities import OFF_KEY
 from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 from harvester.engine.verify.serving import Verified
-from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.frontend.client import HarvestLLM
+from harvester.engine.vllm.frontend.media import max_images
+from harvester.engine.vllm.frontend.serving import OfflineApi, Reasoning, chat_app, given_template, served_adapters, served_models
 from harvester.engine.vllm.launch import start_llm
-from harvester.engine.vllm.media import max_images
-from harvester.engine.vllm.serving import OfflineApi, Reasoning, chat_app, given_template, served_adapters, served_models
 from harvester.errors import EngineError
 from jobs.tasks.embedding import Gives
 from jobs.tasks.thinking import ModelThinking

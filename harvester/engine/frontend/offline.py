@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from harvester.engine.frontend.engine import Generated
 from harvester.engine.shared.state import Count, SharedState
-from harvester.engine.vllm.client import HarvestLLM
-from harvester.engine.vllm.media import Images
-from harvester.engine.vllm.serving import BUSY_WAIT_S, OfflineApi, Reasoning
+from harvester.engine.vllm.frontend.client import HarvestLLM
+from harvester.engine.vllm.frontend.media import Images
+from harvester.engine.vllm.frontend.serving import BUSY_WAIT_S, OfflineApi, Reasoning
 from harvester.errors import BusyError, EngineError, UsageError
 from jobs.engine import PLAIN, ApiCall, Completion, EngineGone, Message, Prompt, Rendering, RowError, RowRequest
 from jobs.hint import SchedulingHint

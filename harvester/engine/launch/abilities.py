@@ -16,7 +16,7 @@ from harvester.engine.shared.steporder import SAFEPOINTS_KEY
 from harvester.errors import ConfigError
 
 OUR_CONNECTOR = "CheckpointConnector"
-SCHEDULERS = "harvester.engine.vllm.scheduler."
+SCHEDULERS = "harvester.engine.vllm.core.scheduler."
 OFF_KEY = "harvester_off"  # in vLLM's `additional_config`: a line for each part that is off with this model and these arguments
 
 

@@ -27,7 +27,7 @@ def engine_arguments(
     values: dict[str, Any] = {"model": model, "served_model_name": [name], "enable_prefix_caching": True}
     values["enable_prompt_tokens_details"] = True  # cached tokens in `usage`, where OpenAI has them
     values |= engine_defaults(config, cpu=cpu, embedded=embedded)
-    values["worker_cls"] = "harvester.engine.vllm.workers." + ("HarvestCpuWorker" if cpu else "HarvestCudaWorker")
+    values["worker_cls"] = "harvester.engine.vllm.worker.workers." + ("HarvestCpuWorker" if cpu else "HarvestCudaWorker")
     values |= {"reasoning_parser": "auto", "tool_parser": "auto"}  # by the model's family: `harvester.engine.launch.families`
     if config.logs.format == "json":
         values["logging_config"] = {"formatter": "json"}  # vLLM's own lines

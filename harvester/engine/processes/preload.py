@@ -11,7 +11,7 @@ import signal
 
 from harvester.engine.processes.forked import uncollected
 
-MODULES = ("vllm.v1.engine.core", "harvester.engine.vllm.launch", "harvester.engine.vllm.scheduler", "harvester.engine.vllm.connector")
+MODULES = ("vllm.v1.engine.core", "harvester.engine.vllm.launch", "harvester.engine.vllm.core.scheduler", "harvester.engine.vllm.connector")
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with uncollected():

@@ -18,7 +18,7 @@ from harvester.engine.verify.answers import Pressed, Stock
 from harvester.engine.verify.ask import ask, random_ids
 from harvester.engine.verify.subject import CONTEXT_TOKENS, Subject
 from harvester.engine.verify.ties import first_other, lead, moved
-from harvester.engine.vllm.client import HarvestLLM
+from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.engine.vllm.launch import engine
 from harvester.errors import EngineError
 

@@ -32,8 +32,8 @@ from harvester.engine.processes import forked
 from harvester.engine.shared.settings import KEY
 from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm import surface
-from harvester.engine.vllm.client import HarvestLLM
-from harvester.engine.vllm.parsers import with_parsers
+from harvester.engine.vllm.frontend.answers import with_parsers
+from harvester.engine.vllm.frontend.client import HarvestLLM
 from harvester.engine.vllm.platform import additional, on_cpu
 from harvester.errors import ConfigError, EngineError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harvester.core import Role
-from jobs.limits import Limits
+from jobs.access.limits import Limits
 
 NO_OWN = Limits()  # what a server has where nothing else is said
 

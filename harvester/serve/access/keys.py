@@ -20,7 +20,7 @@ from connectors.durable import storage_error
 from harvester.core import Role
 from harvester.errors import NotFoundError, StateError, StorageError, UsageError
 from harvester.serve.access.identity import Identity
-from jobs.limits import Limits
+from jobs.access.limits import Limits
 from jobs.spec import Frozen
 from jobs.storage.publish import publish_to
 

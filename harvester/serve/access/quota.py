@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harvester.errors import QuotaError
 from harvester.serve.access.identity import Identity
-from jobs.limits import Limits
+from jobs.access.limits import Limits
 
 OPEN_WAIT_S = 1.0  # when a request of the same key may have ended
 MAX_KNOWN = 10_000  # names; those that nothing is known against are forgotten beyond

@@ -75,7 +75,7 @@ def _documents(prefix: str = "") -> dict[str, Needed]:
     return {f"GET {prefix}{path}": ANY for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")}
 
 
-# Requests to the model, of every kind of model. Their bodies are checked by `jobs.limits`.
+# Requests to the model, of every kind of model. Their bodies are checked by `jobs.access.limits`.
 _ASKED = (
     "POST /v1/chat/completions",
     "POST /v1/completions",

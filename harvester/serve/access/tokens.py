@@ -16,7 +16,7 @@ import jwt
 from harvester.access_config import TokenConfig
 from harvester.core import Role
 from harvester.serve.access.identity import Authenticator, Identity
-from jobs.limits import Limits
+from jobs.access.limits import Limits
 
 log = logging.getLogger("harvester.access")
 

@@ -25,8 +25,8 @@ from harvester.serve.access.routes import OPEN, SHUT, Route, RouteTable
 from harvester.serve.access.traced import Traced
 from harvester.serve.access.who import remember
 from harvester.serve.openai.errors import answer_of
+from jobs.access.limits import check_class, check_own, check_size
 from jobs.access.media import check_media
-from jobs.limits import check_class, check_own, check_size
 
 PRIORITY_HEADER = b"x-vllm-priority"  # vLLM's, which only harvester sets
 REQUEST_ID = b"x-request-id"

@@ -23,10 +23,10 @@ from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.replica import replica_app
-from harvester.serve.device import device_of
-from jobs.folder import StateFolder, keep_private
+from harvester.serve.machine.device import device_of
 from jobs.ledger.store.move import ready_state
 from jobs.ledger.store.place import ledger_place
+from jobs.storage.folder import StateFolder, keep_private
 
 log = logging.getLogger("harvester.builder")
 

@@ -19,18 +19,18 @@ from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import application_options
-from harvester.serve.deployments.replicas import Replicas
-from harvester.serve.deployments.scaling import Scale, deadline_note
+from harvester.serve.deployments.scale.replicas import Replicas
+from harvester.serve.deployments.scale.scaling import Scale, deadline_note
+from harvester.serve.deployments.scale.waking import Waking
 from harvester.serve.deployments.seam import keep_to_loopback
 from harvester.serve.deployments.version import bound
-from harvester.serve.deployments.waking import Waking
-from harvester.serve.http.jobs_api import jobs_api
+from harvester.serve.http.jobs.jobs_api import jobs_api
+from harvester.serve.http.jobs.removal import keep_removing
 from harvester.serve.http.live.broadcast import Broadcaster
 from harvester.serve.http.live.events import FrameSource
 from harvester.serve.http.live.history import History
 from harvester.serve.http.live.history_api import keep_looking
 from harvester.serve.http.metrics_api import Fleet
-from harvester.serve.http.removal import keep_removing
 from harvester.serve.kept_up import kept_up
 from harvester.serve.processes import MARK, lower_priority, mark_of
 from harvester.traces import tracer_of

@@ -15,11 +15,11 @@ from harvester.errors import DamageError, HarvesterError, OwnerError, ReopenErro
 from harvester.logs import LogConfig, write_logs
 from harvester.serve.processes import lower_priority
 from jobs.config import DeadlineConfig
-from jobs.folder import StateFolder, keep_private
 from jobs.ledger.clock import ClockWatch
 from jobs.ledger.ledger import Ledger
 from jobs.ledger.store.place import Place
 from jobs.spec import JobPlan, JobView
+from jobs.storage.folder import StateFolder, keep_private
 from jobs.storage.place import state_folder
 
 log = logging.getLogger("harvester.ledger")

@@ -21,7 +21,7 @@ from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import application_options
-from harvester.serve.deployments.replicas import Replicas
+from harvester.serve.deployments.scale.replicas import Replicas
 from harvester.serve.deployments.seam import keep_to_loopback
 from harvester.serve.deployments.version import bound
 from harvester.serve.openai.api import openai_api

@@ -26,11 +26,10 @@ from harvester.logs import write_logs
 from harvester.serve.access.gate import gate_of
 from harvester.serve.access.routes import CHAT_ROUTES
 from harvester.serve.access.wall import guard
-from harvester.serve.cores import on_own_cores
 from harvester.serve.deployments.actor import LedgerActor
 from harvester.serve.deployments.placement import environment
-from harvester.serve.deployments.router import EXPECTED_S, routing
-from harvester.serve.deployments.scaling import REPLICA, Floor, scaling
+from harvester.serve.deployments.scale.router import EXPECTED_S, routing
+from harvester.serve.deployments.scale.scaling import REPLICA, Floor, scaling
 from harvester.serve.deployments.seam import keep_to_loopback, told_to_leave
 from harvester.serve.deployments.slice_spans import spans_of
 from harvester.serve.deployments.turns import turn_on_gpu
@@ -39,6 +38,7 @@ from harvester.serve.environment import use_haproxy
 from harvester.serve.http.page import add_page
 from harvester.serve.http.sent_on import send_on
 from harvester.serve.kept_up import kept_up
+from harvester.serve.machine.cores import on_own_cores
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
 from harvester.traces import tracer_of
@@ -163,7 +163,7 @@ class Replica:
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve's controller is told for `harvester.serve.deployments.scaling.with_floor`."""
+        """What Serve's controller is told for `harvester.serve.deployments.scale.scaling.with_floor`."""
         return self._floor.stats()
 
     async def record_routing_stats(self) -> dict[str, Any]:

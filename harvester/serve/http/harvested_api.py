@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from harvester.serve.access.who import Who
-from harvester.serve.http.owned import own_table
+from harvester.serve.http.jobs.owned import own_table
 
 _SUMS = ("rows", "prompt_tokens", "output_tokens", "gpu_hours", "cost")
 

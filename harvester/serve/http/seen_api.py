@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 
 from harvester.serve.access.who import Who
 from jobs.access.handle import HEADER, is_signed, read_key
-from jobs.folder import StateFolder
 from jobs.plan.planner import JobPlanner
 from jobs.spec import SeenFile
+from jobs.storage.folder import StateFolder
 
 SEEN = "/api/sources/seen"
 

@@ -27,14 +27,14 @@ from harvester.errors import NotFoundError
 from harvester.serve.access.identity import Identity
 from harvester.serve.access.who import Who
 from harvester.serve.http.contract import refusal
-from harvester.serve.http.download import KINDS
-from harvester.serve.http.owned import LedgerTables, own_table
+from harvester.serve.http.jobs.download import KINDS
+from harvester.serve.http.jobs.owned import LedgerTables, own_table
 from harvester.serve.openai.objects import OpenAiRefusal
-from jobs.folder import StateFolder
 from jobs.ledger.store.statements import TABLES
 from jobs.sql.fetch import fetch_results, newest_ids, tables_named
 from jobs.sql.pool import QueryPool
 from jobs.sql.sandbox import MAX_QUERY_CHARS
+from jobs.storage.folder import StateFolder
 
 ANSWER_S = 3600.0  # that an answer is kept
 FETCH_AT_ONCE = 2  # queries whose results are fetched from the storage; they hold no turn meanwhile

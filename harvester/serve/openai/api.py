@@ -19,8 +19,8 @@ from harvester.serve.access.routes import OPENAI_ROUTES
 from harvester.serve.access.wall import guard
 from harvester.serve.access.who import Who
 from harvester.serve.http.contract import describe, refusal
+from harvester.serve.http.jobs.upload import Form, boundary_of, receive, too_large
 from harvester.serve.http.unbroken import unbroken
-from harvester.serve.http.upload import Form, boundary_of, receive, too_large
 from harvester.serve.openai.errors import PlainJson, handle_errors
 from harvester.serve.openai.objects import BatchObject, FileDeleted, FileObject, OpenAiRefusal, Page, answers
 from jobs.batches.controller import BatchController

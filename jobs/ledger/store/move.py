@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from connectors.durable import storage_error, sync_folder
 from jobs.errors import StateError
-from jobs.folder import StateFolder
 from jobs.ledger.store.olden import MOVED, copy_tables, migrate
 from jobs.ledger.store.place import PostgresPlace, check_ledger, open_store, owner_of, settle_place
 from jobs.ledger.store.statements import TABLES
+from jobs.storage.folder import StateFolder
 from jobs.storage.place import settle_storage
 
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 from connectors.durable import storage_error, sync_folder
 from connectors.edge import first_line
 from connectors.errors import StorageError
-from jobs.folder import StateFolder
 from jobs.ledger.store.commits import CommitCount
 from jobs.ledger.store.contract import COMMITS, Store, check_count
 from jobs.ledger.store.sqlite import SqliteStore, damaged
 from jobs.ledger.store.statements import TABLES, columns
 from jobs.ledger.store.sums import SUMS
 from jobs.spec import COUNTS
+from jobs.storage.folder import StateFolder
 
 MOVED = ".migrated"  # behind the old file's name
 _LOG = ".wal"  # DuckDB's

@@ -14,9 +14,9 @@ from connectors.credentials import masked
 from connectors.durable import publish
 from connectors.errors import DamageError, StorageError
 from jobs.errors import StateError
-from jobs.folder import StateFolder
 from jobs.ledger.store.contract import Store
 from jobs.ledger.store.sqlite import SqliteStore, check_sqlite, read_sqlite
+from jobs.storage.folder import StateFolder
 from jobs.storage.place import storage_place
 
 

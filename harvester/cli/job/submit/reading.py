@@ -1,0 +1,182 @@
+"""Where a command reads rows from: the state folder, or a server of another machine or user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import duckdb
+import pyarrow as pa
+
+from harvester.api.errors import HarvesterError as ApiError
+from harvester.api.errors import RefusedError
+from harvester.api.flow import ask
+from harvester.api.stream import answer_of, rows_of
+from harvester.api.uploads import upload
+from harvester.api.wire import Address, Wire
+from harvester.cli.client import SUBMIT_S, Client, ServerInfo
+from harvester.cli.invocation import Invocation
+from harvester.client_environment import default_api_key
+from harvester.errors import HarvesterError, from_json
+from jobs.ledger.store.place import read_ledger
+from jobs.sql.fetch import fetch_results, newest_ids
+from jobs.sql.guard import check_target
+from jobs.sql.query import batches, connect, newest_jobs, run
+from jobs.storage.folder import StateFolder
+from jobs.storage.mirror import Mirror
+from jobs.storage.parts import results_of
+from jobs.storage.place import known_folder
+
+ALL, ERRORS = "SELECT * FROM results('{job}')", "SELECT * FROM results('{job}') WHERE status = 'error'"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows as they come."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+
+class Reading(Protocol):
+    def query(self, query: str) -> Answer:
+        """Rows of one statement. Raises `QueryError`."""
+
+    def results(self, job: str, *, only_errors: bool = False) -> Answer:
+        """Rows of a job. Raises `QueryError` or `NotFoundError` for a job that is not there."""
+
+    def check_parts(self, job: str) -> None:
+        """Raise `DamageError` for a damaged part, where `results` would not notice."""
+
+    def check_target(self, path: Path) -> None:
+        """Raise `QueryError` for a file to write that lies in the state folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromFolder:
+    """The state folder, on this machine."""
+
+    connection: duckdb.DuckDBPyConnection
+    folder: StateFolder
+
+    def query(self, query: str) -> Answer:
+        reader = run(self.connection, self.folder.root, query)
+        return Answer(reader.schema, batches(reader))
+
+    def results(self, job: str, *, only_errors: bool = False) -> Answer:
+        return self.query(results_query(job, only_errors=only_errors))
+
+    def check_parts(self, job: str) -> None:
+        jobs = newest_jobs(self.connection, self.folder.root)  # DuckDB does not check the checksums of pages
+        results_of(self.folder, jobs[0] if job == "latest" and jobs else job).check()
+
+    def check_target(self, path: Path) -> None:
+        check_target(path, self.folder.root)
+
+
+@dataclass(frozen=True, slots=True)
+class FromServer:
+    """A server whose files are out of reach: Arrow over HTTP."""
+
+    wire: Wire
+
+    def query(self, query: str) -> Answer:
+        with translated():
+            told = self.wire.run(ask("POST", "/api/sql/answers", json={"query": query}, timeout_s=SUBMIT_S))
+            return _answer(answer_of(self.wire, str(told["id"])))
+
+    def results(self, job: str, *, only_errors: bool = False) -> Answer:
+        if only_errors:
+            return self.query(results_query(job, only_errors=only_errors))
+        with translated():
+            return _answer(rows_of(self.wire, job))
+
+    def check_parts(self, job: str) -> None:
+        """The server checks them while it reads."""
+
+    def check_target(self, path: Path) -> None:
+        """Its state folder is elsewhere."""
+
+
+@contextmanager
+def reading(here: Invocation, query: str) -> Iterator[Reading]:
+    """What the command's rows are read from. Asks the server for the ledger's tables, if one answers.
+
+    ``query``: of which results are fetched before, where they are in a storage; `results_query` makes one of a job.
+    """
+    reached = here.try_reach()
+    try:
+        if reached is not None and is_elsewhere(reached[0]):
+            with wired(reached[0]) as wire:
+                yield FromServer(wire)
+            return
+        state_dir = here.local_state(reached[1] if reached else None)
+        folder, tables = known_folder(state_dir), _tables(reached, state_dir)
+        if folder.mirror is not None:
+            fetch_results(folder, query, _known_jobs(folder, folder.mirror, tables))
+        with connect(state_dir, tables) as connection:
+            yield FromFolder(connection, folder)
+    finally:
+        if reached is not None:
+            reached[0].close()
+
+
+def is_elsewhere(client: Client) -> bool:
+    """Whether the server is another user's, or another machine's: it then reads and writes files that are not ours."""
+    return client.is_user() is False
+
+
+@contextmanager
+def wired(client: Client) -> Iterator[Wire]:
+    """The way of `harvester.api` to the same server."""
+    wire = Wire(Address(client.url, default_api_key()))
+    try:
+        yield wire
+    finally:
+        wire.close()
+
+
+def uploaded(client: Client, path: Path) -> str:
+    """Bring a file, folder or glob of this machine to the server. Returns its address there."""
+    with translated(), wired(client) as wire:
+        return wire.run(upload(path))
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Errors of `harvester.api` as those of the commands, which end with exit codes."""
+    try:
+        yield
+    except ApiError as error:
+        status = 400 if isinstance(error, RefusedError) else 500
+        raise from_json({"error": {"code": error.code, "message": error.message}}, status) from error
+
+
+def _answer(opened: tuple[pa.Schema, Iterator[pa.RecordBatch]]) -> Answer:
+    def read() -> Iterator[pa.RecordBatch]:
+        with translated():
+            yield from opened[1]
+
+    return Answer(opened[0], read())
+
+
+def _known_jobs(folder: StateFolder, mirror: Mirror, tables: Callable[[str], pa.Table] | None) -> list[str]:
+    """Ids, newest first; in any order where the ledger is out of reach."""
+    try:
+        return newest_ids(read_ledger(folder.root, "jobs") if tables is None else tables("jobs"))
+    except HarvesterError:
+        return sorted(mirror.names(folder.jobs))
+
+
+def results_query(job: str, *, only_errors: bool = False) -> str:
+    return (ERRORS if only_errors else ALL).format(job=job.replace("'", "''"))
+
+
+def _tables(reached: tuple[Client, ServerInfo] | None, state_dir: Path) -> Callable[[str], pa.Table] | None:
+    if reached is None or Path(reached[1].state).resolve() != state_dir.resolve():
+        return None
+    return partial(reached[0].ledger)

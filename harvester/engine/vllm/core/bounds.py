@@ -1,0 +1,77 @@
+"""What vLLM bounds beside tokens and KV: adapters in a step, images that are computed whole, the cache of images.
+
+vLLM takes for granted that who runs goes on, and that a step has all of its tokens. Here a request may be paused, and keeps what it has.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harvester.engine.vllm.core.reads import is_offline
+from harvester.policy.admission.adapters import rows_in_the_way
+from harvester.policy.view import Plan
+
+
+def adapter_of(request: Any) -> int:
+    """Its number; 0 is none."""
+    return int(request.lora_request.lora_int_id) if request.lora_request else 0
+
+
+def adapters_left(config: Any, running: Iterable[Any], held: Iterable[Any]) -> Any:
+    """vLLM's `LoRAConfig` for a step of ``running``. It keeps places for the adapters of those that are ``held`` back."""
+    if config is None:
+        return None
+    kept = {adapter_of(request) for request in held} - {adapter_of(request) for request in running} - {0}
+    if not kept:
+        return config
+    left = copy.copy(config)
+    left.max_loras = config.max_loras - len(kept)
+    return left
+
+
+def with_adapters(scheduler: Any, plan: Plan, batch: Sequence[Any]) -> Plan:
+    """The plan, with rows preempted for the first chat in turn where it lacks nothing but a place for its adapter."""
+    if scheduler.lora_config is None or not scheduler.waiting.has_online:
+        return plan
+    names = {request.request_id for request in batch}
+    turn = next((one for name in plan.ranks if name not in names and (one := scheduler.requests.get(name)) is not None), None)
+    lost = {*plan.preempt, *plan.swap_out}
+    stay = [place for place in range(len(batch)) if place not in lost]
+    running = [(adapter_of(batch[place]), is_offline(batch[place])) for place in stay]
+    gone = [stay[at] for at in rows_in_the_way(0 if turn is None else adapter_of(turn), running, scheduler.lora_config.max_loras)]
+    if not gone:
+        return plan
+
+    def left(places: Sequence[int]) -> tuple[int, ...]:
+        return tuple(place for place in places if place not in gone)
+
+    return replace(plan, run=left(plan.run), pause=left(plan.pause), sit_out=left(plan.sit_out), preempt=(*plan.preempt, *gone))
+
+
+def keeps_items_whole(scheduler: Any) -> bool:
+    """Whether the step must have all of its tokens, since an image is left that the model has to see whole.
+
+    vLLM cuts an image where a step has few tokens left, which it takes for rare. The answer would be wrong, and so would its cached KV.
+    """
+    return bool(scheduler.scheduler_config.disable_chunked_mm_input) and any(map(_has_items_left, (*scheduler.running, *scheduler.waiting)))
+
+
+def waits_for_items(scheduler: Any, output: Any, budget_tokens: int) -> bool:
+    """Whether a chat with an image got nothing of a step that had tokens left, while a row holds part of the cache of images."""
+    holders = scheduler.encoder_cache_manager.request_cached_ids
+    if not holders or output.total_num_scheduled_tokens >= budget_tokens:
+        return False
+    return any(is_offline(request) and request.request_id in holders for request in scheduler.running) and any(
+        request.request_id not in output.num_scheduled_tokens
+        and request.num_computed_tokens < request.num_prompt_tokens
+        and _has_items_left(request)
+        and not is_offline(request)
+        for request in scheduler.running
+    )
+
+
+def _has_items_left(request: Any) -> bool:
+    return any(one.mm_position.offset + one.mm_position.length > request.num_computed_tokens for one in request.mm_features)

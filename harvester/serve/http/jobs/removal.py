@@ -1,0 +1,85 @@
+"""Jobs removed from the ledger and the disk: on request, and when they are older than the configuration keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from harvester.errors import HarvesterError, StateError
+from jobs.removal import begun_removals, check_removable, forget_removal, is_of_batch, note_removal, old_jobs, remove_files
+from jobs.spec import JobView
+from jobs.storage.folder import StateFolder
+from jobs.storage.inputs import kept_input
+
+log = logging.getLogger("harvester.jobs")
+
+EVERY_S = 3600.0
+DAY_S = 86400.0
+
+
+class LedgerJobs(Protocol):
+    async def jobs(self) -> list[JobView]: ...
+    async def remove(self, job_id: str) -> None: ...
+
+
+async def removed(ledger: LedgerJobs, folder: StateFolder, view: JobView) -> JobView:
+    """Remove an ended job; return it as it was. Raises `StateError` for one that goes on, or is of a batch that has its files.
+
+    Its files in a storage that does not answer are deleted later (`finish_removals`).
+    """
+    check_removable(view)
+    if await asyncio.to_thread(is_of_batch, folder, view.id):
+        raise StateError(f"job {view.id} is of a batch; delete its files first (DELETE /v1/files/ID), and remove it some minutes later")
+    await asyncio.to_thread(note_removal, folder, view.id, view.source)
+    try:
+        await ledger.remove(view.id)
+    except HarvesterError:
+        await asyncio.to_thread(forget_removal, folder, view.id)
+        raise
+    await _delete(ledger, folder, view.id, view.source)
+    log.info("job_removed job=%s rows=%d", view.id, view.rows_total)
+    return view
+
+
+async def _delete(ledger: LedgerJobs, folder: StateFolder, job_id: str, source: str) -> None:
+    shared = kept_input(folder, source) is not None  # only then others may read it: a view of each job costs the ledger a lot
+    others = [other.source for other in await ledger.jobs()] if shared else []
+    await asyncio.to_thread(remove_files, folder, job_id, source, others)
+    await asyncio.to_thread(forget_removal, folder, job_id)
+
+
+async def finish_removals(ledger: LedgerJobs, folder: StateFolder) -> None:
+    """Delete from the storage what an earlier removal has left there. A job that the ledger still has was not removed."""
+    begun = await asyncio.to_thread(begun_removals, folder)
+    known = {view.id for view in await ledger.jobs()} if begun else set()
+    for job_id, source in begun:
+        if job_id in known:
+            await asyncio.to_thread(forget_removal, folder, job_id)
+        else:
+            await _delete(ledger, folder, job_id, source)
+
+
+async def remove_old(ledger: LedgerJobs, folder: StateFolder, retention_days: float, now_s: float) -> list[JobView]:
+    """Remove the jobs that ended more than ``retention_days`` ago; returns them."""
+    gone = []
+    for view in old_jobs(await ledger.jobs(), now_s - retention_days * DAY_S):
+        try:
+            if not await asyncio.to_thread(is_of_batch, folder, view.id):
+                gone.append(await removed(ledger, folder, view))
+        except HarvesterError:  # the next hour tries again
+            log.warning("old_job_kept job=%s", view.id, exc_info=True)
+    return gone
+
+
+async def keep_removing(ledger: LedgerJobs, folder: StateFolder, retention_days: float | None) -> None:
+    """`finish_removals` and `remove_old` once an hour, until cancelled. Without ``retention_days`` no job is too old."""
+    while True:
+        try:
+            await finish_removals(ledger, folder)
+            if retention_days is not None:
+                await remove_old(ledger, folder, retention_days, time.time())
+        except HarvesterError:  # the next hour tries again
+            log.warning("old_jobs_kept", exc_info=True)
+        await asyncio.sleep(EVERY_S)

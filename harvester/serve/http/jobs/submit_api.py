@@ -1,0 +1,99 @@
+"""``POST /jobs``: plan a job and enter it. Whatever goes wrong, and whoever hangs up, the copy of its rows is its job's or goes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+
+from harvester.errors import HarvesterError, NotFoundError
+from harvester.serve.access.who import Who
+from harvester.serve.http.contract import refusal
+from harvester.serve.http.jobs.plan_api import told_abilities
+from harvester.serve.http.jobs.planning import Planning
+from harvester.serve.http.jobs.uploads_api import SCHEME, Uploads
+from harvester.serve.http.seen_api import is_user_of
+from harvester.serve.http.unbroken import unbroken
+from harvester.serve.openai.objects import OpenAiRefusal
+from jobs.plan.planner import JobPlanner
+from jobs.spec import JobPlan, JobRequest, JobView
+
+ONCE = "idempotency-key"
+
+
+class SubmitLedger(Protocol):
+    async def submit(self, plan: JobPlan, *, new: bool) -> tuple[JobView, bool]: ...
+    async def show(self, job_id: str) -> JobView: ...
+
+
+class Submitted(BaseModel):
+    job: JobView
+    created: bool
+
+
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"model": Submitted, "description": "The same job is there already."},
+    409: refusal(409, OpenAiRefusal),
+    503: refusal(503, OpenAiRefusal),
+}
+
+
+def add_submit(
+    app: FastAPI,
+    ledger: SubmitLedger,
+    planner: JobPlanner,
+    server_info: Callable[[], Awaitable[dict[str, Any]]],
+    uploads: Uploads,
+    planning: Planning,
+) -> None:
+    @app.post("/jobs", status_code=201, responses=_ANSWERS)
+    async def submit(request: JobRequest, sent: Request, response: Response, who: Who) -> Submitted:
+        info = await server_info()
+        able = told_abilities(info, request.model)
+        is_user = await is_user_of(sent, planner.folder)
+        rules = None
+        if request.source.uri.startswith(SCHEME):
+            uri, rules = await asyncio.to_thread(uploads.opened, request.source.uri, who)
+            request = request.model_copy(update={"source": request.source.model_copy(update={"uri": uri})})
+        work = partial(planner.plan, request, able, who.name, who.limits, is_user=is_user and rules is None, uploaded=rules)
+        plan, is_new = _once(await planning.run(work, planner.forget), request.new, sent.headers.get(ONCE))
+        submitted = await unbroken(_entered(ledger, planner, plan, is_new=is_new))
+        if not submitted.created:
+            response.status_code = 200
+        return submitted
+
+
+async def _entered(ledger: SubmitLedger, planner: JobPlanner, plan: JobPlan, *, is_new: bool) -> Submitted:
+    try:
+        view, created = await ledger.submit(plan, new=is_new)
+    except HarvesterError:
+        if await is_unknown(ledger, plan):
+            await asyncio.to_thread(planner.forget, plan)
+        raise
+    if not created and view.id != plan.spec.id:
+        await asyncio.to_thread(planner.forget, plan)
+    return Submitted(job=view, created=created)
+
+
+async def is_unknown(ledger: SubmitLedger, plan: JobPlan) -> bool:
+    """Whether the ledger says that it has no such job. Where it says nothing, the job may be there."""
+    try:
+        await ledger.show(plan.spec.id)
+    except NotFoundError:
+        return True
+    except HarvesterError:
+        return False
+    return False
+
+
+def _once(plan: JobPlan, is_new: bool, told: str | None) -> tuple[JobPlan, bool]:
+    """For a client that may repeat itself: the job that is new for it is the one of its idempotency key, which is found again."""
+    if not is_new or told is None:
+        return plan, is_new  # without `new`, the same request finds the same job anyway
+    key = hashlib.sha256(f"{plan.spec.key} {told}".encode("utf-8", "surrogateescape")).hexdigest()
+    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"key": key})}), False

@@ -1,0 +1,211 @@
+"""``/uploads``: files that clients send in pieces. Memory does not grow with them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from connectors.durable import storage_error, sync_folder
+from connectors.paths.rules import SourceRules
+from harvester.errors import NotFoundError, ParameterError, StateError, StorageError, TooLargeError
+from harvester.serve.access.identity import Identity
+from harvester.serve.access.who import Who
+from harvester.serve.http.jobs.owned import LedgerJobs
+from jobs.access.limits import Limits
+from jobs.states import ENDED
+from jobs.storage.folder import StateFolder
+
+SCHEME = "upload:"
+DIGEST = "x-content-sha256"
+KEPT_S = 24 * 3600.0  # an upload that no job names
+SWEEP_S = 3600.0
+MAX_DEPTH = 8
+_PART = ".part"
+_ID = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,40}\.)?[0-9a-f]{32,64}")
+_SEGMENT = re.compile(r"[^./*?\[\]:\\\x00-\x1f\x7f][^/*?\[\]:\\\x00-\x1f\x7f]{0,120}")
+
+
+class Uploads:
+    """A folder for each key's name and upload, with the files of that upload. One that is not whole yet ends in ``.part``."""
+
+    def __init__(self, folder: StateFolder, min_free_bytes: int = 0) -> None:
+        self._folder = folder
+        self._min_free_bytes = min_free_bytes
+        self._swept_s = 0.0
+
+    def path(self, upload_id: str, name: str, who: Identity) -> Path:
+        """Where the whole file is to lie. Raises `ParameterError` for names that cannot be paths."""
+        parts = name.split("/")
+        if not _ID.fullmatch(upload_id) or len(parts) > MAX_DEPTH or not all(_SEGMENT.fullmatch(part) for part in parts):
+            raise ParameterError(
+                "an upload is named by 32 to 64 hex digits and a relative path without . at a name's beginning and without * ? [ ] : \\",
+                "name",
+            )
+        return self._own(upload_id, who).joinpath(*parts)
+
+    def opened(self, uri: str, who: Identity) -> tuple[str, SourceRules]:
+        """Path and rules of ``upload:ID/NAME`` or ``upload:ID``. Raises `NotFoundError` where the key has no such whole file or folder."""
+        upload_id, _, name = uri.removeprefix(SCHEME).partition("/")
+        folder = self._own(upload_id, who) if _ID.fullmatch(upload_id) else None
+        if folder is not None and self._folder.mirror is not None:
+            self._folder.mirror.fetch_folder(folder)
+        path = self.path(upload_id, name, who) if name or folder is None else folder
+        is_whole = path.is_file() if name else path.is_dir() and not any(path.rglob(f"*{_PART}"))
+        if folder is None or not is_whole:
+            raise NotFoundError(f"{uri[:200]} is not uploaded, or not whole; upload it again")
+        return str(path), SourceRules(roots=(str(folder),))
+
+    async def append(
+        self, path: Path, offset: int, body: AsyncIterator[bytes], digest: str | None, *, is_last: bool, limits: Limits | None = None
+    ) -> dict[str, Any]:
+        """Write a piece at ``offset``. The same piece sent again has no further effect. Holds one chunk in memory.
+
+        Raises `ParameterError` for a piece that leaves a gap, or whose SHA-256 is not ``digest``; what was there before stays.
+        `TooLargeError` above the ``limits`` of who sends it, `LowDiskError` where the disk is nearly full.
+        """
+        if path.is_file():
+            async for _ in body:
+                pass
+            return state_of(path, self.root(path))
+        self._folder.check_free(self._min_free_bytes)
+        max_bytes = await asyncio.to_thread(self._max_bytes, path, limits)
+        found = hashlib.sha256()
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(_part(path), os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:  # noqa: PTH123, ASYNC230
+                size = file.seek(0, os.SEEK_END)
+                if offset > size:
+                    raise ParameterError(f"the upload has {size} bytes; go on there, not at {offset}", "offset")
+                file.seek(offset)
+                async for chunk in body:
+                    if max_bytes is not None and file.tell() + len(chunk) > max_bytes:
+                        raise TooLargeError(f"{path.name} would be above the {max_bytes:,} bytes that this API key may upload; split it")
+                    found.update(chunk)
+                    file.write(chunk)
+                if digest is not None and found.hexdigest() != digest.lower():
+                    file.truncate(offset)
+                    raise ParameterError(
+                        f"the piece at {offset} arrived damaged: its SHA-256 is not that of {DIGEST}; send it again", DIGEST
+                    )
+                if is_last:
+                    file.truncate()
+                    file.flush()
+                    await asyncio.to_thread(os.fsync, file.fileno())
+        except OSError as error:
+            raise storage_error("keep the upload in", path, error) from error
+        return state_of(path, self.root(path))
+
+    async def finish(self, path: Path, digest: str | None) -> dict[str, Any]:
+        """The last piece is here. Raises `ParameterError`, and drops the file, where the whole is not what ``digest`` says."""
+        part = _part(path)
+        if not path.is_file():
+            try:
+                if digest is not None and await asyncio.to_thread(_digest_of, part) != digest.lower():
+                    part.unlink(missing_ok=True)
+                    raise ParameterError(
+                        f"{path.name} arrived damaged: the SHA-256 of the whole is not {digest}; upload it again", "digest"
+                    )
+                if self._folder.mirror is not None:
+                    await asyncio.to_thread(self._folder.mirror.send, path, source=part)
+                part.replace(path)
+                sync_folder(path.parent)
+            except OSError as error:
+                raise storage_error("keep the upload", path, error) from error
+        return state_of(path, self.root(path))
+
+    def _max_bytes(self, path: Path, limits: Limits | None) -> int | None:
+        """Of this file: the key's limit of one, or what its limit of all leaves."""
+        if limits is None or (limits.max_upload_bytes is None and limits.max_stored_bytes is None):
+            return None
+        owner = self.root(path).parent
+        others = sum(found.stat().st_size for found in owner.rglob("*") if found.is_file() and found not in (path, _part(path)))
+        left = None if limits.max_stored_bytes is None else max(0, limits.max_stored_bytes - others)
+        return min(limit for limit in (left, limits.max_upload_bytes) if limit is not None)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether it is time to `sweep`."""
+        is_due = now_s - self._swept_s > SWEEP_S
+        self._swept_s = now_s if is_due else self._swept_s
+        return is_due
+
+    def forget(self, folder: Path) -> None:
+        """Remove an upload. Raises `StorageError` where the storage does not answer."""
+        shutil.rmtree(folder, ignore_errors=True)
+        if self._folder.mirror is not None:
+            self._folder.mirror.remove_folder(folder)
+
+    def sweep(self, sources: Collection[str], now_s: float) -> None:
+        """Remove uploads that none of ``sources`` is and that nobody wrote to for a day."""
+        for folder in self._folder.uploads.glob("*/*"):
+            with suppress(OSError, StorageError):
+                newest_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+                if now_s - newest_s > KEPT_S and not any(source == str(folder) or source.startswith(f"{folder}/") for source in sources):
+                    self.forget(folder)
+
+    def _own(self, upload_id: str, who: Identity) -> Path:
+        owner = hashlib.sha256((who.name or "").encode()).hexdigest()[:16]
+        return self._folder.uploads / owner / upload_id
+
+    def root(self, path: Path) -> Path:
+        """Folder of the upload that ``path`` is of."""
+        return self._folder.uploads.joinpath(*path.relative_to(self._folder.uploads).parts[:2])
+
+
+def state_of(path: Path, root: Path) -> dict[str, Any]:
+    """Bytes that are here, and whether the file is whole."""
+    is_whole = path.is_file()
+    part = path if is_whole else _part(path)
+    size = part.stat().st_size if part.exists() else 0
+    return {"bytes": size, "is_whole": is_whole, "uri": f"{SCHEME}{root.name}/{path.relative_to(root)}"}
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f"{path.name}{_PART}")
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def add_uploads(app: FastAPI, ledger: LedgerJobs, folder: StateFolder, min_free_bytes: int) -> Uploads:
+    """Add ``/uploads``."""
+    uploads = Uploads(folder, min_free_bytes)
+
+    @app.get("/uploads/{upload_id}/{name:path}", include_in_schema=False)
+    async def known(upload_id: str, name: str, who: Who) -> dict[str, Any]:
+        if uploads.is_due(time.time()):
+            sources = [view.source for view in await ledger.jobs()]
+            await asyncio.to_thread(uploads.sweep, sources, time.time())
+        path = uploads.path(upload_id, name, who)
+        return state_of(path, uploads.root(path))
+
+    @app.put("/uploads/{upload_id}/{name:path}", include_in_schema=False)
+    async def piece(
+        upload_id: str, name: str, request: Request, who: Who, offset: int = 0, last: bool = False, digest: str | None = None
+    ) -> dict[str, Any]:
+        path = uploads.path(upload_id, name, who)
+        state = await uploads.append(path, offset, request.stream(), request.headers.get(DIGEST), is_last=last, limits=who.limits)
+        return await uploads.finish(path, digest) if last else state
+
+    @app.delete("/uploads/{upload_id}/{name:path}", include_in_schema=False)
+    async def forget(upload_id: str, name: str, who: Who) -> dict[str, Any]:
+        path = uploads.path(upload_id, name, who)
+        root = uploads.root(path)
+        for view in await ledger.jobs():
+            if view.state not in ENDED and Path(view.source).is_relative_to(root):
+                raise StateError(f"job {view.id} reads this upload; cancel it first, or let it end")
+        await asyncio.to_thread(uploads.forget, root)
+        return state_of(path, root)
+
+    return uploads

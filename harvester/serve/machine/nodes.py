@@ -1,0 +1,81 @@
+"""What is asked of every node of a joined cluster: whether its port is free, and why a process there has died."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from harvester.errors import HarvesterError
+from harvester.serve.machine.port import PortError
+
+ANSWER_S = 60.0
+_ERROR = re.compile(r"ERROR [^\]]+\] (\w*(?:Error|Exception)): (.+)")
+
+
+def session_logs() -> Path:
+    """The folder of Ray's logs on this node."""
+    node = ray._private.worker.global_worker.node
+    return Path(node.get_logs_dir_path()) if node is not None else Path("/tmp/ray/session_latest/logs")
+
+
+def last_error() -> tuple[float, str] | None:
+    """The last error in the logs of vLLM's processes on this node, and when its file was last written. Serve only sees that they ended."""
+    found: tuple[float, str] | None = None
+    for path in session_logs().glob("worker-*.out"):
+        errors = _ERROR.findall(path.read_text("utf-8", "replace"))
+        if errors and (found is None or path.stat().st_mtime > found[0]):
+            found = path.stat().st_mtime, str(errors[-1][1]).strip()
+    return found
+
+
+def root_cause() -> str | None:
+    """The last error of all nodes that answer, with the name of its node where that is another one."""
+    errors = [(error, host) for host, error in _on_every_node(last_error) if error is not None]
+    if not errors:
+        return None
+    (_, message), host = max(errors)
+    return message if host == socket.gethostname() else f"on {host}: {message}"
+
+
+def check_ports(host: str, port: int, check: Callable[[str, int], None]) -> None:
+    """Raise what ``check`` raises, with the node's name, where a node cannot listen there."""
+
+    def refused() -> str | None:
+        try:
+            check(host, port)
+        except HarvesterError as error:
+            return error.message
+        return None
+
+    for name, reason in _on_every_node(refused):
+        if reason is not None:
+            raise PortError(f"on {name}: {reason}")
+
+
+def _on_every_node(work: Callable[[], Any]) -> list[tuple[str, Any]]:
+    """Host name and answer of each node that answers within `ANSWER_S`."""
+
+    def here() -> tuple[str, Any]:
+        return socket.gethostname(), work()
+
+    asked = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": where}
+            asked.append(ray.remote(**options)(here).remote())
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)
+    answers = []
+    for one in done:
+        try:
+            answers.append(ray.get(one))
+        except (RayError, GetTimeoutError):  # the node has gone
+            continue
+    return answers

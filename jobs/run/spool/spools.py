@@ -1,0 +1,120 @@
+"""The spools of a replica's slices in work. Where there is a storage they are sent there, so that another machine can go on from them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from pathlib import Path
+
+from connectors.durable import publish
+from connectors.errors import StorageError
+from jobs.run.spool.records import Spool
+from jobs.run.telling import despite_cancellation
+from jobs.spec import Lease
+from jobs.storage.folder import StateFolder
+from jobs.storage.mirror import Mirror
+
+log = logging.getLogger("harvester.runner")
+
+SENT_S = 5.0  # that a replica which leaves waits for a spool to be sent
+
+
+class Spools:
+    """``every_s``: seconds between two sendings of a spool, so what the death of a machine costs at most."""
+
+    def __init__(self, folder: StateFolder, every_s: float) -> None:
+        self._folder = folder
+        self._every_s = every_s
+        self._sent: dict[Path, int] = {}  # bytes, of spools in work
+        self._sending = threading.Lock()  # a spool that is on its way is not removed before it has arrived
+
+    def open(self, lease: Lease) -> Spool:
+        """The spool of a slice, with what an earlier holder had, on whichever machine. Call it from a thread. Raises `StorageError`."""
+        path, mirror = self._path(lease), self._folder.mirror
+        sent = 0 if mirror is None else _take_over(path, mirror)
+        spool = Spool(path)
+        if mirror is not None:
+            self._sent[path] = sent
+        return spool
+
+    async def close(self, spool: Spool, *, is_left: bool) -> None:
+        """``is_left``: its rows are not published, and the slice goes to another holder."""
+        sent = self.let_go(spool)
+        if is_left and sent is not None:
+            await despite_cancellation(asyncio.to_thread(self._send, spool.path, sent, is_last=True), SENT_S)
+
+    def let_go(self, spool: Spool) -> int | None:
+        """As it is. Returns how many bytes of it are in the storage; None where there is none."""
+        spool.close()
+        return self._sent.pop(spool.path, None)
+
+    async def forget(self, lease: Lease) -> None:
+        """Its rows are in a part that counts. What cannot be removed from the storage stays there, and is read by nobody."""
+        path = self._path(lease)
+        path.unlink(missing_ok=True)  # at once: a runner that is cancelled now leaves no spool of a slice that is done
+        if self._folder.mirror is not None:
+            await despite_cancellation(asyncio.to_thread(self._remove, path), SENT_S)
+
+    def _remove(self, path: Path) -> None:
+        assert self._folder.mirror is not None
+        try:
+            with self._sending:
+                self._folder.mirror.remove(path)
+        except StorageError as error:
+            log.warning("spool_left %s", error.message)
+
+    async def run(self) -> None:
+        """Send what has grown, until cancelled. Ends at once where there is no storage."""
+        while self._folder.mirror is not None:
+            await asyncio.sleep(self._every_s)
+            for path, sent in tuple(self._sent.items()):
+                now_sent = await asyncio.to_thread(self._send, path, sent)
+                if path in self._sent:
+                    self._sent[path] = now_sent
+
+    def _send(self, path: Path, sent: int, *, is_last: bool = False) -> int:
+        """Send the whole records, if there are more than ``sent`` bytes of them. Returns how many bytes are there now."""
+        assert self._folder.mirror is not None
+        with self._sending:
+            if not is_last and path not in self._sent:  # published or given back meanwhile
+                return sent
+            try:
+                data = path.read_bytes()
+                data = data[: data.rfind(b"\n") + 1]
+                if len(data) > sent:
+                    self._folder.mirror.put(path, data)
+                    return len(data)
+            except (OSError, StorageError) as error:
+                log.warning("spool_not_sent path=%s %s", path, error)
+            except Exception:  # the rows go on
+                log.exception("spool_not_sent path=%s", path)
+            return sent
+
+    def _path(self, lease: Lease) -> Path:
+        return self._folder.spool(lease.job.id, lease.slice.slice_id, lease.generation)
+
+
+def _take_over(path: Path, mirror: Mirror) -> int:
+    """Make the local spool hold what an earlier holder sent. Returns how many bytes of it are there."""
+    there = mirror.read(path)
+    if there is None:
+        return 0
+    here = path.read_bytes() if path.exists() else b""
+    both = merged(here, there)
+    if both != here:
+        with publish(path) as file:
+            file.write(both)
+    return len(there) if both == there else 0
+
+
+def merged(here: bytes, there: bytes) -> bytes:
+    """The records of two copies of a spool that parted somewhere: each record as often as the copy that has it more often."""
+    if there.startswith(here):
+        return there
+    if here.startswith(there):
+        return here
+    own = here.split(b"\n")
+    more = Counter(there.split(b"\n")) - Counter(own)
+    return b"\n".join([*own, *more.elements(), b""])
