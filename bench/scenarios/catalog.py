@@ -61,7 +61,9 @@ SCENARIOS = {
         "chat of a trace beside batch work: online only, offline only, vLLM's priority policy, harvester",
         paced=True,
     ),
-    "simulate": Scenario("scenarios.coserving.simulate", "what the simulator predicts of harvester, against a real run on the same trace"),
+    "simulate": Scenario(
+        "scenarios.coserving.simulate", "what the simulator predicts of harvester, against a real run on the same trace", paced=True
+    ),
     "defaults": Scenario("scenarios.coserving.defaults", "what chat of vllm bench serve notices of a job where nothing is configured"),
     "phases": Scenario("scenarios.coserving.phases", "chat on, off and on again beside batch work", paced=True),
     "cycle": Scenario("scenarios.coserving.cycle", "chat and none in turns beside batch work, over whole cycles", paced=True),
