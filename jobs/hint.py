@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 JOB_ARG = "job"
 ARGS = (
@@ -67,6 +68,11 @@ class SchedulingHint:
             above_slo=above_slo is True,
             answer_tokens=answer if isinstance(answer, int) and answer > 0 else None,
         )
+
+
+def without_hint(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Extra arguments of a request that is no job's: what only jobs may say is left out."""
+    return {name: value for name, value in args.items() if name not in ARGS}
 
 
 def _bounded(value: object, low: float, high: float, otherwise: float) -> float:

@@ -40,7 +40,8 @@ class Replica:
     async def application(self, scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
         self.reached.append(json.loads(message["body"]))
-        self.overload.sent(self.reached[-1].get("n", 1), 10)
+        with self.overload.running("only", self.reached[-1].get("n", 1)) as chat:
+            self.overload.sent(chat, 10)
 
     async def ask(self, path: str = "/v1/chat/completions", key: str | None = None, bearer: str = "", **body: Any) -> list[Message]:
         headers = [(b"authorization", f"Bearer {bearer}".encode())] if bearer else []
@@ -130,11 +131,53 @@ def test_a_prompt_of_token_ids_is_as_long_as_it_says(prompt: Any, tokens: int) -
     assert prompt_tokens(asked, json.dumps(asked).encode()) == tokens
 
 
-async def test_each_choice_counts_as_a_request(replica: Replica) -> None:
-    assert await replica.ask(prompt="x", n=100) == []
-    assert (await replica.ask(prompt="x"))[0]["status"] == 429
+async def test_each_choice_counts_as_a_request_up_to_a_few(replica: Replica) -> None:
+    refused = [bool(await replica.ask(prompt="x", n=4)) for _ in range(5)]
+    assert refused == [False] * 4 + [True]
     replica.overload.nobody_is_there()
-    assert (await replica.ask(prompt="x", n=300))[0]["status"] == 429, "more than may ever wait"
+    assert await replica.ask(prompt="x", n=100) == []
+    assert await replica.ask(prompt="x", n=12) == []
+    assert await replica.ask(prompt="x", n=8) == [], "a burst of 12 choices that find slots"
+
+
+async def test_one_request_for_a_hundred_choices_has_nobody_else_refused(replica: Replica) -> None:
+    """16 slots, and KV for no more than those: its hundred answers would keep all others out until they end."""
+    replica.overload = Overload(replica.shared, Sizes(1000, 100, 16, 16, 1000, kv_tokens=16 * 50), replica.bound_s, lambda: replica.now_s)
+    replica.overload.answered(40)
+    with replica.overload.entered(None, 128, 10, 2.0), replica.overload.running("many", 128) as chat, ExitStack() as others:
+        replica.overload.sent(chat, 10)
+        for _ in range(12):
+            replica.overload.nobody_is_there()
+            others.enter_context(replica.overload.entered(None, 1, 10, 2.0))
+        with pytest.raises(OverloadError):
+            others.enter_context(replica.overload.entered(None, 1, 10, 2.0))
+    assert chat == 4
+
+
+def test_the_first_choices_of_a_request_are_chat_whatever_its_prompts_are(replica: Replica) -> None:
+    overload = replica.overload
+    with overload.entered(None, 7, 10, 2.0):
+        with overload.running("a", 3) as first, overload.running("b", 3) as second, overload.running("c", 1) as third:
+            assert (first, second, third) == (3, 1, 0)
+            assert [overload.sends("a") for _ in range(3)] == [True, True, True]
+            assert [overload.sends("b") for _ in range(3)] == [True, False, False]
+            assert not overload.sends("c")
+            assert (overload.chat_of("b", 3), overload.chat_of("unknown", 3)) == (1, 3)
+        with overload.running("d", 6) as later:
+            assert later == 4, "those before have ended, as the beams of a search do"
+    assert overload.sends("a"), "what comes by another way is chat"
+
+
+def test_choices_that_are_no_chat_are_no_queue_without_a_bound(replica: Replica) -> None:
+    with replica.overload.entered(None, 250, 10, 2.0):
+        replica.overload.sent(4, 10)
+        replica.overload.nobody_is_there()
+        with pytest.raises(OverloadError, match=r"^246 choices of other requests wait here; try again in [0-9]+ s$"):
+            replica.overload.entered(None, 30, 10, 2.0).__enter__()
+        with replica.overload.entered(None, 4, 10, 2.0):
+            assert replica.overload.refused == 1
+    with replica.overload.entered(None, 30, 10, 2.0):
+        assert replica.overload.refused == 1
 
 
 @pytest.mark.parametrize(
@@ -155,7 +198,9 @@ async def test_where_a_tier_does_not_count_it_lets_nobody_past(replica: Replica,
 
 
 async def test_a_key_that_fills_the_time_leaves_half_of_it_to_others(replica: Replica) -> None:
-    with replica.overload.entered("greedy", 13, 10, 2.0), replica.overload.entered("other", 1, 10, 2.0):
+    with ExitStack() as others:
+        for key in [*["greedy"] * 13, "other"]:
+            others.enter_context(replica.overload.entered(key, 1, 10, 2.0))
         replica.overload.sent(0, 10)
         assert (await replica.ask(key="greedy", prompt="x"))[0]["status"] == 429
         assert await replica.ask(key="other", prompt="x") == []

@@ -132,6 +132,42 @@ def wait_for(server: RealServer, requests: int) -> None:
         time.sleep(0.1)
 
 
+def harvested(server: RealServer) -> float:
+    lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("harvester_tokens_total{") and 'class="offline"' in line)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_of_many_choices_all_are_answered_and_a_few_are_chat(server: RealServer, client: OpenAI, model: str, stream: bool) -> None:
+    """Of 12 choices with 20 tokens each, 4 are chat."""
+    asked: dict[str, Any] = {"model": model, "messages": HELLO, "n": 12, "max_tokens": 20, "extra_body": {"ignore_eos": True}}
+    before, ended = harvested(server), set[int]()
+    if stream:
+        for piece in client.chat.completions.create(**asked, stream=True):
+            ended |= {choice.index for choice in piece.choices if choice.finish_reason == "length"}
+    else:
+        whole = client.chat.completions.create(**asked)
+        ended = {choice.index for choice in whole.choices if choice.finish_reason == "length"}
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 12 * 20
+    assert ended == set(range(12))
+    end_s = time.monotonic() + 60
+    while harvested(server) - before < 8 * 20 and time.monotonic() < end_s:
+        time.sleep(0.1)  # the counters are a step behind
+    assert 8 * 20 <= harvested(server) - before < 12 * 20
+
+
+def test_of_many_prompts_all_are_answered_and_a_few_are_chat(server: RealServer, client: OpenAI, model: str) -> None:
+    before = harvested(server)
+    answered = client.completions.create(model=model, prompt=["Hello"] * 9, max_tokens=20, extra_body={"ignore_eos": True})
+    assert [choice.index for choice in answered.choices] == list(range(9))
+    assert {choice.finish_reason for choice in answered.choices} == {"length"}
+    end_s = time.monotonic() + 60
+    while harvested(server) - before < 5 * 20 and time.monotonic() < end_s:
+        time.sleep(0.1)
+    assert 5 * 20 <= harvested(server) - before < 9 * 20
+
+
 def test_a_seed_with_a_prompt_of_several_chunks_leaves_the_engine_alive(client: OpenAI, model: str) -> None:
     long: list[Any] = [{"role": "user", "content": "the state of the union " * 200}]
     answers = [

@@ -15,6 +15,7 @@ from harvester.policy.admission.chat import (
     Asked,
     ChatAdmission,
     Crowd,
+    chat_choices,
     in_its_slot_s,
     place_wait_s,
     places,
@@ -62,14 +63,15 @@ class Front:
         self.sim = Simulation(Engine(self.cost, self.blocks, max_seqs=self.slots, max_tokens=self.step_tokens), self.brain)
         self.policy = ChatAdmission(16 * self.slots)
 
-    def run(self, requests: list[Request]) -> list[float]:
-        """TTFT of those that were let in, in seconds."""
+    def run(self, requests: list[Request], rows: Sequence[Request] = ()) -> list[float]:
+        """TTFT of those that were let in, in seconds. ``rows``: offline work, which no door refuses."""
         self.ended, self.answers_s, self.sent = list[Outcome](), deque[float](maxlen=32), 0
+        self._play(rows, until_s=requests[0].arrival_s)
         tokens = 0.0
         for number, request in enumerate(requests):
             self._play(until_s=request.arrival_s)
             times, now_s = self.brain.chat_times, request.arrival_s
-            awaiting, going = self.sent - times.first_tokens, self.sent - len(self.ended)
+            awaiting, going = self.sent - times.first_tokens, self.sent - self._answered
             self.max_awaiting = max(self.max_awaiting, awaiting)
             self.policy.look(times.first_tokens, awaiting, now_s)
             whole, rest = divmod(round(awaiting * tokens / max(1, number)), self.step_tokens)
@@ -90,9 +92,15 @@ class Front:
 
     def _play(self, requests: Sequence[Request] = (), until_s: float = math.inf) -> None:
         for outcome in self.sim.run(requests, until_s=until_s):
-            going = self.sent - len(self.ended)
+            going = self.sent - self._answered
             self.ended.append(outcome)
+            if outcome.request.offline:
+                continue
             self.answers_s.append(in_its_slot_s(outcome.latency_s, going, self.slots))
+
+    @property
+    def _answered(self) -> int:
+        return sum(not one.request.offline for one in self.ended)
 
     def _places(self, prompt_tokens: int) -> int:
         last = [one.request.prompt_tokens + one.request.output_tokens for one in self.ended[-32:]] or [prompt_tokens + TYPICAL_ANSWER]
@@ -147,6 +155,25 @@ def test_nobody_is_let_in_who_waits_for_the_end_of_a_long_answer(times: int, blo
     ttft_s = front.run(asked)
     assert percentile(ttft_s, 0.99) <= 1.5 * front.slo_s
     assert len(ttft_s) >= 0.8 * LONG_SUSTAINED * 40.0
+
+
+@pytest.mark.parametrize("blocks", [1200, 400], ids=["KV for many more than slots", "KV for twice the slots"])
+def test_chats_notice_little_of_one_request_for_128_long_answers(blocks: int) -> None:
+    """As chats, all 128 had the others wait for a minute and more where they were let in, and none was let in for three minutes."""
+    slots, draw, now_s, asked = 8, Random(1), 5.0, list[Request]()
+    while now_s < 45.0:
+        now_s += draw.expovariate(LONG_SUSTAINED / 2)
+        asked.append(Request(f"c{len(asked)}", now_s, 220, 128, max_tokens=128, ttft_s=3.0, tpot_s=9.0))
+    chat = chat_choices(128, slots)
+    many = [Request(f"n{i}", 4.0, 20, 400, job="" if i < chat else "n", max_tokens=400, ttft_s=3.0, tpot_s=9.0) for i in range(128)]
+    alone, beside = (Front(slots=slots, blocks=blocks, slo_s=3.0, cost=cpu_cost, step_tokens=2048) for _ in range(2))
+    alone.run(asked)
+    beside.run([*many[:chat], *asked], rows=many[chat:])
+    assert beside.refused == []
+    assert len(beside.ended) == 128 + len(asked)
+    for part in (0.5, 0.99):
+        before, now = (percentile([one.ttft_s for one in front.ended if one.request.id.startswith("c")], part) for front in (alone, beside))
+        assert now <= 1.25 * before
 
 
 def test_those_that_are_let_in_are_no_fewer_than_the_engine_can_answer() -> None:

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 from harvester.engine.frontend.engine import Sizes
 from harvester.engine.shared.state import Count, Field, SharedState
@@ -21,6 +22,7 @@ from harvester.policy.admission.chat import (
     Asked,
     ChatAdmission,
     Crowd,
+    chat_choices,
     in_its_slot_s,
     place_wait_s,
     places,
@@ -29,7 +31,7 @@ from harvester.policy.admission.chat import (
 from harvester.policy.model.load import StepLoad
 from harvester.policy.step.preempt import wait_of_steps_s
 
-AWAITING_STEPS = 16  # batches of requests that may await a first token, whatever is predicted
+AWAITING_STEPS = 16  # batches of requests that may await a first token, whatever is predicted; as many of choices that are no chat
 MIN_AWAITING = 256
 TYPICAL_TOKENS = 256  # of a prompt, before there was one
 LONGEST_STEP_S = 10.0  # that one of unknown length is thought to take
@@ -38,9 +40,16 @@ RECENT = 32  # prompts, and answers, that a mean is taken over
 
 @dataclass(slots=True)
 class Ticket:
-    """A request that was let in. ``at_door``: of its choices, those that the engine was not sent yet."""
+    """A request that was let in. ``at_door``: of its choices that are chat, those that the engine was not sent yet.
+
+    ``free``: of those, what none of its prompts has taken. By the id of a prompt that runs, ``taken``: how many it has, ``unsent``:
+    of those, how many are not on their way to the engine.
+    """
 
     at_door: int
+    free: int
+    taken: dict[str, int] = field(default_factory=dict)
+    unsent: dict[str, int] = field(default_factory=dict)
 
 
 TICKET: ContextVar[Ticket | None] = ContextVar("TICKET", default=None)
@@ -53,10 +62,12 @@ class Overload:
         self, shared: SharedState, sizes: Sizes, bound_s: Callable[[StepLoad], float], now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._shared, self._sizes, self._bound_s, self._now_s = shared, sizes, bound_s, now_s
-        self._policy = ChatAdmission(max(MIN_AWAITING, AWAITING_STEPS * sizes.max_seqs))
+        self._max_waiting = max(MIN_AWAITING, AWAITING_STEPS * sizes.max_seqs)
+        self._policy = ChatAdmission(self._max_waiting)
         self._at_door = 0  # choices of requests that were let in and not sent yet
         self._sent = 0  # online requests that the engine was sent
-        self._open: Counter[str | None] = Counter()  # choices by key
+        self._open: Counter[str | None] = Counter()  # choices that are chat, by key
+        self._behind = 0  # choices of chat requests that are offline work
         self._answer_s: float | None = None  # of the last answers, in a slot of their own, on average
         self._answer_tokens: float | None = None  # of the last answers, on average
         self._prompt_tokens = 0.0  # of the last prompts, on average
@@ -65,11 +76,17 @@ class Overload:
 
     @contextmanager
     def entered(self, key: str | None, requests: int, prompt_tokens: int, ttft_slo_s: float) -> Iterator[None]:
-        """Have a request open within the block. ``prompt_tokens``: about. Raises `OverloadError` where it would be too late."""
-        self._enter(key, requests, prompt_tokens, ttft_slo_s)
-        ticket = Ticket(requests)
-        self._at_door += requests
-        self._open[key] += requests
+        """Have a request for so many choices open within the block. ``prompt_tokens``: about.
+
+        Raises `OverloadError` where it would be too late, and where too many choices that are no chat wait already.
+        """
+        chat = chat_choices(requests, self._sizes.max_seqs)
+        behind = requests - chat
+        self._enter(key, chat, behind, prompt_tokens, ttft_slo_s)
+        ticket = Ticket(chat, chat)
+        self._at_door += chat
+        self._open[key] += chat
+        self._behind += behind
         began_s = self._now_s()
         token = TICKET.set(ticket)
         try:
@@ -77,10 +94,41 @@ class Overload:
         finally:
             TICKET.reset(token)
             self._at_door -= ticket.at_door
-            self._learn(self._now_s() - began_s)
-            self._open[key] -= requests
+            self._behind -= behind
+            if not behind:
+                self._learn(self._now_s() - began_s)
+            self._open[key] -= chat
             if not self._open[key]:
                 del self._open[key]
+
+    @contextmanager
+    def running(self, name: str, choices: int) -> Iterator[int]:
+        """Have a prompt of this id run within the block. How many of its ``choices`` are chat: those that its request has left."""
+        ticket = TICKET.get()
+        if ticket is None:
+            yield choices
+            return
+        chat = ticket.taken[name] = ticket.unsent[name] = min(choices, ticket.free)
+        ticket.free -= chat
+        try:
+            yield chat
+        finally:
+            ticket.free += ticket.taken.pop(name, 0)
+            ticket.unsent.pop(name, None)
+
+    def chat_of(self, name: str, choices: int) -> int:
+        """How many of the ``choices`` of a prompt that runs are chat."""
+        ticket = TICKET.get()
+        return choices if ticket is None else ticket.taken.get(name, choices)
+
+    def sends(self, name: str) -> bool:
+        """A choice of a prompt that runs is about to be sent. Whether it is chat: the first ones are."""
+        ticket = TICKET.get()
+        if ticket is None or name not in ticket.unsent:
+            return True
+        is_chat = ticket.unsent[name] > 0
+        ticket.unsent[name] -= is_chat
+        return is_chat
 
     def sent(self, requests: int, prompt_tokens: int) -> None:
         """The engine has so many online requests more, of one prompt."""
@@ -111,8 +159,10 @@ class Overload:
         """No online request is open: whatever was counted otherwise is put right."""
         self._sent = self._over()
 
-    def _enter(self, key: str | None, requests: int, prompt_tokens: int, ttft_slo_s: float) -> None:
+    def _enter(self, key: str | None, requests: int, behind: int, prompt_tokens: int, ttft_slo_s: float) -> None:
         now_s, awaiting = self._now_s(), self._look()
+        if behind and self._behind + behind > self._max_waiting:
+            self._refuse(f"{self._behind} choices of other requests wait here", self._behind * self._end_s())
         prompt_s = self._bound_s(StepLoad.prefill(min(prompt_tokens, self._sizes.step_tokens)))
         asked = Asked(requests, ttft_slo_s, prompt_s, prompt_tokens / self._prompt_tokens if self._prompt_tokens else 1.0)
         crowd = self._crowd(awaiting, requests, self._open[key], len(self._open) + (key not in self._open))
@@ -120,9 +170,12 @@ class Overload:
             self._shared[Field.YIELD_UNTIL_S] = now_s + self._policy.wait_s(asked, crowd, now_s)
         retry_s = self._policy.refused_s(asked, crowd, now_s)
         if retry_s is not None:
-            self.refused += 1
-            retry_s = max(1, math.ceil(retry_s))
-            raise OverloadError(f"{awaiting} requests wait for their first token here; try again in {retry_s} s", retry_s)
+            self._refuse(f"{awaiting} requests wait for their first token here", retry_s)
+
+    def _refuse(self, reason: str, retry_s: float) -> NoReturn:
+        self.refused += 1
+        seconds = max(1, math.ceil(retry_s))
+        raise OverloadError(f"{reason}; try again in {seconds} s", seconds)
 
     def _look(self) -> int:
         """How many await a first token, those that are on their way to the engine among them."""
@@ -135,7 +188,6 @@ class Overload:
         slots, going = self._sizes.max_seqs, max(awaiting, self._open.total())
         prompt_tokens = round(self._prompt_tokens) or TYPICAL_TOKENS
         answer_tokens = TYPICAL_ANSWER if self._answer_tokens is None else self._answer_tokens
-        answer_s = typical_answer_s(slots, prompt_tokens, self._bound_s) if self._answer_s is None else self._answer_s
         held = places(slots, self._sizes.kv_tokens, prompt_tokens + answer_tokens)
         return Crowd(
             awaiting,
@@ -144,8 +196,13 @@ class Overload:
             of_key,
             keys,
             slots_free=going + requests <= slots,
-            place_wait_s=place_wait_s(self._open.total(), requests, held, answer_s / slots),
+            place_wait_s=place_wait_s(self._open.total(), requests, held, self._end_s()),
         )
+
+    def _end_s(self) -> float:
+        """Between the ends of two answers, where all slots are taken."""
+        slots, prompt_tokens = self._sizes.max_seqs, round(self._prompt_tokens) or TYPICAL_TOKENS
+        return (typical_answer_s(slots, prompt_tokens, self._bound_s) if self._answer_s is None else self._answer_s) / slots
 
     def _learn(self, seconds: float) -> None:
         """An answer took so long, from the door to its end."""

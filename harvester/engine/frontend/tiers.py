@@ -11,7 +11,7 @@ from fastapi import Request
 from harvester.access_config import TierConfig
 from harvester.core import ServiceTier, WorkClass, work_class
 from harvester.errors import ParameterError
-from jobs.hint import ARGS
+from jobs.hint import without_hint
 
 _DATA = "data: {"
 
@@ -49,7 +49,7 @@ def settle(request: TieredRequest, priority: int) -> str | None:
     if request.use_beam_search:
         return "use_beam_search is not for offline work: vLLM runs its beams without a priority; leave it out"
     if request.vllm_xargs:
-        request.vllm_xargs = {name: value for name, value in request.vllm_xargs.items() if name not in ARGS} or None
+        request.vllm_xargs = without_hint(request.vllm_xargs) or None
     return None
 
 

@@ -14,6 +14,8 @@ is a share that keeps the promise to ninety-nine of a hundred.
 
 Without a slot a first token comes quickly even so, by the slots of others, until no KV is left: who comes next waits for a whole answer.
 So a chat is let in only if as many answers as there are chats without a place, a slot or KV, are expected to end in time.
+
+One request may ask for a hundred choices. A few of them are chat; the others are offline work, and nobody waits for them.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ MAX_AGE_S = 10.0  # without a backlog: then the rate is forgotten
 CROWDED_S = 3.0  # with a backlog all the time: then it is no burst into free slots
 SHARE = 0.5  # of the time a first token may take, what it may be expected to take: one of a hundred takes twice that and more
 BURST_SHARE, BURST_S = 1.25, 1.0  # the same in a burst, and what is never too long then
+OWN_CHOICES, OWN_SLOTS = 4, 8  # of one request, so many choices are chat, or as many as this part of the slots
 OWN_SHARE = 0.5  # of the time, what every key may fill; the rest is for keys that have no more than their part
 UNPROMISED_S, UNPROMISED_ALONE = 10.0, 4.0  # without an SLO a first token may take so long, and so many times its prompt's own time
 TIGHT_PROMPTS = 16.0  # an SLO that is shorter than so many times its prompt's own time is not kept by refusing
@@ -42,7 +45,7 @@ YIELD_SHARE = 0.25  # of the time: with a longer wait, batch work stands still
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A chat request at the door. ``requests``: as many as it has choices. ``prompt_s``: what its prompt takes by itself.
+    """A chat request at the door. ``requests``: as many as it has choices that are chat. ``prompt_s``: what its prompt takes by itself.
 
     ``length``: of its prompt, in means of those before it. A long one waits longer: an order that goes by prompts lets others pass.
     """
@@ -87,17 +90,19 @@ class Crowd:
     place_wait_s: float = 0.0
 
 
+def chat_choices(choices: int, slots: int) -> int:
+    """How many of the ``choices`` of one request are chat. The others are offline work: chat of others goes before them."""
+    return min(choices, slots, max(OWN_CHOICES, slots // OWN_SLOTS))
+
+
 def places(slots: int, kv_tokens: int, request_tokens: float) -> int:
     """How many chats have a slot, or KV for prompt and answer, ``request_tokens`` each: one without either waits for another's end."""
     return max(slots, int(KV_SHARE * kv_tokens / max(1.0, request_tokens)))
 
 
 def place_wait_s(open_requests: int, requests: int, held: int, end_s: float) -> float:
-    """Seconds until all have one of ``held`` places once ``requests`` more have come, where an answer ends every ``end_s``.
-
-    Of those no more than there are places count: the others wait for their own.
-    """
-    return max(0, open_requests + min(requests, held) - held) * end_s
+    """Seconds until all have one of ``held`` places once ``requests`` more have come, where an answer ends every ``end_s``."""
+    return max(0, open_requests + requests - held) * end_s
 
 
 def in_its_slot_s(seconds: float, open_requests: int, slots: int) -> float:

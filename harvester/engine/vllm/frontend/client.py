@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from copy import copy
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
@@ -31,6 +33,7 @@ from harvester.engine.shared.state import SharedState
 from harvester.engine.vllm.frontend.answers import as_ours, generated, guided_by
 from harvester.engine.vllm.platform import additional, graph_sizes
 from harvester.errors import EngineError, UsageError
+from jobs.hint import without_hint
 from jobs.usage import Usage
 
 # The context of a trace that is not sampled (W3C): vLLM makes no span beneath it.
@@ -57,6 +60,8 @@ class HarvestLLM(AsyncLLM):
         self._metrics = ClassMetrics()
         self.overload = Overload(shared, self.sizes, self._signal.bound_s)
         self._in_flight = Counter()
+        self._send = self.engine_core.add_request_async
+        self.engine_core.add_request_async = self._add_choice
 
     def stop_signals(self) -> None:
         self._signal = None
@@ -138,38 +143,63 @@ class HarvestLLM(AsyncLLM):
         if not online and self._is_traced and not named.get("trace_headers"):
             named["trace_headers"] = UNTRACED
         collector = await super().add_request(request_id, prompt, params, arrival_time, *given, **named)
-        if self.overload is not None and online:
-            self.overload.sent(getattr(params, "n", 1), _tokens(prompt))
-        if self._signal is not None and online:
+        chat = getattr(params, "n", 1) if online else 0
+        if self.overload is not None and chat:
+            chat = self.overload.chat_of(request_id, chat)
+            self.overload.sent(chat, _tokens(prompt))
+        if self._signal is not None and chat:
             waited_s = max(0.0, time.time() - arrival_time) if arrival_time is not None else 0.0
             self._signal.arrived(_tokens(prompt), self._promise(params).ttft_s, waited_s)
         return collector
+
+    async def _add_choice(self, request: EngineCoreRequest) -> None:
+        """What vLLM does for each choice: send it to the engine core. One that is no chat is offline work, and says nothing of a job."""
+        assert self.overload is not None
+        if work_class(request.priority) is WorkClass.ONLINE and not self.overload.sends(str(request.external_req_id)):
+            request.priority = PRIORITY_OFFLINE
+            params = copy(request.sampling_params)  # the choices of a prompt share them
+            if params is not None and params.extra_args:
+                params.extra_args = without_hint(params.extra_args)
+            request.sampling_params = params
+        await self._send(request)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, *given: Any, **named: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's, timed."""
-        work = work_class(named.get("priority", 0))
-        clock = None
-        if self._metrics is not None and work is WorkClass.ONLINE and sampling_params.output_kind is RequestOutputKind.DELTA:
-            tier = tier_of_priority(named.get("priority", 0))
-            clock = StreamClock(self._metrics, self._promise(sampling_params), time.monotonic(), tier)
         output: RequestOutput | None = None
         made, is_delta = 0, sampling_params.output_kind is RequestOutputKind.DELTA
         stream = super().generate(prompt, sampling_params, request_id, *given, **named)
         stream = told(stream, is_delta=is_delta)
-        async with aclosing(stream):  # a client that hangs up aborts it
-            with self._counted(work):
-                async for output in stream:
-                    tokens = sum(len(one.token_ids) for one in output.outputs)
-                    made = made + tokens if is_delta else tokens
-                    if clock is not None:
-                        clock.output(tokens)
-                    yield output
+        with self._running(request_id, sampling_params.n, named.get("priority", 0)) as work:
+            clock = self._clock(sampling_params, named.get("priority", 0)) if is_delta and work is WorkClass.ONLINE else None
+            async with aclosing(stream):  # a client that hangs up aborts it
+                with self._counted(work):
+                    async for output in stream:
+                        tokens = sum(len(one.token_ids) for one in output.outputs)
+                        made = made + tokens if is_delta else tokens
+                        if clock is not None:
+                            clock.output(tokens)
+                        yield output
         if self.overload is not None and work is WorkClass.ONLINE:
             self.overload.answered(made // max(1, sampling_params.n))
         if self._metrics is not None and output is not None and output.metrics is not None and output.metrics.scheduled_ts:
             self._metrics.queued(work.value, max(0.0, output.metrics.scheduled_ts - output.metrics.queued_ts))
+
+    @contextmanager
+    def _running(self, request_id: str, choices: int, priority: int) -> Iterator[WorkClass]:
+        """What a prompt is that runs within the block: offline where none of its choices is chat."""
+        work = work_class(priority)
+        if self.overload is None or work is WorkClass.OFFLINE:
+            yield work
+            return
+        with self.overload.running(request_id, choices) as chat:
+            yield work if chat else WorkClass.OFFLINE
+
+    def _clock(self, params: SamplingParams, priority: int) -> StreamClock | None:
+        if self._metrics is None:
+            return None
+        return StreamClock(self._metrics, self._promise(params), time.monotonic(), tier_of_priority(priority))
 
     async def encode(
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, *given: Any, **named: Any
