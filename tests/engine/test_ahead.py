@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +18,10 @@ class Held:
 
     request_id: str
     context: int
+
+
+def each(look: Callable[[Held, float], Running]) -> Callable[[Iterable[Held], float], list[Running]]:
+    return lambda requests, shift_s: [look(request, shift_s) for request in requests]
 
 
 def row(request: Held, shift_s: float) -> Running:
@@ -38,7 +43,7 @@ def test_who_ends_leaves_the_batch_that_was_seen_and_the_others_are_not_looked_a
         looks.append(request.request_id)
         return row(request, shift_s)
 
-    ahead, running = PlanAhead(counted), [Held(f"r{number}", 10 + number) for number in range(16)]
+    ahead, running = PlanAhead(each(counted)), [Held(f"r{number}", 10 + number) for number in range(16)]
     assert ahead.look(running)
     stay = [one for place, one in enumerate(running) if place % 16 not in {5 * number % 16 for number in range(gone)}]
     for one in running:
@@ -51,7 +56,7 @@ def test_who_ends_leaves_the_batch_that_was_seen_and_the_others_are_not_looked_a
 
 
 def test_requests_that_came_since_are_looked_at() -> None:
-    ahead, running = PlanAhead(row), [Held("a", 4), Held("b", 5)]
+    ahead, running = PlanAhead(each(row)), [Held("a", 4), Held("b", 5)]
     ahead.look(running)
     rows, batch = ahead.rows([*running, Held("c", 7)], 0.0)
     assert [one.name for one in rows] == ["a", "b", "c"]
@@ -59,7 +64,7 @@ def test_requests_that_came_since_are_looked_at() -> None:
 
 
 def test_one_who_leaves_after_others_were_taken_out_is_not_in_the_batch_either() -> None:
-    ahead, running = PlanAhead(row), [Held(f"r{number}", 10 + number) for number in range(4)]
+    ahead, running = PlanAhead(each(row)), [Held(f"r{number}", 10 + number) for number in range(4)]
     ahead.look(running)
     ahead.left("r1")
     ahead.rows([one for one in running if one.request_id != "r1"], 0.0)
@@ -70,7 +75,7 @@ def test_one_who_leaves_after_others_were_taken_out_is_not_in_the_batch_either()
 
 @pytest.mark.parametrize("gone", [[], ["r0"], ["r3", "r1"], [f"r{number}" for number in range(MAX_GONE + 4)]], ids=len)
 def test_one_online_prompt_is_looked_at_again_when_it_is_due_and_no_other(gone: list[str]) -> None:
-    ahead, running = PlanAhead(with_prompts), [Held(f"r{number}", 10 + number) for number in range(MAX_GONE + 8)]
+    ahead, running = PlanAhead(each(with_prompts)), [Held(f"r{number}", 10 + number) for number in range(MAX_GONE + 8)]
     running.insert(2, Held("prompt", 9))
     assert not ahead.look(running), "nothing is planned ahead of a prompt"
     for name in gone:
@@ -84,6 +89,6 @@ def test_one_online_prompt_is_looked_at_again_when_it_is_due_and_no_other(gone: 
 
 @pytest.mark.parametrize("prompts", [["prompt", "prompt too"], ["prompt of 1"]], ids=["two", "the last token of one"])
 def test_other_prompts_have_the_batch_made_anew(prompts: list[str]) -> None:
-    ahead, running = PlanAhead(with_prompts), [Held("r1", 4), *(Held(name, 1 if "1" in name else 9) for name in prompts)]
+    ahead, running = PlanAhead(each(with_prompts)), [Held("r1", 4), *(Held(name, 1 if "1" in name else 9) for name in prompts)]
     assert not ahead.look(running)
     assert ahead.rows(running, 0.0)[1] is None

@@ -125,7 +125,7 @@ class Story:
         self.planned["ahead" if ahead is not None else "when due"] += 1
         rows, batch = scheduler._ahead.rows(scheduler.running, self.planned_s)
         if batch is not None:
-            fresh = [scheduler._row(request, 0.0) for request in scheduler.running]
+            fresh = scheduler._rows(scheduler.running, 0.0)
             self.planned["rows ahead"] += ahead is None
             assert [untimed(row) for row in rows] == [untimed(row) for row in fresh]
         if ahead is not None:

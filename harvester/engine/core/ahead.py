@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from harvester.policy.step.batch import Batch, batch_of
@@ -17,10 +17,10 @@ MAX_GONE = 32  # requests that are taken out of a batch; with more it is made an
 
 
 class PlanAhead:
-    """``row``: a request as the brain sees it, given the seconds from wall to monotonic clock."""
+    """``rows``: requests as the brain sees them, given the seconds from wall to monotonic clock."""
 
-    def __init__(self, row: Callable[[Any, float], Running]) -> None:
-        self._row = row
+    def __init__(self, rows: Callable[[Iterable[Any], float], list[Running]]) -> None:
+        self._rows = rows
         self._seen: dict[str, Running] = {}
         self._all: tuple[list[Running], Batch] | None = None  # where those seen are all that run
         self._prompt: int | None = None  # among them, the place of the one online prompt; the batch is without it
@@ -34,15 +34,14 @@ class PlanAhead:
         Those are looked at when they are due: their rank, and how much time is left to them, is told then.
         """
         shift_s = time.monotonic() - time.time()
-        rows = {request.request_id: self._row(request, shift_s) for request in running}
-        self._seen = {name: row for name, row in rows.items() if row.offline or (row.step_tokens <= 1 and row.decoding)}
+        whole = self._rows(running, shift_s)
+        self._seen = {row.name: row for row in whole if row.offline or (row.step_tokens <= 1 and row.decoding)}
         self._gone.clear()
-        prompts = [place for place, name in enumerate(rows) if name not in self._seen] if len(self._seen) < len(rows) else []
+        prompts = [place for place, row in enumerate(whole) if row.name not in self._seen] if len(self._seen) < len(whole) else []
         if len(prompts) > 1:
             self._all = None
             return False
-        whole = list(rows.values())
-        self._places = dict(zip(rows, range(len(rows)), strict=True))
+        self._places = {row.name: place for place, row in enumerate(whole)}
         self._prompt = prompts[0] if prompts else None
         self._all = whole, batch_of(whole, prompts)
         return not prompts
@@ -53,8 +52,10 @@ class PlanAhead:
             self._take_out()
         shift_s = now_s - time.time()
         if self._all is not None and len(self._all[0]) == len(running):
-            return self._all if self._prompt is None else self._with_prompt(self._row(running[self._prompt], shift_s))
-        return [self._seen.get(request.request_id) or self._row(request, shift_s) for request in running], None
+            return self._all if self._prompt is None else self._with_prompt(self._rows((running[self._prompt],), shift_s)[0])
+        unseen = {row.name: row for row in self._rows([one for one in running if one.request_id not in self._seen], shift_s)}
+        seen = {**self._seen, **unseen}
+        return [seen[request.request_id] for request in running], None
 
     def _with_prompt(self, row: Running) -> tuple[list[Running], Batch | None]:
         """All that run, with the online prompt as it is now."""

@@ -10,8 +10,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from harvester.core import WorkClass, work_class
-from harvester.engine.shared.settings import Slo
+from harvester.core import PRIORITY_OFFLINE
+from harvester.engine.core.steps import Step
+from harvester.engine.shared.settings import NO_SLO, Slo
 from harvester.policy.model.load import StepLoad
 from harvester.policy.order.offline import PREFIX_TOKENS, OfflineRow
 from harvester.policy.order.online import OnlineRequest
@@ -26,7 +27,7 @@ MAX_TASK_CHARS = 64
 
 
 def is_offline(request: Request) -> bool:
-    return work_class(request.priority) is WorkClass.OFFLINE
+    return bool(request.priority >= PRIORITY_OFFLINE)
 
 
 def extra_of(request: Request) -> Mapping[str, Any]:
@@ -114,27 +115,34 @@ def waiting(request: Request, block_tokens: int, slo: Slo, shift_s: float) -> Wa
     return Waiting(request.request_id, request.num_tokens, waiting_blocks(request, block_tokens), due_s)
 
 
-def running(request: Request, block_tokens: int, max_tokens: int, slo: Slo, shift_s: float) -> Running:
-    """What the request is when the steps planned so far are done. ``max_tokens``: of any step; ``shift_s``: from wall to monotonic clock.
+def running(requests: Iterable[Request], block_tokens: int, max_tokens: int, slos: Mapping[str, Slo], shift_s: float) -> list[Running]:
+    """What each is when the steps planned so far are done. ``max_tokens``: of any step; ``shift_s``: from wall to monotonic clock.
 
     Without speculative decoding: the one token that a step planned but not answered will add is not counted by vLLM yet.
+    Thousands are looked at in a step: one pass, without a call for each.
     """
-    computed, offline = request.num_computed_tokens, is_offline(request)
-    left = request.num_tokens_with_spec + request.num_output_placeholders - computed
-    step_tokens = left if left > 0 else 1
-    blocks_now = -(-computed // block_tokens)
-    return Running(
-        request.request_id,
-        offline,
-        step_tokens,
-        blocks_now,
-        final_blocks(request, block_tokens) if offline else 0,
-        -(-(computed + min(step_tokens, max_tokens)) // block_tokens) - blocks_now,
-        computed,
-        left <= 0 or request.num_output_tokens + request.num_output_placeholders > 0,
-        request.arrival_time + shift_s + slo.ttft_s,
-        slo.tpot_s,
-    )
+    found = []
+    for request in requests:
+        name, computed, offline = request.request_id, request.num_computed_tokens, request.priority >= PRIORITY_OFFLINE
+        placeholders, slo = request.num_output_placeholders, slos.get(name, NO_SLO)
+        left = request.num_tokens_with_spec + placeholders - computed
+        step_tokens = left if left > 0 else 1
+        blocks_now = -(-computed // block_tokens)
+        found.append(
+            Running(
+                name,
+                offline,
+                step_tokens,
+                blocks_now,
+                final_blocks(request, block_tokens) if offline else 0,
+                -(-(computed + (step_tokens if step_tokens < max_tokens else max_tokens)) // block_tokens) - blocks_now,
+                computed,
+                left <= 0 or request.num_output_tokens + placeholders > 0,
+                request.arrival_time + shift_s + slo.ttft_s,
+                slo.tpot_s,
+            )
+        )
+    return found
 
 
 def kv_blocks(pool: Any) -> int:
@@ -201,10 +209,12 @@ def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tu
     """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
     found = []
     for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
+        size, cached = manager.block_size, manager.num_cached_block
         for request_id, tokens in computed.items():
-            blocks = manager.req_to_blocks.get(request_id, [])
-            until = manager.num_cached_block.get(request_id, 0)
-            found += [(block, block.block_hash) for block in blocks[tokens // manager.block_size : until] if block.block_hash is not None]
+            first, until = tokens // size, cached.get(request_id, 0)
+            if first < until:  # of those that decode hardly any
+                blocks = manager.req_to_blocks.get(request_id, [])[first:until]
+                found += [(block, block.block_hash) for block in blocks if block.block_hash is not None]
     return found
 
 
@@ -229,22 +239,42 @@ def rough_load(output: SchedulerOutput) -> StepLoad:
     return StepLoad(tokens - seqs, 0.0, seqs, 0, seqs)
 
 
-def makes_first_token(request: Request | None, computed: int, tokens: int) -> bool:
-    """Whether it has made none, and ``tokens`` more than the ``computed`` ones make its prompt whole."""
-    return request is not None and not request.num_output_tokens and computed < request.num_prompt_tokens <= computed + tokens
+def fill_in(scheduler: Scheduler, step: Step, rows: Mapping[str, OfflineRow]) -> None:
+    """What the step planned last computes, and for whom. ``rows``: the offline ones that have not ended."""
+    requests, step.admitted = scheduler.requests, admitted(step.output)
+    for name, tokens in step.output.num_scheduled_tokens.items():
+        request, row = requests.get(name), rows.get(name)
+        before = 0
+        if request is not None:  # else it is gone
+            before = step.computed[name] = request.num_computed_tokens - tokens
+        if row is not None:
+            step.served[row.job] = step.served.get(row.job, 0) + tokens
+            continue
+        step.online.append(name)
+        if request is not None and before < request.num_prompt_tokens <= before + tokens and not request.num_output_tokens:
+            step.first_tokens.append(name)
+    for name in step.admitted:
+        if name in rows and name in step.computed:
+            step.admitted_tokens += requests[name].num_tokens
+            step.cached_tokens += step.computed[name]
+    step.recomputed = recomputed(scheduler, step.admitted, step.computed)
+    step.load = load_of(step.output, step.computed)
+    step.online_load = load_of(step.output, step.computed, step.online) if step.served and step.online else StepLoad()
 
 
 def load_of(output: SchedulerOutput, computed: Mapping[str, int], names: Collection[str] | None = None) -> StepLoad:
     """What the step computes, of the requests in ``names`` or of all. One token behind others counts as a decode, whatever it is."""
-    names = output.num_scheduled_tokens if names is None else names
+    counts = output.num_scheduled_tokens
+    names = counts if names is None else names
+    tokens, before = [counts[name] for name in names], [computed.get(name, 0) for name in names]
+    if max(tokens, default=0) == 1 and min(before) > 0:
+        return StepLoad(0, 0.0, len(tokens), sum(before), len(tokens))
     chunks = decodes = contexts = 0
     attention = 0.0
-    for name in names:
-        tokens = output.num_scheduled_tokens[name]
-        before = computed.get(name, 0)
-        if tokens == 1 and before > 0:
-            decodes, contexts = decodes + 1, contexts + before
+    for count, done in zip(tokens, before, strict=True):
+        if count == 1 and done > 0:
+            decodes, contexts = decodes + 1, contexts + done
         else:
-            chunks += tokens
-            attention += tokens * (before + tokens / 2)
-    return StepLoad(chunks, attention, decodes, contexts, len(names))
+            chunks += count
+            attention += count * (done + count / 2)
+    return StepLoad(chunks, attention, decodes, contexts, len(tokens))

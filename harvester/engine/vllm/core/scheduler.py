@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from harvester.engine.vllm.core import bounds, reads, rollback
 from harvester.engine.vllm.core.queue import WaitingQueue
 from harvester.engine.vllm.platform import additional, graph_sizes, keeps_slots, on_cpu, sleep_between_looks
 from harvester.policy.brain import Brain
-from harvester.policy.model.load import StepLoad
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import parts_of
 from harvester.policy.view import EngineView, Plan, Running
@@ -67,7 +66,8 @@ class HarvestScheduling(Stock):
         self.policy = SchedulingPolicy.FCFS
         self.waiting = WaitingQueue(self._brain.offline, self._arrive, self._waits)
         self._report = Reporting(settings, config, shared)
-        self._ahead = PlanAhead(self._row)
+        self._slos: dict[str, Slo] = {}  # of the online requests that have not ended
+        self._ahead = PlanAhead(self._rows)
         self._steps = StepsInFlight()
         self._epoch = 0  # steps planned before one ended early carry its epoch
         self._answered: list[tuple[Step, float, float]] = []  # and not yet learnt from
@@ -81,6 +81,7 @@ class HarvestScheduling(Stock):
         """vLLM's; the brain knows the request from here on."""
         self._ahead.came()
         if not reads.is_offline(request):
+            self._slos[request.request_id] = self._settings.slo_of(reads.extra_of(request))
             self._arrive(request)
         super().add_request(request)
 
@@ -97,6 +98,7 @@ class HarvestScheduling(Stock):
         self._sent()  # a step that vLLM has not asked masks for yet: what it writes is known while its requests are here
         name = request.request_id
         self._ahead.left(name)
+        self._slos.pop(name, None)
         self._brain.finish(name, reads.answer_tokens(request))
         self._report.chat(self._brain.chat_times)
         if self._checkpoints is not None:
@@ -214,26 +216,11 @@ class HarvestScheduling(Stock):
         if step is None:
             return
         step.state = StepState.SENT
-        step.computed = reads.computed_before(self, step.output)
-        step.admitted = reads.admitted(step.output)
+        reads.fill_in(self, step, self._brain.offline.known)
         if self._checkpoints is not None:
             self._checkpoints.admitted(step.admitted, step.computed, step.began_s)
-        step.load = reads.load_of(step.output, step.computed)
-        step.recomputed = reads.recomputed(self, step.admitted, step.computed)
         if self._report.can_end_steps:
             step.registered = reads.registered_blocks(self, first_computed(self._steps, step.computed))
-        for name, tokens in step.output.num_scheduled_tokens.items():
-            job = self._brain.offline.job(name)
-            if job is None:
-                step.online.append(name)
-                if reads.makes_first_token(self.requests.get(name), step.computed.get(name, 0), tokens):
-                    step.first_tokens.append(name)
-            else:
-                step.served[job] = step.served.get(job, 0) + tokens
-                if name in step.admitted and name in step.computed:
-                    step.admitted_tokens += self.requests[name].num_tokens
-                    step.cached_tokens += step.computed[name]
-        step.online_load = reads.load_of(step.output, step.computed, step.online) if step.served and step.online else StepLoad()
         model = self._brain.parts.model
         step.estimate_s = model.high_s(step.load) or 0.0
         if self._backoff is not None:
@@ -265,16 +252,13 @@ class HarvestScheduling(Stock):
         return not self.waiting.has_online and not self.kv_holding_waiting and self._brain.online <= self.max_num_active_reqs
 
     def _online_request(self, request: Request, shift_s: float) -> OnlineRequest:
-        return reads.online_request(request, self.block_size, self._slo(request), shift_s)
+        return reads.online_request(request, self.block_size, self._slos.get(request.request_id, NO_SLO), shift_s)
 
     def _waits(self, request: Request) -> Waiting:
-        return reads.waiting(request, self.block_size, self._slo(request), time.monotonic() - time.time())
+        return reads.waiting(request, self.block_size, self._slos.get(request.request_id, NO_SLO), time.monotonic() - time.time())
 
-    def _slo(self, request: Request) -> Slo:
-        return NO_SLO if reads.is_offline(request) else self._settings.slo_of(reads.extra_of(request))
-
-    def _row(self, request: Request, shift_s: float) -> Running:
-        return reads.running(request, self.block_size, self.max_num_scheduled_tokens, self._slo(request), shift_s)
+    def _rows(self, requests: Iterable[Request], shift_s: float) -> list[Running]:
+        return reads.running(requests, self.block_size, self.max_num_scheduled_tokens, self._slos, shift_s)
 
 
 class HarvestScheduler(HarvestScheduling, Scheduler):
