@@ -106,7 +106,7 @@ def test_of_kv_that_is_the_same_on_all_ranks_each_stores_its_own_copy(monkeypatc
 class _Stream:
     """A CUDA stream that does what it is given at once; only what the real one has may be asked of it."""
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.waited: list[Any] = []
 
     def record_event(self) -> _Event:
@@ -146,7 +146,8 @@ def test_the_cuda_device_says_what_pytorch_and_vllm_understand(monkeypatch: pyte
     from harvester.engine.vllm import platform as module
     from harvester.engine.worker.device import CudaCalls, CudaCopyDevice
 
-    for ours, theirs in ((_Stream, torch.cuda.Stream), (_Event, torch.cuda.Event)):
+    # vLLM's worker for CPUs, once imported, has other things in `torch.cuda`.
+    for ours, theirs in ((_Stream, torch.cuda.streams.Stream), (_Event, torch.cuda.streams.Event)):
         assert all(hasattr(theirs, name) for name in vars(ours) if not name.startswith("_"))
     signature, compute = inspect.signature(_custom_ops.swap_blocks_batch), _Stream()
 

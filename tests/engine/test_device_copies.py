@@ -223,3 +223,18 @@ def test_a_job_of_more_blocks_than_scratch_memory_holds_is_checked_in_parts() ->
     assert [(result.number, result.ok) for result in copier.get_finished()] == [(1, True)]
     assert bytes(copier.memory.row(count - 1))[:PAGE] == bytes(tensors[0][(count - 1) % BLOCKS].numpy())
     copier.shutdown()
+
+
+def test_what_a_step_waits_for_stands_behind_no_copy_that_nobody_waits_for() -> None:
+    device = LaggingDevice(random.Random(1))
+    copier = copier_of(device, layers())
+    copier.allow(None)
+    copier.submit(store(1, list(range(8)), list(range(8))))
+    copier.launch()
+    copier.submit(store(2, [9], [9]))
+    copier.wait({2})
+    device.launch(lambda: None)
+    device.finish_steps(still=["out"])
+    assert {job.number for job in copier.get_finished()} == {2}
+    device.drain()
+    assert {job.number for job in copier.get_finished()} == {1}

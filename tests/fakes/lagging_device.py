@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ class LaggingDevice:
     def __init__(self, rng: random.Random, pinned: Pinned | None = None) -> None:
         self.rng = rng
         self.pinned = Pinned() if pinned is None else pinned
-        self.streams: dict[str, deque[tuple[str, Any]]] = {"steps": deque(), "out": deque(), "back": deque()}
+        self.streams: dict[str, deque[tuple[str, Any]]] = {name: deque() for name in ("steps", "out", "back", "awaited")}
         self.host_waits = 0
         self._now_s = 0.0
 
@@ -65,7 +65,7 @@ class LaggingDevice:
         return True
 
     def unpin(self, address: int) -> None:
-        assert not any(self.streams[name] for name in ("out", "back")), "copies may still be on their way"
+        assert not any(stream for name, stream in self.streams.items() if name != "steps"), "copies may still be on their way"
         del self.pinned.ranges[address]
 
     def mark(self, *, timed: bool = False) -> Event:
@@ -76,10 +76,10 @@ class LaggingDevice:
     def hold(self, mark: Any) -> None:
         self.streams["steps"].append(("wait", mark))
 
-    def copy(self, out: bool, after: Any, batches: Sequence[Any]) -> Any:
+    def copy(self, lane: str, after: Any, batches: Sequence[Any]) -> Any:
         from harvester.engine.worker.device import Span
 
-        began, ended, stream = Event(self), Event(self), self.streams["out" if out else "back"]
+        began, ended, stream = Event(self), Event(self), self.streams[lane]
         stream.extend([("wait", after), ("record", began)])
         for batch in batches:
             found = zip(batch.sources, batch.targets, batch.sizes, strict=True)
@@ -101,22 +101,22 @@ class LaggingDevice:
         """On the stream of the steps."""
         self.streams["steps"].append(("run", work))
 
-    def advance(self, operations: int) -> int:
-        """Run at most so many, of streams chosen at random; how many ran."""
+    def advance(self, operations: int, still: Collection[str] = ()) -> int:
+        """Run at most so many, of streams chosen at random, but of those that stand ``still``; how many ran."""
         for done in range(operations):
-            able = [stream for stream in self.streams.values() if stream and self._able(stream[0])]
+            able = [stream for name, stream in self.streams.items() if stream and name not in still and self._able(stream[0])]
             if not able:
                 return done
             self._run(self.rng.choice(able).popleft())
         return operations
 
-    def finish_steps(self, until: Event | None = None) -> None:
+    def finish_steps(self, until: Event | None = None, still: Collection[str] = ()) -> None:
         """Run what was launched on the stream of the steps, all or up to ``until``, and of the copies no more than it waits for."""
         while self.streams["steps"] and not (until is not None and until.reached):
             if self._able(self.streams["steps"][0]):
                 self._run(self.streams["steps"].popleft())
             else:
-                assert self.advance(1), "the steps wait for themselves"
+                assert self.advance(1, still), "the steps wait for themselves, or for what stands still"
 
     def drain(self) -> None:
         while self.advance(1000):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,8 +61,16 @@ class Span:
         return self.began.elapsed_time(self.ended) / 1000
 
 
+class Lane(StrEnum):
+    """A stream for copies. What a step waits for does not stand behind copies that nobody waits for."""
+
+    OUT = "out"  # to the host
+    BACK = "back"
+    AWAITED = "awaited"  # to the host, while a step waits
+
+
 class CopyDevice(Device, Protocol):
-    """A device with two streams for copies, out (to the host) and back, beside the stream that steps are launched on."""
+    """A device with a stream for each `Lane`, beside the stream that steps are launched on."""
 
     def enter_thread(self) -> None:
         """The calling thread is about to pin memory."""
@@ -75,8 +84,8 @@ class CopyDevice(Device, Protocol):
     def hold(self, mark: Mark) -> None:
         """What is launched on the stream of the steps from now on begins after the mark. The calling thread does not wait."""
 
-    def copy(self, out: bool, after: Mark, batches: Sequence[Batch]) -> Span:
-        """Put the batches, each after the one before, on one of the two streams; they begin after the mark ``after``."""
+    def copy(self, lane: Lane, after: Mark, batches: Sequence[Batch]) -> Span:
+        """Put the batches, each after the one before, on a stream; they begin after the mark ``after``."""
 
 
 class HostDevice:
@@ -127,7 +136,7 @@ class CudaCopyDevice(CudaDevice):
     def __init__(self, device: torch.device, calls: CudaCalls) -> None:
         super().__init__(device)
         self._cuda, self._calls = device, calls
-        self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._lanes = {lane: torch.cuda.Stream(device, priority=-(lane is Lane.AWAITED)) for lane in Lane}
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._cuda)
@@ -142,9 +151,9 @@ class CudaCopyDevice(CudaDevice):
         assert isinstance(mark, torch.cuda.Event)
         torch.cuda.current_stream(self._device).wait_event(mark)
 
-    def copy(self, out: bool, after: Mark, batches: Sequence[Batch]) -> Span:
+    def copy(self, lane: Lane, after: Mark, batches: Sequence[Batch]) -> Span:
         assert isinstance(after, torch.cuda.Event)
-        stream = self._out if out else self._back
+        stream = self._lanes[lane]
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream.wait_event(after)
         with torch.cuda.stream(stream):

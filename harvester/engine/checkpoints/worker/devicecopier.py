@@ -1,7 +1,8 @@
 """Copies of KV blocks between a device's KV cache and host memory, by the device: the thread that launches steps only asks for them.
 
 A copy begins after the steps that were launched before the one it is planned beside: they computed what is stored, and may still write to
-a block that is read back into. What a step waits for (`wait`) its stream waits for, on the device; no thread does.
+a block that is read back into. What a step waits for (`wait`) its stream waits for, on the device; no thread does. It has a stream of its
+own: other copies of a step may be gigabytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from harvester.engine.checkpoints.worker.checks import SCRATCH_SLOTS, Checks
 from harvester.engine.checkpoints.worker.layout import Pages, slot_bytes
 from harvester.engine.checkpoints.worker.pieces import PIECE_BYTES, HostPieces
 from harvester.engine.checkpoints.worker.transfers import Job, StepCopier, Transfers
-from harvester.engine.worker.device import Batch, CopyDevice, Mark, Span
+from harvester.engine.worker.device import Batch, CopyDevice, Lane, Mark, Span
 
 
 class _Layers:
@@ -67,7 +69,7 @@ class DeviceCopier(StepCopier):
         self._scratch = HostPieces(SCRATCH_SLOTS if verify else 0, self.block_bytes, device.pin, device.unpin, piece_bytes)
         self._checks = Checks(self.memory, self._scratch) if verify else None
         self.transfers = Transfers(self.block_bytes)
-        self._copying: dict[bool, deque[_Copying]] = {True: deque(), False: deque()}  # out and back, each in the order of its stream
+        self._copying: dict[Lane, deque[_Copying]] = {lane: deque() for lane in Lane}  # each in the order of its stream
         self._after: Mark | None = None
         self._ahead = _Ahead(self.memory, device) if ahead and slots else None
 
@@ -92,7 +94,7 @@ class DeviceCopier(StepCopier):
                     break
                 if self.transfers.allowed is not None:
                     self.transfers.allowed -= len(blocks)
-                self._copy(job, blocks, after)
+                self._copy(job, blocks, after, Lane.OUT if job.store else Lane.BACK)
 
     def wait(self, numbers: set[int]) -> None:
         """The steps' stream waits for these from here on; unknown ones are finished. What of them was not launched is, at once."""
@@ -101,7 +103,7 @@ class DeviceCopier(StepCopier):
             after = self._device.mark()
             for job in jobs:
                 self._copy_all(job, after)
-        for copying in [*self._copying[True], *self._copying[False]]:
+        for copying in chain(*self._copying.values()):
             if copying.job.number in numbers:
                 self._device.hold(copying.span.ended)
         self._after = None
@@ -111,7 +113,7 @@ class DeviceCopier(StepCopier):
             while self._checks is not None and not self._checks.room:
                 self._end_oldest()
             most = len(job.blocks) if self._checks is None else self._checks.room
-            self._copy(job, self.transfers.claim(job, most), after)
+            self._copy(job, self.transfers.claim(job, most), after, Lane.AWAITED if job.store else Lane.BACK)
 
     def get_finished(self) -> list[Job]:
         for queue in self._copying.values():
@@ -140,7 +142,7 @@ class DeviceCopier(StepCopier):
         slots = (slot for _, slot in job.blocks[job.begun : job.begun + most])
         return next((number for number, slot in enumerate(slots) if not (self.memory.ready(slot) or self.memory.full)), most)
 
-    def _copy(self, job: Job, blocks: list[Block], after: Mark) -> None:
+    def _copy(self, job: Job, blocks: list[Block], after: Mark, lane: Lane) -> None:
         """Those that can be: a slot may have no memory, or not hold any more what was stored in it."""
         fit = [block for block in blocks if self.memory.address(block[1]) is not None and (job.store or self._whole(block))]
         if len(fit) < len(blocks):
@@ -150,8 +152,8 @@ class DeviceCopier(StepCopier):
         rows = self._checks.take(len(fit)) if self._checks is not None else []
         there = [self._batch(fit, [slot for _, slot in fit], self.memory, out=job.store)]
         again = [self._batch(fit, rows, self._scratch, out=True)] if rows else []
-        span = self._device.copy(job.store, after, there + again)
-        self._copying[job.store].append(_Copying(job, fit, span, rows))
+        span = self._device.copy(lane, after, there + again)
+        self._copying[lane].append(_Copying(job, fit, span, rows))
 
     def _batch(self, blocks: list[Block], slots: Sequence[int], memory: HostPieces, *, out: bool) -> Batch:
         layers = self._layers
