@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import duckdb
 import pyarrow as pa
+from duckdb.sqltypes import VARCHAR, DuckDBPyType
 
 from connectors.kinds import with_leaves
 
 _INEXACT = frozenset({"UHUGEINT", "TIME WITH TIME ZONE", "BIT", "BIGNUM", "VARINT", "VARIANT"})  # which DuckDB gives Arrow otherwise
+_NESTED = frozenset({"list", "array", "map", "struct", "union"})
 
 
 def exactly(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
-    """The relation, with columns of types that Arrow would have other values of as text."""
-    kinds = [str(kind) for kind in relation.types]
-    if _INEXACT.isdisjoint(kinds):
+    """The relation, with values of types that Arrow would have other values of as text, in lists, structs and maps too."""
+    kinds = [(str(kind), str(_exact(kind))) for kind in relation.types]
+    if all(kind == exact for kind, exact in kinds):
         return relation
     names = ['"' + name.replace('"', '""') + '"' for name in relation.columns]
-    columns = [f"cast({name} as varchar) as {name}" if kind in _INEXACT else name for name, kind in zip(names, kinds, strict=True)]
+    columns = [name if kind == exact else f"cast({name} as {exact}) as {name}" for name, (kind, exact) in zip(names, kinds, strict=True)]
     return relation.project(", ".join(columns))
+
+
+def _exact(kind: DuckDBPyType) -> DuckDBPyType:
+    if str(kind) in _INEXACT:
+        return VARCHAR
+    if kind.id not in _NESTED:
+        return kind
+    parts: dict[str, Any] = {name: _exact(part) if isinstance(part, DuckDBPyType) else part for name, part in kind.children}
+    match kind.id:
+        case "list":
+            return duckdb.list_type(parts["child"])
+        case "array":
+            return duckdb.array_type(parts["child"], parts["size"])
+        case "map":
+            return duckdb.map_type(parts["key"], parts["value"])
+        case "struct":
+            return duckdb.struct_type(parts)
+    return kind if all(parts[name] == part for name, part in kind.children) else VARCHAR
 
 
 def for_duckdb(kind: pa.DataType) -> pa.DataType:

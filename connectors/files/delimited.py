@@ -28,6 +28,7 @@ MAX_CELL_BYTES = 16 << 20  # counted in characters
 BATCH_ROWS = 4096
 BATCH_CHARS = 8 << 20
 _DELIMITERS = (",", ";", "\t", "|")
+_TOLD = re.compile(r"""\ufeff?"?sep=([^\w"' ])"?""", re.IGNORECASE)  # the first line, as Excel writes and reads it
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 # Narrowest first. Without leading zeros: "007" is a name, not the number seven. 18 digits always fit 64 bits; a double is written in
@@ -43,8 +44,11 @@ _LEADING_ZERO = r"^-?0[0-9]"
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
+    """``is_told``: a line before the header tells the delimiter."""
+
     delimiter: str
     encoding: str
+    is_told: bool = False
 
 
 def csv_rows(files: fs.FileSystem, data_files: tuple[DataFile, ...], form: TextForm) -> Rows:
@@ -64,6 +68,9 @@ def _dialect(files: fs.FileSystem, data_file: DataFile, form: TextForm) -> _Dial
         head = bytes(stream.read(HEAD_BYTES))
     encoding = encoding_of(head, form.encoding)
     line = head.decode(encoding, "replace").lstrip("\ufeff").lstrip("\r\n")
+    told = _TOLD.fullmatch(re.split(r"[\r\n]", line, maxsplit=1)[0])
+    if told:
+        return _Dialect(told[1], encoding, is_told=True)
     line = re.split(r"[\r\n]", _QUOTED.sub("", line), maxsplit=1)[0]
     if "\0" in line or ("\ufffd" in line and (b"\0" in head if encoding in UTF8 else form.encoding is None)):
         raise SourceError(f"{shown(data_file.path)} is not CSV: its first line holds binary data; give a text file with a header")
@@ -83,14 +90,16 @@ def _lines(files: fs.FileSystem, data_file: DataFile, dialect: _Dialect) -> Iter
     errors = "surrogateescape" if dialect.encoding in UTF8 else "strict"
     with stream, TextIOWrapper(stream, encoding=dialect.encoding, errors=errors, newline="") as text:
         reader = csv.reader(text, delimiter=dialect.delimiter, strict=True)
+        is_told = dialect.is_told
         while True:
             start = reader.line_num + 1
             with _parsing(data_file, where, start, dialect):
                 row = next(reader, None)
             if row is None:
                 return
-            if row:
+            if row and not is_told:
                 yield start, row
+            is_told = is_told and not row
 
 
 @contextmanager

@@ -83,6 +83,18 @@ def test_whole_numbers_of_a_workbook_have_no_fraction_beside_text_and_as_headers
     assert read(tmp_path / "s.xlsx") == [{"sku": "1001", "2024": 1, "share": 0.5}, {"sku": "A-12", "2024": 2, "share": 2.0}]
 
 
+@pytest.mark.parametrize("first", ["sep=;\r\n", "\ufeffsep=;\n", '"sep=;"\n', "\nSEP=;\n"])
+def test_a_first_line_that_tells_the_delimiter_is_no_header(tmp_path: Path, first: str) -> None:
+    (tmp_path / "e.csv").write_text(first + "id;text, and more\n1;a,b,c\n2;sep=,\n", encoding="utf-8")
+    assert read(tmp_path / "e.csv") == [{"id": 1, "text, and more": "a,b,c"}, {"id": 2, "text, and more": "sep=,"}]
+
+
+@pytest.mark.parametrize("first", ["sep=", "sep=x", "sep;other"])
+def test_a_header_that_only_looks_like_one_is_a_header(tmp_path: Path, first: str) -> None:
+    (tmp_path / "e.csv").write_text(f"{first}\n" + ";".join("1" * len(first.split(";"))) + "\n", encoding="utf-8")
+    assert list(read(tmp_path / "e.csv")[0]) == first.split(";")
+
+
 def test_a_query_of_sqlite_that_gives_other_rows_each_time_is_asked_once(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "s.db") as connection:
         connection.execute("create table t(v)")
@@ -96,6 +108,25 @@ def test_values_of_duckdb_that_arrow_does_not_have_are_text(tmp_path: Path) -> N
     with duckdb.connect(str(tmp_path / "d.duckdb")) as connection:
         connection.execute(f"create table t as select {values}")
     assert read(tmp_path / "d.duckdb", table="t") == [{"u": "340282366920938463463374607431768211455", "z": "01:02:03+05", "b": "101"}]
+
+
+def test_values_within_lists_structs_and_maps_of_duckdb_that_arrow_does_not_have_are_text(tmp_path: Path) -> None:
+    bits = "['101'::bit, null] a, {'x': '1'::bit, 'y\"z': 1} s, map {'k': '0'::bit} m, ['01:02:03+05'::timetz]::timetz[1] t"
+    whole = "[[{'b': '11'::bit}]] d, [1::uhugeint] u, union_value(n := '1'::bit) v, ['a'::enum('a')] e"
+    with duckdb.connect(str(tmp_path / "d.duckdb")) as connection:
+        connection.execute(f"create table t as select {bits}, {whole}")
+    assert read(tmp_path / "d.duckdb", table="t") == [
+        {
+            "a": ["101", None],
+            "s": {"x": "1", 'y"z': 1},
+            "m": [("k", "0")],
+            "t": ["01:02:03+05"],
+            "d": [[{"b": "11"}]],
+            "u": ["1"],
+            "v": "1",
+            "e": ["a"],
+        }
+    ]
 
 
 def test_a_condition_beside_types_that_duckdb_does_not_have(tmp_path: Path) -> None:
