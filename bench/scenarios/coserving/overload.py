@@ -70,6 +70,7 @@ async def _measured(url: str, seconds: float, slo_ms: float, draw: Random) -> di
         asked, answer = await _beside_hostile(client, model, rate, seconds, draw)
         systems["hostile"] = _report(asked, slo_ms) | {"choices": HOSTILE, "answer": answer}
     worst = {name: found["ttft_p99_over_slo"] for name, found in systems.items()}
+    harmed = systems["hostile"]["failed"] + systems["hostile"]["refused"]
     told = {name: found["refused_ms"]["p99"] for name, found in systems.items() if found["refused_ms"]}
     goals = {
         "ttft_p99_over_slo": {
@@ -78,9 +79,11 @@ async def _measured(url: str, seconds: float, slo_ms: float, draw: Random) -> di
             "met": all(ratio is not None and ratio <= GOAL_SLO for ratio in worst.values()),
         },
         "refused_p99_ms": {"goal": GOAL_REFUSED_MS, "measured": told, "met": all(value <= GOAL_REFUSED_MS for value in told.values())},
-        "failed_beside_a_hostile_request": {"goal": 0, "measured": systems["hostile"]["failed"], "met": systems["hostile"]["failed"] == 0},
+        "failed_or_refused_beside_a_hostile_request": {"goal": 0, "measured": harmed, "met": harmed == 0},
     }
     ratios = {f"ttft_p99_over_slo_{name}": value for name, value in worst.items()}
+    if systems["hostile"]["ttft_ms"]:
+        ratios["ttft_p50_hostile_over_1x"] = round(systems["hostile"]["ttft_ms"]["p50"] / systems["1x"]["ttft_ms"]["p50"], 3)
     return {"sustained_per_s": round(rate, 2), "ttft_slo_ms": slo_ms, "systems": systems, "ratios": ratios, "goals": goals}
 
 
