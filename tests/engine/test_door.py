@@ -176,8 +176,8 @@ def test_choices_that_are_no_chat_are_no_queue_without_a_bound(replica: Replica)
             replica.overload.entered(None, 30, 10, 2.0).__enter__()
         with replica.overload.entered(None, 4, 10, 2.0):
             assert replica.overload.refused == 1
-    with replica.overload.entered(None, 30, 10, 2.0):
-        assert replica.overload.refused == 1
+    with replica.overload.entered(None, 300, 10, 2.0):
+        assert replica.overload.refused == 1, "alone, it would wait for ever"
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ class Overload:
 
     def _enter(self, key: str | None, requests: int, behind: int, prompt_tokens: int, ttft_slo_s: float) -> None:
         now_s, awaiting = self._now_s(), self._look()
-        if behind and self._behind + behind > self._max_waiting:
+        if behind and self._behind and self._behind + behind > self._max_waiting:  # a key's limit bounds those of one request
             self._refuse(f"{self._behind} choices of other requests wait here", self._behind * self._end_s())
         prompt_s = self._bound_s(StepLoad.prefill(min(prompt_tokens, self._sizes.step_tokens)))
         asked = Asked(requests, ttft_slo_s, prompt_s, prompt_tokens / self._prompt_tokens if self._prompt_tokens else 1.0)
