@@ -8,7 +8,8 @@ It is given beside:
 - when chat comes, and how long each prompt and answer is;
 - how long the offline rows are that the stock engines ended;
 - the time between a client and the engine, from chat alone;
-- by how much harvester's processes slow a step down, from the span in which the job runs without chat.
+- by how much steps were slower in harvester's run, from the span in which the job runs without chat: actual over predicted there, over the
+  same in stock vLLM's run. What the fit is wrong by for such steps is in both.
 
 A second simulation takes the step cost from harvester's own run. The error that is left then is the simulated schedule's; the rest is the
 step cost's, on a machine that is not the same from run to run.
@@ -76,8 +77,8 @@ def run(options: Options) -> dict[str, Any]:
         load = paced.loads[0]
         slo, setting = online.p99(), Setting.usual(given)
         small = replace(setting, step_tokens=SMALL_STEP_TOKENS)
-        for each in (setting, small):
-            priority(comparison, [load], each)
+        (stocks,) = priority(comparison, [load], setting)
+        priority(comparison, [load], small)
         (ours,), _ = harvester(comparison, [load], slo, CONFIG, idle_s=given.idle_s)
         stock = read_record(place.folder / "online_only.steps")
         mixed, cut = (read_record(place.folder / f"{each.label}.steps") for each in (setting, small))
@@ -87,7 +88,9 @@ def run(options: Options) -> dict[str, Any]:
         bench = _Bench(comparison, load, found, mixed, layers, options.seed)
         alone = bench.chat_alone()
         front_s = max(0.0, (figures_of(online).ttft_p50_ms - alone.ttft_p50_ms) / 1000)
-        slower = found.bias(before(real, ours)) or 1.0
+        stock_bias = found.bias(before(mixed, stocks, given.warm_s))
+        own_bias = found.bias(before(real, ours, given.warm_s))
+        slower = own_bias / stock_bias if own_bias and stock_bias else 1.0
         predicted = {
             "online_only": bench.chat_alone(front_s),
             "harvester": replace(bench, fit=replace(found, slower=slower)).harvester(slo, front_s),
@@ -105,7 +108,8 @@ def run(options: Options) -> dict[str, Any]:
                 "coefficients": found.model.coefficients,
                 "actual_over_predicted": {"p50": found.model.error()[0], "p99": found.model.error()[1]},
                 "front_ms": round(1000 * front_s, 3),
-                "actual_over_predicted_with_the_job_alone": slower,
+                "actual_over_predicted_with_the_job_alone": own_bias,
+                "actual_over_predicted_with_the_job_alone_of_stock": stock_bias,
                 "actual_over_predicted_at_harvester": found.bias(during(real, ours)),
             },
             "ratios": {f"{name}_predicted_over_measured": line["ratio"] for name, line in systems["harvester"].items()},
@@ -200,9 +204,10 @@ def during(record: Record, stretch: Stretch) -> list[Ran]:
     return [step for step in record.steps if begin_s <= step.at_s < end_s]
 
 
-def before(record: Record, stretch: Stretch) -> list[Ran]:
-    """The steps that were answered before the load was played."""
-    return [step for step in _settled(record.steps) if step.at_s < stretch.samples[0].at_s]
+def before(record: Record, stretch: Stretch, seconds: float) -> list[Ran]:
+    """The steps that were answered in the last ``seconds`` before the load was played."""
+    begin_s = stretch.samples[0].at_s
+    return [step for step in record.steps if begin_s - seconds <= step.at_s < begin_s]
 
 
 def compared(predicted: Figures, measured: Figures) -> dict[str, dict[str, Any]]:
