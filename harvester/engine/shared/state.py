@@ -17,6 +17,7 @@ from harvester.policy.step.preempt import Flight
 
 COEFFICIENTS = 16  # places for those of the latency model
 RING = 512
+MAX_SAFEPOINTS = 4096  # of a step: a float64 then counts 2**41 steps
 DEPTH = 8  # more steps than vLLM ever has in flight
 
 
@@ -29,8 +30,7 @@ class Field(IntEnum):
     ABORT_FROM = 3  # front end: of the steps that should end, the first
     ABORT_UPTO = 4  # front end: and the last, written after the first
     ABORT_AT_S = 5  # front end: when it asked
-    DECIDED_AT = 6  # worker 0: the safepoint at which all workers end the step, written before the next field
-    DECIDED_STEP = 7  # worker 0: the step meant
+    DECIDED = 6  # worker 0: where all workers end which step, see `decide`
     ENDED_STEP = 8  # worker 0: the last step that was ended
     ENDED_AT_S = 9  # worker 0: when its device had nothing left to do of it
     MARGIN = 10  # engine core: P99 of actual over predicted step time
@@ -208,6 +208,16 @@ class SharedState:
     def should_end(self, number: int) -> bool:
         """Workers: whether the step was asked to end."""
         return bool(self._cells[Field.ABORT_FROM] <= number <= self._cells[Field.ABORT_UPTO])
+
+    def decide(self, number: int, safepoint: int) -> None:
+        """Worker 0: all workers end the step at this safepoint. One store, since others may see two in another order (ARM)."""
+        assert safepoint < MAX_SAFEPOINTS
+        self._cells[Field.DECIDED] = number * MAX_SAFEPOINTS + safepoint
+
+    def decided(self, number: int) -> int | None:
+        """Workers: the safepoint at which the step ends; None: nothing was decided of it."""
+        step, safepoint = divmod(int(self._cells[Field.DECIDED]), MAX_SAFEPOINTS)
+        return safepoint if step == number else None
 
     def remove(self) -> None:
         """Take its name away; processes that have mapped it go on."""

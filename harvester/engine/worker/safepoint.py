@@ -104,10 +104,10 @@ class Safepoints:
             asked = shared.should_end(self._step) or place >= self._wanted_at
             if asked and self._end_at == NEVER:
                 self._end_at = place + self._ahead
-                shared[Field.DECIDED_AT] = self._end_at
-                shared[Field.DECIDED_STEP] = self._step
-        elif self._end_at == NEVER and shared[Field.DECIDED_STEP] == self._step:
-            self._end_at = int(shared[Field.DECIDED_AT])
+                shared.decide(self._step, self._end_at)
+        elif self._end_at == NEVER:
+            decided = shared.decided(self._step)
+            self._end_at = NEVER if decided is None else decided
 
     def _advance(self) -> Mark | None:
         """Mark this place in the device's queue; returns the mark of the safepoint before, if there was one."""
