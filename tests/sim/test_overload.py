@@ -56,6 +56,7 @@ class Front:
     step_tokens: int = STEP_TOKENS
     refused: list[tuple[Request, float]] = field(default_factory=list)
     max_awaiting: int = 0
+    answered: int = 0
 
     def __post_init__(self) -> None:
         config = PolicyConfig(2, 0.1, 256, 60.0, 0.2, self.slo_s)
@@ -71,7 +72,7 @@ class Front:
         for number, request in enumerate(requests):
             self._play(until_s=request.arrival_s)
             times, now_s = self.brain.chat_times, request.arrival_s
-            awaiting, going = self.sent - times.first_tokens, self.sent - self._answered
+            awaiting, going = self.sent - times.first_tokens, self.sent - self.answered
             self.max_awaiting = max(self.max_awaiting, awaiting)
             self.policy.look(times.first_tokens, awaiting, now_s)
             whole, rest = divmod(round(awaiting * tokens / max(1, number)), self.step_tokens)
@@ -92,15 +93,12 @@ class Front:
 
     def _play(self, requests: Sequence[Request] = (), until_s: float = math.inf) -> None:
         for outcome in self.sim.run(requests, until_s=until_s):
-            going = self.sent - self._answered
+            going = self.sent - self.answered
             self.ended.append(outcome)
             if outcome.request.offline:
                 continue
+            self.answered += 1
             self.answers_s.append(in_its_slot_s(outcome.latency_s, going, self.slots))
-
-    @property
-    def _answered(self) -> int:
-        return sum(not one.request.offline for one in self.ended)
 
     def _places(self, prompt_tokens: int) -> int:
         last = [one.request.prompt_tokens + one.request.output_tokens for one in self.ended[-32:]] or [prompt_tokens + TYPICAL_ANSWER]
