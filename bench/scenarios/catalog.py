@@ -68,7 +68,7 @@ SCENARIOS = {
     "phases": Scenario("scenarios.coserving.phases", "chat on, off and on again beside batch work", paced=True),
     "cycle": Scenario("scenarios.coserving.cycle", "chat and none in turns beside batch work, over whole cycles", paced=True),
     "burst": Scenario("scenarios.coserving.burst", "chat in bursts and at rising rates beside batch work", paced=True),
-    "ablation": Scenario("scenarios.coserving.ablation", "the parts of harvester's scheduler, turned on one after the other"),
+    "ablation": Scenario("scenarios.coserving.ablation", "the parts of harvester's scheduler, turned on one after the other", paced=True),
     "papers": Scenario("papers.scenario", "the figures of EconoServe, FastServe and ConServe, simulated, beside what the papers say"),
     "overload": Scenario(
         "scenarios.coserving.overload",

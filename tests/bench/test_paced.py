@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bench
 from bench.__main__ import main
 from bench.harness import compare
 from bench.harness.compare import POINT_SEEDS, Comparison
@@ -25,6 +26,7 @@ from bench.harness.measure.work import Work
 from bench.harness.options import Options
 from bench.harness.paced import MEASURE_SEED, Pace, Paced, at_share, backlog_of, first_of, while_full
 from bench.harness.servers.systems import SystemSetup
+from bench.scenarios.catalog import SCENARIOS
 from bench.scenarios.coserving.coserve import trace_loads
 from harvester.errors import EngineError, UsageError
 from harvester.policy.model.load import StepLoad
@@ -125,6 +127,13 @@ def test_a_pace_that_cannot_be_is_named(options: Options) -> None:
 def test_a_scenario_that_measures_no_capacity_takes_no_pace(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scheduler", *words]) == 2
     assert "leave them out" in capsys.readouterr().err
+
+
+def test_every_scenario_that_has_a_pace_takes_one_and_no_other() -> None:
+    files = {name: Path(bench.__file__).parent.joinpath(*one.module.split(".")).with_suffix(".py") for name, one in SCENARIOS.items()}
+    paced = {name for name, file in files.items() if "Pace.of(" in file.read_text(encoding="utf-8")}
+    assert len(paced) > 3
+    assert paced == {name for name, one in SCENARIOS.items() if one.paced}
 
 
 def test_the_first_share_is_the_result_and_all_are_listed() -> None:

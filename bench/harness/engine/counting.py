@@ -41,7 +41,7 @@ class Counting(Stock):
         again = self._tally.count(output.num_scheduled_tokens, self.requests, now_s)
         if again:
             self._tally.cost(self.cost_s(output, again))
-        load = reads.load_of(output, reads.computed_before(self, output))
+        load = reads.load_of(output, computed_before(self, output))
         self._record.planned(load, {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}, now_s, sum(again.values()))
         return output
 
@@ -69,3 +69,9 @@ class CountedStock(Counting, Scheduler):
 
 class CountedAsyncStock(Counting, AsyncScheduler):
     """vLLM's own on a GPU."""
+
+
+def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, int]:
+    """Tokens of each request of the step planned last that were computed before it; not of those that are gone."""
+    found = ((name, scheduler.requests.get(name), tokens) for name, tokens in output.num_scheduled_tokens.items())
+    return {name: request.num_computed_tokens - tokens for name, request, tokens in found if request is not None}

@@ -7,7 +7,7 @@ from typing import cast
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from bench.harness.engine.counting import Counting
+from bench.harness.engine.counting import Counting, computed_before
 from harvester.engine.vllm.core import reads
 from harvester.engine.vllm.core.scheduler import AsyncHarvestScheduler, HarvestScheduler
 
@@ -16,7 +16,7 @@ class Costing(Counting):
     """What computing again costs, by the model of step times: the step's time less that of a step without those tokens."""
 
     def cost_s(self, output: SchedulerOutput, again: dict[str, int]) -> float:
-        model, before = self._brain.parts.model, reads.computed_before(self, output)  # type: ignore[attr-defined]
+        model, before = self._brain.parts.model, computed_before(self, output)  # type: ignore[attr-defined]
         new = {name: tokens - again.get(name, 0) for name, tokens in output.num_scheduled_tokens.items()}
         rest = cast(SchedulerOutput, SimpleNamespace(num_scheduled_tokens={name: tokens for name, tokens in new.items() if tokens}))
         rest_s = model.median_s(reads.load_of(rest, {name: count + again.get(name, 0) for name, count in before.items()})) or 0.0

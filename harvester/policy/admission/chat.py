@@ -1,8 +1,8 @@
 """Which chat requests are let in: those whose first token is expected in time. Waiting for what comes too late helps nobody.
 
-While slots are free a first token waits for the prompts before it, and the latency model says what those take. Else the wait is that of the
-requests without a first token, at the rate at which first tokens come while several wait for theirs: that rate knows of slots, KV and
-batch work, which a model of prompts does not.
+While slots are free a first token waits for the prompts before it, and the latency model says what those take. Else the requests without a
+first token count, at the rate at which first tokens come while several wait for theirs. That rate knows of slots, KV and batch work, which
+a model of prompts does not.
 
 An SLO of a few prompts' time cannot be kept in any burst, and refusing does not help: a burst drains by itself, and its chats would rather
 have a late first token than none. With such an SLO a chat is let in as if nothing were promised. Overload begins with the first that is

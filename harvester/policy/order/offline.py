@@ -63,9 +63,6 @@ class OfflineOrder(Protocol):
     def charge(self, job: str, tokens: float) -> None:
         """The job was served ``tokens``. Nothing happens where it has no rows any more."""
 
-    def job(self, name: str) -> str | None:
-        """The job of an offline row that has not ended; None for any other request."""
-
     @property
     def known(self) -> Mapping[str, OfflineRow]:
         """The rows that have not ended, by name, each as it was when it waited last."""
@@ -91,10 +88,6 @@ class _Rows:
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def job(self, name: str) -> str | None:
-        row = self._known.get(name)
-        return None if row is None else row.job
 
     @property
     def known(self) -> Mapping[str, OfflineRow]:

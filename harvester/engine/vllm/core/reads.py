@@ -199,12 +199,6 @@ class OwnBlocks:
         return freed
 
 
-def computed_before(scheduler: Scheduler, output: SchedulerOutput) -> dict[str, int]:
-    """Tokens of each request of the step planned last that were computed before it; not of those that are gone."""
-    found = ((name, scheduler.requests.get(name), tokens) for name, tokens in output.num_scheduled_tokens.items())
-    return {name: request.num_computed_tokens - tokens for name, request, tokens in found if request is not None}
-
-
 def registered_blocks(scheduler: Scheduler, computed: dict[str, int]) -> list[tuple[Any, Any]]:
     """KV blocks, with their hashes, that hold tokens after the ``computed`` ones of each request and are in the prefix cache."""
     found = []

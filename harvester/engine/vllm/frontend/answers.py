@@ -1,4 +1,7 @@
-"""Answers as vLLM gives them: which of its parsers take them apart, by family or configuration; what holds one; its errors as ours."""
+"""Answers as vLLM gives them.
+
+Which of its parsers take them apart, by the model's family or the configuration; what an answer is held to; its errors as harvester's.
+"""
 
 from __future__ import annotations
 
