@@ -164,6 +164,10 @@ class Mirror:
         with self._mapped("list", folder):
             selector = fs.FileSelector(self._there(folder), allow_not_found=True, recursive=recursive)
             found = [info for info in self._place.files.get_file_info(selector) if info.type in of]
+            # Arrow reads no time such as 12:00:01.5Z, which rclone's server writes in lists; the answer for one file has whole seconds.
+            untimed = [info.path for info in found if info.type is fs.FileType.File and not info.mtime_ns]
+            told = {info.path: info for info in self._place.files.get_file_info(untimed)} if untimed else {}
+        found = [info for info in (told.get(info.path, info) for info in found) if info.type in of]
         return [info for info in found if not _is_hidden(self._here(info).relative_to(folder))]
 
     def _bring(self, path: Path, info: fs.FileInfo) -> bool:

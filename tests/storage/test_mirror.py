@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,39 @@ def test_a_file_that_is_replaced_while_it_is_read_is_the_new_one(
     path = there.root / "keys.json"
     found = there.read(path) if how == "read" else path.read_bytes() if there.fetch(path) else None
     assert found == b"new"
+
+
+class Untimed:
+    """File systems whose lists have no times that Arrow can read."""
+
+    def __init__(self, files: fs.FileSystem) -> None:
+        self._files = files
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._files, name)
+
+    def get_file_info(self, asked: object) -> list[fs.FileInfo]:
+        found: list[fs.FileInfo] = self._files.get_file_info(asked)
+        is_list = isinstance(asked, fs.FileSelector)
+        return [fs.FileInfo(one.path, one.type, size=one.size, mtime_ns=0) for one in found] if is_list else found
+
+
+def test_a_storage_whose_lists_tell_no_times_has_each_file_copied_once(
+    here: Mirror, there: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    age(monkeypatch)
+    here.send(written(here, "jobs/x"))
+    copied, copies = Mirror._copied, list[Path]()
+
+    def counted(mirror: Mirror, path: Path, info: fs.FileInfo) -> bool:
+        copies.append(path)
+        return copied(mirror, path, info)
+
+    monkeypatch.setattr(Mirror, "_copied", counted)
+    monkeypatch.setitem(vars(there), "_place", replace(there._place, files=Untimed(there._place.files)))
+    for _ in range(2):
+        assert there.fetch_folder(there.root / "jobs") == [there.root / "jobs/x"]
+    assert copies == [there.root / "jobs/x"]
 
 
 def test_a_storage_whose_lists_tell_finer_times_has_each_file_copied_once(
