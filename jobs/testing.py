@@ -248,6 +248,9 @@ class DirectLedger:
     async def fail(self, job_id: str, message: str) -> None:
         self.ledger.fail(job_id, message, self._now_s())
 
+    async def refuse(self, lease_id: str, message: str) -> None:
+        self.ledger.refuse(lease_id, message, self._now_s())
+
     async def say(self, job_id: str, message: str | None) -> None:
         self.ledger.say(job_id, message)
 

@@ -16,17 +16,23 @@ from jobs.tasks.spec import Task
 HOUR_S = 3600.0
 KEEP_DAYS = 30
 USAGE_DAYS = 400
+TOLD_DAYS = 1  # after which a replica says nothing again
 GAP_S = 60.0  # between two marks; a longer one was a ledger that was away
 MIN_BUSY_S = 5.0  # of work in an hour; less says nothing of a rate
 LAST_DAYS = 3
 
 
 class UsageLog:
-    """Kept in the ledger's table ``usage``: what each owner used, hour by hour. `add` is called within a transaction."""
+    """Kept in the ledger's table ``usage``: what each owner used, hour by hour. `is_new` and `add` are called within a transaction."""
 
     def __init__(self, store: Store, now_s: float) -> None:
         self._store = store
         store.run("forget_usage", [now_s - USAGE_DAYS * 24 * HOUR_S])
+        store.run("forget_told", [now_s - TOLD_DAYS * 24 * HOUR_S])
+
+    def is_new(self, teller: str, number: int, now_s: float) -> bool:
+        """Whether ``teller`` has not told its telling ``number``, or a later one, before."""
+        return bool(self._store.run("note_told", [teller, number, now_s]))
 
     def add(self, spent: Spent, now_s: float) -> None:
         counts = [spent.requests, spent.prompt_tokens, spent.output_tokens]

@@ -19,7 +19,7 @@ from jobs.errors import StateError
 from jobs.ledger.commits import Commits
 from jobs.ledger.counts import LedgerCount
 from jobs.ledger.jobfile import insert_job, write_job
-from jobs.ledger.record import ActiveLease, JobRecord, tokens_per_row
+from jobs.ledger.record import ActiveLease, JobRecord, Refusals, tokens_per_row
 from jobs.ledger.store.contract import closed_on_error
 from jobs.ledger.store.place import Place
 from jobs.spec import COUNTS, JobPlan, JobView, Lease, LeaseProgress, SliceSpec
@@ -46,6 +46,7 @@ class Ledger(Commits):
         super().__init__(place, results_root, deadlines or DeadlineConfig(), now_s, mirror)
         self._lease_s = lease_s
         self._turns = count(1)
+        self._refusals = Refusals(lease_s)
         self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
         with closed_on_error(self._store):
             if new_server:
@@ -128,10 +129,13 @@ class Ledger(Commits):
     def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
         """The next free slice of the job that was given least for its weight, for a replica of ``model``; None when there is none."""
         self.expire(now_s)
-        waiting = (record for job_id in self._pending if (record := self._jobs[job_id]).serves(model))
+        self._refusals.saw(holder, now_s, model)
+        refused = self._refusals.of(holder, now_s)
+        waiting = (record for job_id in self._pending if (record := self._jobs[job_id]).serves(model) and job_id not in refused)
         first = min(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"]), default=None)
         if first is None:
-            self._want(holder, model, now_s)
+            if not refused:  # else it might be what it cannot read that a lease is split for
+                self._want(holder, model, now_s)
             return None
         others = (one for one in self._jobs.values() if one.serves(model))
         return self._grant(first, holder, now_s, tokens_per_row(first, others))
@@ -157,8 +161,21 @@ class Ledger(Commits):
         part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
         return Lease(lease_id=lease_id, job=record.spec, slice=part, generation=generation, attempt=attempt, expires_at_s=expires_at_s)
 
+    def refuse(self, lease_id: str, message: str, now_s: float) -> None:
+        """The holder cannot read the job's source. Other replicas may: the job fails once each that lives has refused it."""
+        lease = self._leases.get(lease_id)
+        if lease is None or (record := self._jobs[lease.job_id]).state not in ACTIVE:
+            return
+        self._refusals.add(lease.job_id, lease.holder, now_s)
+        if self._refusals.is_left(lease.job_id, record.spec.model, now_s):
+            self.say(lease.job_id, f"a replica cannot read the source, others go on: {message}")
+        else:
+            self._refusals.forget(lease.job_id)  # who resumes the job has repaired something
+            self.fail(lease.job_id, message, now_s)
+
     def heartbeat(self, holder: str, progress: Sequence[LeaseProgress], now_s: float) -> list[str]:
         """Renew ``holder``'s leases. Returns those it must drop at once: lost, or of a job that may not run."""
+        self._refusals.saw(holder, now_s)
         drop: list[str] = []
         for item in progress:
             lease = self._leases.get(item.lease_id)

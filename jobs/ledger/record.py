@@ -1,4 +1,4 @@
-"""What the ledger keeps in memory: a job with its row and its spec, and the leases in force."""
+"""What the ledger keeps in memory: a job with its row and its spec, the leases in force, and which replicas refused which job."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jobs.hint import SchedulingHint
 from jobs.spec import COUNTS, JobSpec, JobView, LeaseProgress, LengthBand
 from jobs.states import ACTIVE, ENDED, JobState
 
+REFUSED_S = 60.0
 NO_COUNTS = (0,) * len(COUNTS)
 _OK, _ERROR = COUNTS.index("rows_ok"), COUNTS.index("rows_error")
 
@@ -119,6 +120,45 @@ class ActiveLeases(dict[str, ActiveLease]):
             lease.expires_at_s += by_s
             lease.leased_at_s += by_s
         self._ends = sorted((lease.expires_at_s, lease_id) for lease_id, lease in self.items())
+
+
+class Refusals:
+    """Replicas that cannot read a job's source, where others may: a mount or a right that one machine lacks.
+
+    A refusal holds for `REFUSED_S`; then the replica is given the job again.
+    """
+
+    def __init__(self, alive_s: float) -> None:
+        """``alive_s``: a replica that was not heard of for so long is gone."""
+        self._alive_s = alive_s
+        self._seen: dict[str, float] = {}  # by replica, when it last asked or told anything
+        self._models: dict[str, str] = {}  # by replica
+        self._refused: dict[str, dict[str, float]] = {}  # by replica and job, when
+
+    def saw(self, holder: str, now_s: float, model: str | None = None) -> None:
+        self._seen[holder] = now_s
+        if model is not None:
+            self._models[holder] = model
+
+    def add(self, job_id: str, holder: str, now_s: float) -> None:
+        held = self.of(holder, now_s)
+        self._refused[holder] = {one: at_s for one, at_s in self._refused.get(holder, {}).items() if one in held} | {job_id: now_s}
+
+    def forget(self, job_id: str) -> None:
+        for jobs in self._refused.values():
+            jobs.pop(job_id, None)
+
+    def of(self, holder: str, now_s: float) -> set[str]:
+        """The jobs that ``holder`` refuses now."""
+        jobs = self._refused.get(holder)
+        return {job_id for job_id, at_s in jobs.items() if 0 <= now_s - at_s < REFUSED_S} if jobs else set()
+
+    def is_left(self, job_id: str, model: str, now_s: float) -> bool:
+        """Whether a living replica of ``model`` has not refused the job."""
+        for holder in [holder for holder, at_s in self._seen.items() if abs(now_s - at_s) >= self._alive_s]:
+            for known in (self._seen, self._models, self._refused):
+                known.pop(holder, None)
+        return any(of == model and job_id not in self.of(holder, now_s) for holder, of in self._models.items())
 
 
 @dataclass(slots=True)

@@ -94,10 +94,10 @@ class Register:
         own = [record for job_id in self.hints(now_s) if (record := self._jobs[job_id]).serves(model)]
         return Demand(has_work=bool(own), is_late=any(record.standing is not None for record in own))
 
-    def spend(self, spent: Sequence[Spent], now_s: float) -> None:
-        """Add what chat used, as its replicas tell it."""
+    def spend(self, teller: str, number: int, spent: Sequence[Spent], now_s: float) -> None:
+        """Add what chat used, as its replicas tell it: each numbers its own tellings, and one that is repeated counts once."""
         with self._store.transaction():
-            for one in spent:
+            for one in spent if self._usage.is_new(teller, number, now_s) else ():
                 self._usage.add(one, now_s)
 
     def table(self, name: str) -> pa.Table:

@@ -65,12 +65,12 @@ class Stealing(Register):
     def _cut(self, lease: ActiveLease, keep_rows: int) -> None:
         place = [lease.job_id, lease.slice_id]
         rest = lease.row_count - keep_rows
-        with self._store.transaction():
-            ((new_id,),) = self._run("next_slice", [lease.job_id])
+        ((new_id,),) = self._run("next_slice", [lease.job_id])
+        if self._keeps_jobs:  # before the change: a part that does not fit its slice is noticed, a lost row would not be
+            note_split(self._results_root / lease.job_id, Split(lease.slice_id, keep_rows, new_id), self._mirror)
+        with self._store.transaction():  # not around the note: a slow storage would hold the database's row
             self._run("split_slice", [new_id, keep_rows, keep_rows, rest, *place])
             self._run("shrink_slice", [keep_rows, *place])
-            if self._keeps_jobs:  # before the change is whole: a part that does not fit its slice is noticed, a lost row would not be
-                note_split(self._results_root / lease.job_id, Split(lease.slice_id, keep_rows, new_id), self._mirror)
         lease.row_count, lease.rows_unbegun = keep_rows, max(0, lease.rows_unbegun - rest)
 
     def _want(self, asker: str, model: str, now_s: float) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from connectors.base import Sink
-from connectors.errors import HarvesterError, SourceAwayError, StorageError, UsageError
+from connectors.errors import HarvesterError, SourceAwayError, SourceError, StorageError, UsageError
 from connectors.text import TextProblem
 from jobs.access.images import ImageBounds
 from jobs.config import HarvestConfig, PriceConfig
@@ -168,7 +168,10 @@ class Runner:
             log.warning("slice_storage job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
             await tell(self.ledger.say(lease.job.id, error.message))
             await asyncio.sleep(STORAGE_WAIT_S)
-        except UsageError as error:  # the source or the task: it will not get better by itself
+        except SourceError as error:  # on this machine: others may have what it lacks
+            log.warning("slice_refused job=%s slice=%d %s", lease.job.id, lease.slice.slice_id, error.message)
+            await tell(self.ledger.refuse(lease.lease_id, error.message))
+        except UsageError as error:  # the task: it will not get better by itself
             await tell(self.ledger.fail(lease.job.id, error.message))
         except (EngineGone, asyncio.CancelledError):
             raise

@@ -60,9 +60,11 @@ class Book:
 
     def __init__(self) -> None:
         self.heard: list[Spent] = []
+        self.numbers: list[int] = []
         self.is_away = False
 
-    async def spend(self, spent: Sequence[Spent]) -> None:
+    async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None:
+        self.numbers.append(number)
         if self.is_away:
             raise StorageError("the ledger does not answer")
         self.heard += spent
@@ -149,7 +151,12 @@ async def test_usage_that_could_not_be_told_is_told_later() -> None:
     book.is_away = False
     await meter.tell(book)
     await meter.tell(book)
-    assert book.heard == [Spent(owner="ann", kind="chat", requests=2, prompt_tokens=6, output_tokens=8)]
+    await meter.tell(book)
+    assert book.heard == [
+        Spent(owner="ann", kind="chat", requests=1, prompt_tokens=5, output_tokens=7),
+        Spent(owner="ann", kind="chat", requests=1, prompt_tokens=1, output_tokens=1),
+    ]
+    assert book.numbers == [1, 1, 2], "the first is said again as it was, so that it counts once"
 
 
 def test_metrics_have_a_bounded_number_of_keys() -> None:
@@ -194,12 +201,24 @@ def usage(ledger: Ledger) -> list[dict[str, object]]:
 
 def test_usage_adds_up_by_owner_kind_and_hour(ledger: Ledger, clock: ManualClock) -> None:
     one = Spent(owner="ann", kind="chat", requests=1, prompt_tokens=3, output_tokens=4)
-    ledger.spend([one, one], clock())
-    ledger.spend([one.model_copy(update={"owner": None})], clock())
-    ledger.spend([one.model_copy(update={"owner": None})], clock() + 10)
-    ledger.spend([one], clock() + HOUR_S)
+    nobody = one.model_copy(update={"owner": None})
+    ledger.spend("replica-1", 1, [one, one], clock())
+    ledger.spend("replica-2", 1, [nobody], clock())
+    ledger.spend("replica-1", 2, [nobody], clock() + 10)
+    ledger.spend("replica-1", 3, [one], clock() + HOUR_S)
     told_of = [(row["owner"], row["hour_s"], row["requests"], row["prompt_tokens"], row["output_tokens"]) for row in usage(ledger)]
     assert told_of == [(None, 100 * HOUR_S, 2, 6, 8), ("ann", 100 * HOUR_S, 2, 6, 8), ("ann", 101 * HOUR_S, 1, 3, 4)]
+
+
+def test_usage_that_is_told_twice_counts_once(tmp_path: Path, clock: ManualClock) -> None:
+    one = Spent(owner="ann", kind="chat", requests=1, prompt_tokens=3, output_tokens=4)
+    for _ in range(2):  # a ledger that dies between its change and its answer is told again
+        ledger = Ledger(tmp_path / "ledger.sqlite", tmp_path, lease_s=10.0, now_s=clock(), new_server=False)
+        ledger.spend("replica-1", 7, [one], clock())
+        ledger.spend("replica-1", 7, [one], clock())
+        found = usage(ledger)
+        ledger.close()
+    assert [(row["owner"], row["requests"], row["output_tokens"]) for row in found] == [("ann", 1, 4)]
 
 
 def test_the_rows_of_a_job_are_its_owners_usage(ledger: Ledger, clock: ManualClock) -> None:

@@ -18,7 +18,7 @@ from connectors.base import Sink
 from connectors.memory import MemorySink
 from connectors.open import open_source
 from connectors.parquet.parts import PartsSink
-from harvester.errors import SourceAwayError, StorageError
+from harvester.errors import SourceAwayError, SourceError, StorageError
 from jobs.config import HarvestConfig
 from jobs.engine import EngineGone, Prompt, RowError, RowRequest
 from jobs.ledger.ledger import Ledger
@@ -28,7 +28,7 @@ from jobs.run.client import LedgerClient
 from jobs.run.giving import Giving
 from jobs.run.runner import Runner
 from jobs.run.slice import open_slice
-from jobs.spec import JobRequest, JobView, Lease, LeaseProgress, PartStats, SourceSpec
+from jobs.spec import JobRequest, JobSpec, JobView, Lease, LeaseProgress, PartStats, SourceSpec
 from jobs.states import JobState
 from jobs.storage.folder import StateFolder
 from jobs.testing import DirectLedger, ManualClock, ScriptedEngine, last_line
@@ -623,6 +623,27 @@ async def test_a_source_that_is_gone_fails_its_job_alone(world: World) -> None:
     await harvest(world, ScriptedEngine())
     assert "gone.parquet does not exist" in (world.show(gone).message or "")
     assert world.show(there).state is JobState.COMPLETED
+
+
+async def test_a_source_that_one_replica_cannot_read_is_read_by_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit(64)
+    one, two = ScriptedEngine(concurrency=4), ScriptedEngine(concurrency=4)
+    without_mount = world.runner(one, "a")
+
+    asked = list[str]()
+
+    def take(job: JobSpec) -> object:
+        asked.append(job.id)
+        raise SourceError("docs.parquet does not exist")
+
+    monkeypatch.setattr(without_mount._sources, "take", take)
+    async with at_work(world.runner(two, "b")):
+        await until(lambda: two.calls)
+        async with at_work(without_mount):
+            await until(world.ended)
+    assert world.show().state is JobState.COMPLETED
+    assert (one.calls, two.calls) == (0, 64)
+    assert set(asked) == {"docs-0001"}
 
 
 async def test_a_failed_job_is_resumed_when_its_source_is_back(world: World) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from harvester.errors import NotFoundError, StateError, StorageError
 from jobs.ledger.ledger import Ledger
+from jobs.ledger.record import REFUSED_S
 from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.ledger.store.sqlite import SqliteStore
 from jobs.spec import JobView, Lease, LeaseProgress, PartStats
@@ -129,6 +130,55 @@ def _cancelling(desk: Desk) -> None:
 
 def _failed(desk: Desk) -> None:
     desk.ledger.fail("docs-1", "the source is gone", desk.clock())
+
+
+def refused(desk: Desk, holder: str) -> JobView:
+    lease = desk.leased(holder)
+    desk.ledger.refuse(lease.lease_id, "docs.parquet does not exist", desk.clock())
+    desk.ledger.release(lease.lease_id, desk.clock())
+    desk.ledger.check()
+    return desk.ledger.show("docs-1")
+
+
+def test_a_job_that_one_replica_refuses_is_leased_to_the_others(desk: Desk) -> None:
+    desk.submit("docs-1")
+    desk.leased("b")
+    view = refused(desk, "a")
+    assert view.state is JobState.RUNNING
+    assert view.message == "a replica cannot read the source, others go on: docs.parquet does not exist"
+    assert desk.lease("a") is None
+    desk.submit("other-1")
+    assert desk.leased("a").job.id == "other-1"
+    assert desk.commit(desk.leased("b"))
+    assert desk.ledger.show("docs-1").message is None
+
+
+def test_a_replica_that_refused_a_job_is_asked_for_nothing_of_it_and_given_it_again_in_a_while(desk: Desk) -> None:
+    desk.submit("docs-1", 1)
+    held = desk.leased("b")
+    desk.ledger.release(held.lease_id, desk.clock())
+    refused(desk, "a")
+    held = desk.leased("b")
+    desk.beat(held, "b")
+    assert desk.lease("a") is None
+    assert desk.ledger.wanted("b") == []
+    desk.ledger.release(held.lease_id, desk.clock())
+    desk.clock.advance(REFUSED_S)
+    assert desk.lease("a") is not None
+
+
+def test_a_job_that_each_living_replica_refuses_fails_with_the_last_ones_cause(desk: Desk) -> None:
+    desk.submit("docs-1")
+    desk.ledger.lease("gone", MODEL, desk.clock())
+    desk.clock.advance(LEASE_S)
+    desk.ledger.lease("elsewhere", "another-model", desk.clock())
+    held = desk.leased("b")
+    assert refused(desk, "a").state is JobState.RUNNING
+    desk.ledger.release(held.lease_id, desk.clock())
+    view = refused(desk, "b")
+    assert (view.state, view.message) == (JobState.FAILED, "docs.parquet does not exist")
+    desk.ledger.resume("docs-1", desk.clock())
+    assert desk.lease("a") is not None, "who resumes it has repaired something"
 
 
 @pytest.mark.parametrize("end", [_cancelled, _cancelling, _failed], ids=["cancelled", "cancelling", "failed"])

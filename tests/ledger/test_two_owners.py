@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,23 @@ def test_the_server_of_another_folder_is_refused_while_one_is_connected(database
     second = opened(PostgresPlace(url, "folder-2"), tmp_path)
     assert [view.id for view in second.jobs()] == ["docs-1"]
     second.close()
+
+
+def test_who_opens_the_ledger_again_takes_it_from_nobody_who_opened_it_since(database: Postgres, tmp_path: Path) -> None:
+    place = PostgresPlace(database.new(), "folder-1", "first")
+    first = opened(place, tmp_path)
+    first.close()
+    again = opened(replace(place, reopens=True), tmp_path)  # its connection broke
+    second = opened(replace(place, opener="second"), tmp_path)  # Ray gave it up, and started it elsewhere
+    with pytest.raises(OwnerError, match="another server has taken over the ledger"):
+        again.submit(scripted_plan("docs-1"), new=True)
+    again.close()
+    with pytest.raises(OwnerError, match="another server has taken over the ledger"):
+        opened(replace(place, reopens=True), tmp_path)
+    second.submit(scripted_plan("docs-1"), new=True)
+    second.close()
+    with pytest.raises(OwnerError, match="another server has taken over the ledger"):  # nor from one that will be there again
+        opened(replace(place, reopens=True), tmp_path)
 
 
 def test_a_raised_epoch_alone_keeps_a_connected_owner_from_writing(place: Place, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import Counter as Tally
 from collections.abc import Sequence
 from typing import Protocol
@@ -22,7 +23,7 @@ MAX_LABELS = 100  # keys on `/metrics`; further ones are `other`
 
 
 class UsageLedger(Protocol):
-    async def spend(self, spent: Sequence[Spent]) -> None: ...
+    async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None: ...
 
 
 class Meter:
@@ -30,6 +31,8 @@ class Meter:
 
     def __init__(self, quotas: Quotas, registry: CollectorRegistry = REGISTRY) -> None:
         self._quotas = quotas
+        self._teller, self._number = secrets.token_hex(8), 0
+        self._telling: list[Spent] = []  # nobody knows yet whether it has arrived: it is said again as it is
         self._untold: Tally[tuple[str | None, str]] = Tally()  # by owner and column
         self._labels: set[str] = set()
         self._tokens = Counter("harvester_key_tokens", "Tokens of chat by API key.", ["key", "kind"], registry=registry)
@@ -64,14 +67,19 @@ class Meter:
 
     async def tell(self, ledger: UsageLedger) -> None:
         """Tell the ledger what it does not know yet. What cannot be told now is told later."""
+        if not self._telling:
+            self._telling = self._taken()
+            self._number += 1
+        if not self._telling:
+            return
+        try:
+            await ledger.spend(self._teller, self._number, self._telling)
+            self._telling = []
+        except HarvesterError as error:
+            log.warning("usage_waits %s", error.message)
+
+    def _taken(self) -> list[Spent]:
         untold, self._untold = self._untold, Tally()
         names = {name for name, _ in untold}
         columns = ("requests", "prompt_tokens", "output_tokens")
-        spent = [Spent(owner=name, kind="chat", **{column: untold[name, column] for column in columns}) for name in names]
-        if not spent:
-            return
-        try:
-            await ledger.spend(spent)
-        except HarvesterError as error:
-            self._untold.update(untold)
-            log.warning("usage_waits %s", error.message)
+        return [Spent(owner=name, kind="chat", **{column: untold[name, column] for column in columns}) for name in names]

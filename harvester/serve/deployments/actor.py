@@ -171,6 +171,9 @@ class LedgerActor:
     async def fail(self, job_id: str, message: str) -> None:
         await self._call("fail", job_id, message, timed=True)
 
+    async def refuse(self, lease_id: str, message: str) -> None:
+        await self._call("refuse", lease_id, message, timed=True)
+
     async def say(self, job_id: str, message: str | None) -> None:
         await self._call("say", job_id, message)
 
@@ -199,8 +202,8 @@ class LedgerActor:
     async def remove(self, job_id: str) -> None:
         await self._call("remove", job_id)
 
-    async def spend(self, spent: Sequence[Spent]) -> None:
-        await self._call("spend", list(spent), timed=True)
+    async def spend(self, teller: str, number: int, spent: Sequence[Spent]) -> None:
+        await self._call("spend", teller, number, list(spent), timed=True)
 
     async def counts(self) -> dict[str, dict[str, int]]:
         return dict(await self._call("counts"))

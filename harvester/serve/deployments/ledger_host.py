@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from harvester.serve.processes import lower_priority
 from jobs.config import DeadlineConfig
 from jobs.ledger.clock import ClockWatch
 from jobs.ledger.ledger import Ledger
-from jobs.ledger.store.place import Place
+from jobs.ledger.store.place import Place, PostgresPlace
 from jobs.spec import JobPlan, JobView
 from jobs.storage.folder import StateFolder, keep_private
 from jobs.storage.place import state_folder
@@ -150,6 +152,7 @@ class _Opening:
     def __init__(self, root: Path, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig, storage: str | None) -> None:
         self._root, self._place, self._lease_s, self._deadlines, self._logs, self._storage = root, place, lease_s, deadlines, logs, storage
         self._folder: StateFolder | None = None
+        self._opener, self._has_had_it = secrets.token_hex(4), False
 
     def folder(self) -> StateFolder:
         if self._folder is None:
@@ -162,10 +165,17 @@ class _Opening:
         """Waits up to ``wait_s`` for the lock of a killed owner. Raises `HarvesterError`, `OSError`."""
         folder, deadline_s = self.folder(), time.monotonic() + wait_s
         options: dict[str, Any] = {"deadlines": self._deadlines, "mirror": folder.mirror}
+        place = self._place
+        if isinstance(place, PostgresPlace):
+            place = replace(place, opener=self._opener, reopens=self._has_had_it)
         while True:
             try:
-                return Ledger(self._place, folder.jobs, lease_s=self._lease_s, now_s=time.time(), new_server=new_server, **options)
+                found = Ledger(place, folder.jobs, lease_s=self._lease_s, now_s=time.time(), new_server=new_server, **options)
             except StorageError as error:
-                if isinstance(error, DamageError) or time.monotonic() > deadline_s:
+                is_lost = self._has_had_it and isinstance(error, OwnerError)
+                if is_lost or isinstance(error, DamageError) or time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.2)
+            else:
+                self._has_had_it = True
+                return found

@@ -94,8 +94,12 @@ def check_count(name: object, count: int, told: int | None) -> None:
 def refused(name: str, epoch: int, count: int, now: tuple[int, int] | None) -> StorageError:
     """Why a change did not pass; ``now``: epoch and changes as they are stored."""
     if now is None or now[0] != epoch:
-        return OwnerError(f"another server has taken over the ledger {name}; this one may not write to it any more: stop it")
+        return taken_over(name)
     return DamageError(f"the ledger {name} was put back from {count} changes to {now[1]} while it was in use; {GO_ON}")
+
+
+def taken_over(name: str) -> OwnerError:
+    return OwnerError(f"another server has taken over the ledger {name}; this one may not write to it any more: stop it")
 
 
 def unwritable(name: str, cause: str) -> StorageError:

@@ -112,6 +112,14 @@ CREATE TABLE IF NOT EXISTS ledger (
     commits BIGINT NOT NULL,
     owner VARCHAR
 );
+
+-- The last telling of usage by each replica, so that one that is said again counts once.
+CREATE TABLE IF NOT EXISTS told (
+    teller VARCHAR NOT NULL,
+    number BIGINT NOT NULL,
+    at_s DOUBLE NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS told_by_teller ON told (teller);
 CREATE UNIQUE INDEX IF NOT EXISTS job_by_id ON jobs (id);
 CREATE UNIQUE INDEX IF NOT EXISTS slice_by_id ON leases (job_id, slice_id);
 CREATE INDEX IF NOT EXISTS slice_pending ON leases (job_id, slice_id) WHERE state = 'pending';
@@ -148,6 +156,15 @@ ON CONFLICT (day, job_id, coalesce(currency, '')) DO UPDATE SET rows = harvested
 INSERT INTO usage (owner, kind, hour_s, requests, prompt_tokens, output_tokens) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (kind, hour_s, coalesce(owner, '')) DO UPDATE SET requests = usage.requests + excluded.requests,
     prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens, output_tokens = usage.output_tokens + excluded.output_tokens;
+
+-- name: note_told
+-- Gives a row where the telling is new.
+INSERT INTO told (teller, number, at_s) VALUES (?, ?, ?)
+ON CONFLICT (teller) DO UPDATE SET number = excluded.number, at_s = excluded.at_s WHERE told.number < excluded.number
+RETURNING number;
+
+-- name: forget_told
+DELETE FROM told WHERE at_s < ?;
 
 -- name: forget_usage
 DELETE FROM usage WHERE hour_s < ?;

@@ -22,10 +22,16 @@ from jobs.storage.place import storage_place
 
 @dataclass(frozen=True, slots=True)
 class PostgresPlace:
-    """``owner`` tells the state folder from others: its servers take the ledger over from each other, those of others may not."""
+    """``owner`` tells the state folder from others: its servers take the ledger over from each other, those of others may not.
+
+    ``opener`` tells the process that opens it from others of the same folder. One that ``reopens`` had it before, and takes it over from
+    nobody: whoever opened it since is the present owner.
+    """
 
     url: str
     owner: str
+    opener: str = ""
+    reopens: bool = False
 
     def __str__(self) -> str:
         return masked(self.url)
@@ -35,10 +41,10 @@ Place = Path | PostgresPlace
 
 
 def open_store(place: Place, *, count_missing: bool = True) -> Store:
-    """Open as the one owner. Raises `StorageError`, `DamageError`."""
+    """Open as the one owner. Raises `StorageError`, `DamageError`, `OwnerError`."""
     if isinstance(place, Path):
         return SqliteStore(place, count_missing=count_missing)
-    store: Store = _postgres().PostgresStore(place.url, place.owner, str(place))
+    store: Store = _postgres().PostgresStore(place.url, place.owner, str(place), opener=place.opener, reopens=place.reopens)
     return store
 
 

@@ -15,7 +15,7 @@ from psycopg import sql
 from connectors.edge import first_line
 from connectors.errors import StorageError
 from jobs.errors import ReopenError
-from jobs.ledger.store.contract import check_version, is_change, refused, unwritable
+from jobs.ledger.store.contract import check_version, is_change, refused, taken_over, unwritable
 from jobs.ledger.store.statements import POSTGRES, SCHEMA_VERSION, columns, definitions, statements, table_of
 
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it tells of a broken connection beside the error that it raises
@@ -47,17 +47,17 @@ class PostgresStore:
 
     A living server with another ``owner`` is not replaced: `StorageError`. One with the same is, whether it lives, hangs or is gone.
     Where the connection breaks, changes fail with `ReopenError`: the caller opens another store and reads all from it, because nobody
-    knows whether the last change was made.
+    knows whether the last change was made. That one ``reopens``: where another ``opener`` has the ledger by then, it raises `OwnerError`.
     """
 
-    def __init__(self, url: str, owner: str, name: str) -> None:
+    def __init__(self, url: str, owner: str, name: str, *, opener: str = "", reopens: bool = False) -> None:
         self.name = name
         self._url = url
         self._changing = False
         self._refused: StorageError | None = None
         self._db = _connected(url, name)
         try:
-            self._count, self._epoch = self._own(owner)
+            self._count, self._epoch = self._own(owner, opener, reopens)
         except psycopg.Error as error:
             self._db.close()
             raise _unanswered(name, error) from error
@@ -65,31 +65,39 @@ class PostgresStore:
             self._db.close()
             raise
 
-    def _own(self, owner: str) -> tuple[int, int]:
+    def _own(self, owner: str, opener: str, reopens: bool) -> tuple[int, int]:
         if self._db.execute("SELECT to_regnamespace(%s)", [SCHEMA]).fetchone() == (None,):
             self._db.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
-        self._lock(owner)
+        self._lock(owner, opener, reopens)
         with self._db.transaction():
             for statement in definitions(POSTGRES):
                 self._db.execute(statement.encode())
             self._db.execute(_text("first_epoch"), [SCHEMA_VERSION])
-            self._db.execute(_text("own"), [owner])
+            if reopens:  # another may have opened it before this one had the lock
+                self._check_opener(opener, self._db.execute(_text("owned")).fetchone())
+            self._db.execute(_text("own"), [f"{owner}#{opener}"])
             ((version, epoch, count, _),) = self._db.execute(_text("owned")).fetchall()
             check_version(self.name, version)
         return count, epoch
 
-    def _lock(self, owner: str) -> None:
+    def _lock(self, owner: str, opener: str, reopens: bool) -> None:
         """The lock says that an owner is connected, no more: what keeps an earlier owner from writing is the epoch."""
         if self._db.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK]).fetchone() == (True,):
             return
         there = self._db.execute("SELECT to_regclass('ledger')").fetchone() != (None,)
         found = self._db.execute(_text("owned")).fetchone() if there else None
-        if found is None or found[3] != owner:
+        if found is None or str(found[3]).partition("#")[0] != owner:
             raise StorageError(
                 f"the ledger {self.name} is in use by the server of another state folder; stop that one, or give each its own database"
             )
+        if reopens:
+            self._check_opener(opener, found)
         self._db.execute(f"SELECT pg_terminate_backend(pid) {_HOLDERS}", [_LOCK])
         self._db.execute("SELECT pg_advisory_lock(%s)", [_LOCK])
+
+    def _check_opener(self, opener: str, found: tuple[Any, ...] | None) -> None:
+        if found is None or str(found[3]).partition("#")[2] != opener:
+            raise taken_over(self.name)
 
     def close(self) -> None:
         self._db.close()
