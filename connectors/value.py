@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -14,36 +16,59 @@ import pyarrow as pa
 _OUT = "<value out of range: "  # Arrow's, of times beyond what it can write
 # The ends of DuckDB's dates and timestamps, which it calls so.
 _ENDS = {limit * sign: word for limit in ((1 << 31) - 1, (1 << 63) - 1) for sign, word in ((1, "infinity"), (-1, "-infinity"))}
+_WHOLE_MICROS = re.compile(r"\.(\d{6})000(?!\d)")
 _A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """As ``to_pylist``. Where a column holds times that Python has no value for (nanoseconds, years beyond 9999), they are ISO text."""
+    """As ``to_pylist``, with Python's own times. Where it has none for some of a column (nanoseconds, years beyond 9999), all are ISO text.
+
+    The same with and without pandas, whose times Arrow takes for nanoseconds where it is installed.
+    """
     try:
-        return list(column.to_pylist())
+        kind = in_micro(column.type)
+        return list((column if kind == column.type else column.cast(kind)).to_pylist())
     except UnicodeDecodeError:
         raise
     except (OverflowError, ValueError):
-        told = _with_times_as_text(column.type)
+        told = _with_times(column.type, _as_text)
         if told == column.type:
             raise
         return [_iso(value, column.type) for value in column.cast(told).to_pylist()]
 
 
-def _with_times_as_text(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        return pa.string()
+def in_micro(kind: pa.DataType) -> pa.DataType:
+    """``kind`` with microseconds, as Python counts, in place of nanoseconds; as it is where it has none."""
+    return _with_times(kind, _micro)
+
+
+def _micro(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_interval(kind) or getattr(kind, "unit", None) != "ns":
+        return kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_interval(kind):
+        return kind
+    return pa.int64() if pa.types.is_duration(kind) else pa.string()
+
+
+def _with_times(kind: pa.DataType, other: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """``kind`` with ``other`` in place of each type of times in it."""
+    if pa.types.is_temporal(kind):
+        return other(kind)
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(part.name, _with_times_as_text(part.type), part.nullable) for part in kind])
+        return pa.struct([pa.field(part.name, _with_times(part.type, other), part.nullable, part.metadata) for part in kind])
     if pa.types.is_map(kind):
-        return pa.map_(_with_times_as_text(kind.key_type), _with_times_as_text(kind.item_type))
+        return pa.map_(_with_times(kind.key_type, other), _with_times(kind.item_type, other))
     if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_with_times_as_text(kind.value_type), kind.list_size)
+        return pa.list_(_with_times(kind.value_type, other), kind.list_size)
     if pa.types.is_list(kind):
-        return pa.list_(_with_times_as_text(kind.value_type))
-    return pa.large_list(_with_times_as_text(kind.value_type)) if pa.types.is_large_list(kind) else kind
+        return pa.list_(_with_times(kind.value_type, other))
+    return pa.large_list(_with_times(kind.value_type, other)) if pa.types.is_large_list(kind) else kind
 
 
 def _iso(value: Any, kind: pa.DataType) -> Any:
@@ -53,10 +78,12 @@ def _iso(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, str) and value.startswith(_OUT):
         return _ENDS.get(int(value.removeprefix(_OUT).rstrip(">")), value)
     if pa.types.is_timestamp(kind):
-        return value.replace(" ", "T", 1).replace("Z", "+00:00")
+        return _short(value.replace(" ", "T", 1).replace("Z", "+00:00"))
+    if pa.types.is_time(kind):
+        return _short(value)
     if pa.types.is_duration(kind):
         seconds, rest = divmod(value, _A_SECOND[kind.unit])
-        return f"{timedelta(seconds=seconds)}" + (f".{rest:0{len(str(_A_SECOND[kind.unit])) - 1}d}" if rest else "")
+        return _short(f"{timedelta(seconds=seconds)}" + (f".{rest:0{len(str(_A_SECOND[kind.unit])) - 1}d}" if rest else ""))
     if pa.types.is_struct(kind):
         return {part.name: _iso(value[part.name], part.type) for part in kind}
     if pa.types.is_map(kind):
@@ -64,6 +91,11 @@ def _iso(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return [_iso(item, kind.value_type) for item in value]
     return value
+
+
+def _short(told: str) -> str:
+    """Whole microseconds as Python writes them, whatever stands beside them in the column."""
+    return _WHOLE_MICROS.sub(lambda found: "" if found[1] == "000000" else f".{found[1]}", told)
 
 
 def plain(value: object) -> object:

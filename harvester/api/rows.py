@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
+from connectors.value import in_micro
 from harvester.api.errors import HarvesterError, needed
 
 M = TypeVar("M")
@@ -135,29 +136,13 @@ async def _in_thread(made: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
 
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Times are those of Python, which has no nanoseconds. Raises `HarvesterError` for years beyond 1 to 9999."""
+    """Times are those of Python, which has no nanoseconds, with pandas and without. Raises `HarvesterError` for years beyond 1 to 9999."""
+    rounded = pa.schema([pa.field(part.name, in_micro(part.type), metadata=part.metadata) for part in batch.schema])
     try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
-    except (OverflowError, ValueError):
-        rounded = pa.schema([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in batch.schema])
-        try:
-            rows = batch.cast(rounded, safe=False).to_pylist()
-        except (OverflowError, ValueError, pa.ArrowException) as error:
-            raise HarvesterError(f"the rows hold what Python has no value for ({error}); read them with arrow(), df() or pl()") from error
+        rows: list[dict[str, Any]] = batch.cast(rounded, safe=False).to_pylist()
+    except (OverflowError, ValueError, pa.ArrowException) as error:
+        raise HarvesterError(f"the rows hold what Python has no value for ({error}); read them with arrow(), df() or pl()") from error
     return rows
-
-
-def _micro(kind: pa.DataType) -> pa.DataType:
-    """``kind`` with times down to the microsecond."""
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_time64(kind):
-        return pa.time64("us")
-    if pa.types.is_duration(kind):
-        return pa.duration("us")
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in kind])
-    return pa.list_(_micro(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _typed(model: Any, row: dict[str, Any], schema: pa.Schema) -> Any:

@@ -56,7 +56,6 @@ def test_a_prompt_is_a_duckdb_function(server: JobsServer, loaded: Any) -> None:
 
 @pytest.mark.serve
 def test_a_step_of_ray_data_is_harvested(server: JobsServer, loaded: Any) -> None:
-    pytest.importorskip("pandas", reason="Ray Data needs pandas, which the lock files do not have")
     path = os.pathsep.join([str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, runtime_env={"env_vars": {"PYTHONPATH": path}})
     try:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pandas
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -133,14 +135,28 @@ def test_rows_that_make_no_table_are_refused_as_every_other_error(client: Harves
 
 @pytest.mark.parametrize("kind", ["LazyFrame", "Series"])
 def test_what_is_no_frame_of_polars_is_refused_in_one_line(client: Harvester, kind: str) -> None:
-    polars = pytest.importorskip("polars", reason="the lock files do not have polars")
     frame = polars.LazyFrame({"a": [1]}) if kind == "LazyFrame" else polars.Series("a", [1])
     with pytest.raises(HarvesterError, match=r"holds no rows|cannot be written"):
         client.submit(frame, prompt="{a}")
 
 
+@pytest.mark.parametrize("frame", [pandas.DataFrame, polars.DataFrame], ids=["pandas", "polars"])
+def test_frames_go_up_and_come_down(client: Harvester, frame: Any) -> None:
+    given = frame({"text": TEXTS, "kind": ["a", "b", "a", "b"], "number": [1, None, 3, 4]})
+    given = given.astype({"kind": "category"}) if frame is pandas.DataFrame else given.cast({"kind": polars.Categorical})
+    results = client.submit(given, prompt="{text} {kind} {number}").watch().results()
+    for found in (results.df(), results.pl()):
+        assert list(found["text"]) == TEXTS
+        assert list(found["kind"]) == ["a", "b", "a", "b"]
+        assert list(found["status"]) == ["ok"] * 4
+    answered = client.map(given, "Name the {text}")
+    assert isinstance(answered, frame)
+    assert list(answered.columns) == ["text", "kind", "number", "output", "error_message"]
+    assert list(answered["text"]) == TEXTS
+    assert all(isinstance(output, str) for output in answered["output"])
+
+
 def test_map_keeps_the_index_of_a_pandas_frame(client: Harvester) -> None:
-    pandas = pytest.importorskip("pandas", reason="the lock files do not have pandas")
     frame = pandas.DataFrame({"text": TEXTS, "number": [1, 2, 3, 4]}, index=[7, 5, 11, 2])
     answered = client.map(frame, "Name the {text}")
     assert list(answered.columns) == ["text", "number", "output", "error_message"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -26,13 +26,23 @@ TOLD = "2020-01-01T00:00:00.123456789"
         (pa.array([[NANO], None], pa.list_(pa.timestamp("ns"))), [[TOLD], None]),
         (pa.array([{"at": NANO, "n": 1}], pa.struct({"at": pa.timestamp("ns"), "n": pa.int32()})), [{"at": TOLD, "n": 1}]),
         (pa.array([[("k", NANO)]], pa.map_(pa.string(), pa.timestamp("ns"))), [[("k", TOLD)]]),
+        (pa.array([NANO, NANO - 789, 0], pa.timestamp("ns")), [TOLD, TOLD[:-3], "1970-01-01T00:00:00"]),
+        (pa.array([NANO - 789], pa.timestamp("ns")), [datetime.fromisoformat(TOLD[:-3])]),
+        (
+            pa.array([[{"a": NANO - 789}]], pa.large_list(pa.struct({"a": pa.timestamp("ns")}))),
+            [[{"a": datetime.fromisoformat(TOLD[:-3])}]],
+        ),
+        (pa.array([1, 90_500_000_000, 90 * 10**9], pa.duration("ns")), ["0:00:00.000000001", "0:01:30.500000", "0:01:30"]),
+        (pa.array([90 * 10**9], pa.duration("ns")), [timedelta(seconds=90)]),
         (pa.array([2**31 - 1, -(2**31) + 1], pa.date32()), ["infinity", "-infinity"]),
         (pa.array([2**63 - 1], pa.timestamp("us")), ["infinity"]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
 def test_times_that_python_has_no_value_for_are_iso_text(column: pa.Array, told: list[object]) -> None:
-    assert values(column) == told
+    found = values(column)
+    assert found == told
+    assert [type(value) for value in found] == [type(value) for value in told], "and none of pandas"
 
 
 def test_lines_of_such_times_are_written() -> None:
