@@ -120,12 +120,13 @@ def chats(rate: float, seconds: float, seed: int = 1) -> list[Request]:
 
 
 LONG_SUSTAINED = 1.6  # chats with long answers that eight slots answer a second
+SURGE_S = 20.0
 SUSTAINED = 18.0  # requests a second that this engine answers without a queue that grows
 
 
 def surge(times: float) -> list[Request]:
     """The load that is sustained, and after 10 s so many times as much."""
-    later = chats(times * SUSTAINED, 40.0, seed=2)
+    later = chats(times * SUSTAINED, SURGE_S, seed=2)
     return [*chats(SUSTAINED, 10.0), *(replace(one, id=f"s{one.id}", arrival_s=10.0 + one.arrival_s) for one in later)]
 
 
@@ -139,6 +140,8 @@ def test_whoever_is_let_in_has_its_first_token_in_time(times: int, blocks: int) 
     assert bool(front.refused) is (times > 1)
     assert front.max_awaiting < 100
     assert all(0.0 < retry_s < 60.0 for _, retry_s in front.refused)
+    if blocks == 2000:
+        assert len(ttft_s) >= 0.9 * SUSTAINED * (10.0 + SURGE_S), "no fewer than the engine can answer"
 
 
 @pytest.mark.parametrize("times", [1, 3, 10])
@@ -172,10 +175,6 @@ def test_chats_notice_little_of_one_request_for_128_long_answers(blocks: int) ->
     for part in (0.5, 0.99):
         before, now = (percentile([one.ttft_s for one in front.ended if one.request.id.startswith("c")], part) for front in (alone, beside))
         assert now <= 1.25 * before
-
-
-def test_those_that_are_let_in_are_no_fewer_than_the_engine_can_answer() -> None:
-    assert len(Front().run(surge(10))) >= 0.9 * SUSTAINED * 50.0
 
 
 CPU_SUSTAINED, CPU_SLO_S = 5.2, 0.324  # chats a second that are answered; the P99 TTFT of chat alone at a quarter of that, steadily
