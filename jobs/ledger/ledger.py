@@ -168,7 +168,7 @@ class Ledger(Commits):
             return
         self._refusals.add(lease.job_id, lease.holder, now_s)
         if self._refusals.is_left(lease.job_id, record.spec.model, now_s):
-            self.say(lease.job_id, f"a replica cannot read the source, others go on: {message}")
+            self.say(lease.job_id, f"{lease.holder} cannot read the source, others go on: {message}")
         else:
             self._refusals.forget(lease.job_id)  # who resumes the job has repaired something
             self.fail(lease.job_id, message, now_s)

@@ -145,7 +145,7 @@ def test_a_job_that_one_replica_refuses_is_leased_to_the_others(desk: Desk) -> N
     desk.leased("b")
     view = refused(desk, "a")
     assert view.state is JobState.RUNNING
-    assert view.message == "a replica cannot read the source, others go on: docs.parquet does not exist"
+    assert view.message == "a cannot read the source, others go on: docs.parquet does not exist"
     assert desk.lease("a") is None
     desk.submit("other-1")
     assert desk.leased("a").job.id == "other-1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -81,7 +82,7 @@ class ScriptedReplica:
             choice.name, CONTEXT_TOKENS, config.harvest.concurrency or CONCURRENCY, last_word, delay_s, reply=last_word_asked
         )
         self._runner = Runner(
-            holder=f"replica-{uuid.uuid4().hex[:12]}",
+            holder=f"replica-{uuid.uuid4().hex[:12]}@{socket.gethostname()}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
             engine=self._engine,
             folder=folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import time
 import uuid
@@ -92,7 +93,7 @@ class Replica:
                 self._host = await EngineHost.start(values, config.service_tiers)
         slots = max(1, self._host.max_seqs - config.share.reserved_slots)
         self._runner = Runner(
-            holder=f"replica-{uuid.uuid4().hex[:12]}",
+            holder=f"replica-{uuid.uuid4().hex[:12]}@{socket.gethostname()}",
             ledger=LedgerActor(ledger, patience_s=float("inf")),
             engine=self._host.offline(choice.name, config.harvest.concurrency or 2 * slots, config.harvest.max_image_bytes),
             folder=folder,
