@@ -367,7 +367,7 @@ GOOD = jsonl([line(0)])
         (GOOD + jsonl([line(1, custom_id="\ud800")]), "invalid_custom_id", 2, "custom_id"),
         (GOOD + jsonl([line(1), line(0)]), "duplicate_custom_id", 3, "custom_id"),
     ],
-    ids=lambda value: None if isinstance(value, bytes) else str(value),
+    ids=lambda value: f"{len(value):,} bytes" if isinstance(value, bytes) else str(value),
 )
 async def test_an_input_that_is_none_fails_with_the_line_and_why(
     office: Bureau, data: bytes, code: str, number: int | None, param: str | None
