@@ -60,6 +60,21 @@ async def test_one_client_leaves_a_process_to_others() -> None:
     assert told == ["a", "b", "a"]
 
 
+async def test_a_turn_that_is_handed_on_is_held() -> None:
+    turns, told, first, let_go = Turns(PATIENT), list[str](), asyncio.Event(), asyncio.Event()
+    holders = [asyncio.create_task(_hold(turns, name, told, gate)) for name, gate in (("a", first), ("b", let_go))]
+    await asyncio.sleep(0)
+    first.set()
+    await holders[0]
+    holders.append(asyncio.create_task(_hold(turns, "c", told, let_go)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert told == ["a", "b"]
+    let_go.set()
+    await asyncio.gather(*holders)
+    assert told == ["a", "b", "c"]
+
+
 async def test_where_too_many_wait_the_one_that_waited_longest_is_told_to_come_back() -> None:
     turns, told, let_go = Turns(PATIENT), list[str](), asyncio.Event()
     holders = []
