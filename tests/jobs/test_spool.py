@@ -78,7 +78,11 @@ def test_only_rows_begun_more_than_once_are_recomputed(path: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("text", ["two\nlines\r\n", "ünïcödé 漢字 \U0001f600", 'quotes " and \\ ', "\u2028 \x00 \x85", "\ud800"], ids=ascii)
+@pytest.mark.parametrize(
+    "text",
+    ["two\nlines\r\n", "ünïcödé 漢字 \U0001f600", 'quotes " and \\ ', "\u2028 \x00 \x85", "\ud800"],
+    ids=["line ends", "letters", "quotes", "controls", "half a pair"],
+)
 def test_any_text_comes_back_as_it_was(path: Path, text: str) -> None:
     write(path, [(0, None), (0, text)])
     again = Spool(path)
