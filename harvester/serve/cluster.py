@@ -105,10 +105,10 @@ class Cluster:
         link.unlink(missing_ok=True)
         link.symlink_to(session_logs())
 
-    def deploy(self, stop: threading.Event, wait_for: Callable[[str], None]) -> None:
+    def deploy(self, stop: threading.Event, wait_for: Callable[[str], None], look: Callable[[], None]) -> None:
         """Deploy the applications and wait until they serve, or ``stop``. Raises `EngineError` with the replica's own reason.
 
-        ``wait_for`` is told what is waited for.
+        ``wait_for`` is told what is waited for; ``look`` is called again and again meanwhile.
         """
         if self._config.address is not None:
             self._look_around()
@@ -133,13 +133,14 @@ class Cluster:
         apps += [serve.RunTarget(app, name=name, route_prefix=PREFIXES[name], logging_config=quiet) for name, app in beside.items()]
         serve.run_many(apps, wait_for_applications_running=False)
         wait_for("the model to load, and the applications to answer")
-        self._wait_running(stop)
+        self._wait_running(stop, look)
         if self._is_ingress_here():
             reach = Reach(
                 host_here(self._config.host), self._config.port, (*PATHS, *(f"{prefix_of(name)}/" for name in self._config.models))
             )
             while not stop.is_set() and not reach.is_whole():
                 time.sleep(LOOK_S)
+                look()
 
     def _chat_target(self, model: str | None, quiet: LoggingConfig) -> serve.RunTarget:
         """The application of a further model, or the first."""
@@ -213,8 +214,9 @@ class Cluster:
         """Where replicas listen. Behind a HAProxy on the same machine, which listens on ``host``, that is loopback."""
         return "127.0.0.1" if self._config.address is None and use_haproxy(self._config) else self._config.host
 
-    def _wait_running(self, stop: threading.Event) -> None:
+    def _wait_running(self, stop: threading.Event, look: Callable[[], None]) -> None:
         while not stop.is_set():
+            look()
             status = serve.status()
             apps = status.applications
             names = (*self._chats, *PREFIXES)

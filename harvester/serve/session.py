@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.engine.processes.forked import end_with_parent
-from harvester.errors import EngineError, HarvesterError
+from harvester.errors import HarvesterError
 from harvester.logs import write_logs
 from harvester.serve.environment import prepare_environment
 from harvester.serve.ingress.front import Front
@@ -83,31 +83,29 @@ def _serve(
     chat_app = deployment.chat_app or partial(replica_app, cpu=deployment.cpu)
     with Cluster(deployment, chat_app) as cluster:
         listen()  # Ray has put its own handlers in
-        cluster.deploy(stop, lambda what: told.send(("waiting", what)))
+        look = partial(_look, cluster, front, told)
+        cluster.deploy(stop, lambda what: told.send(("waiting", what)), look)
         if not stop.is_set():
             lower_housekeeping(deployment.mark)
             told.send(("ready", None))
-        try:
-            _watch(cluster, front, told, stop)
-        except EngineError as error:
-            told.send(("failed", error))
-            os._exit(1)  # Ray's own goodbye would wait for what has died
+        while not stop.wait(LOOK_S):
+            look()
         cluster.drain(hurry)
 
 
-def _watch(cluster: Cluster, front: Front | None, told: Connection, stop: threading.Event) -> None:
-    """Until ``stop``: bring back what Ray does not. Raises `EngineError` where that takes a new cluster."""
-    while not stop.wait(LOOK_S):
-        if cluster.node is None:
-            continue
-        if cluster.node.raylet_is_gone():
-            raise EngineError("Ray's raylet has died, and all that it ran with it")
-        if cluster.node.gcs_is_gone():
-            told.send(("warning", "Ray's GCS has died; starting another"))
-            cluster.node.restart_gcs()
-        if front is not None and front.is_gone():
-            told.send(("warning", "HAProxy has died; starting another"))
-            front.bring_back()
+def _look(cluster: Cluster, front: Front | None, told: Connection) -> None:
+    """Bring back what Ray does not. Ends the process where that takes a new cluster: Ray's own goodbye would wait for what has died."""
+    if cluster.node is None:
+        return
+    if cluster.node.raylet_is_gone():
+        told.send(("lost", "Ray's raylet has died, and all that it ran with it"))
+        os._exit(1)
+    if cluster.node.gcs_is_gone():
+        told.send(("warning", "Ray's GCS has died; starting another"))
+        cluster.node.restart_gcs()
+    if front is not None and front.is_gone():
+        told.send(("warning", "HAProxy has died; starting another"))
+        front.bring_back()
 
 
 def _listener(stop: threading.Event, hurry: threading.Event) -> Callable[[], None]:

@@ -108,6 +108,22 @@ def test_a_cluster_that_dies_is_replaced_and_clients_are_told_when_to_try_again(
     wait_until(lambda: [event["event"] for event in server.events()].count("ready") == 2, "the server to say so")
 
 
+def test_an_haproxy_that_dies_while_the_cluster_starts_comes_back(server: ScriptedServer) -> None:
+    """Serve's manager of HAProxies does not notice: nobody listened for five minutes, until the start was given up."""
+    before = len(server.events())
+    (raylet,) = server.find("raylet")
+    raylet.kill()
+    told = "the model to load, and the applications to answer"
+    wait_until(lambda: told in [event.get("message") for event in server.events()[before:]], "the applications to be deployed")
+    for process in server.find("haproxy"):
+        process.kill()
+    wait_until(lambda: "ready" in [event["event"] for event in server.events()[before:]], "the server to answer again")
+    warnings = [event["message"] for event in server.events()[before:] if event["event"] == "warning"]
+    assert warnings[0].startswith("Ray's raylet has died")
+    assert set(warnings[1:]) == {"HAProxy has died; starting another"}
+    assert all(whole([Stream(server.url, SHORT)]))
+
+
 def test_a_server_whose_main_process_was_killed_leaves_nothing_in_the_way_of_the_next(server: ScriptedServer) -> None:
     server.find("haproxy")[0].kill()
     server.kill_main()

@@ -101,9 +101,15 @@ class Front:
         return pid is not None and not _lives(pid) and not list(program.running(self.folder))
 
     def bring_back(self) -> None:
-        """Start HAProxy as Ray Serve configured it last, and let Serve notice: its manager, which cannot do without its own, is ended."""
-        for config in self._configs():
+        """Start HAProxy as Ray Serve configured it last, and let Serve notice: its manager, which cannot do without its own, is ended.
+
+        Where it has not configured one yet, the stand-in.
+        """
+        configs = self._configs()
+        for config in configs:
             self.start(config)
+        if not configs:
+            self.hold()
         for process in marked(self._mark[MARK]):
             with suppress(psutil.Error):
                 if INGRESS in " ".join(process.cmdline()):
