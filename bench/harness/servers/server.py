@@ -46,6 +46,10 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> Self:
         """Anew where it was stopped or killed."""
         began_s = time.monotonic()
@@ -77,7 +81,7 @@ class ServerProcess:
 
     def processes(self) -> list[psutil.Process]:
         """All living processes of the server; the first one started, if it lives, comes first."""
-        first = [psutil.Process(self.pid)] if self._process is not None and self._process.poll() is None else []
+        first = [psutil.Process(self.pid)] if self.is_running else []
         return [*first, *(process for process in marked(self.mark) if process not in first)]
 
     def kill(self) -> int:

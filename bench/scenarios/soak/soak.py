@@ -73,7 +73,9 @@ class Soak:
         return all(probe.is_open(now_s) for probe in self.probes.values())
 
     def finish(self) -> None:
-        """Until every job has ended. Raises `TimeoutError` where one does not."""
+        """Until every job has ended. Raises `TimeoutError` where one does not. Ctrl-C may have come while the server was started again."""
+        if not self.server.is_running:
+            self.server.start()
         end_s = time.monotonic() + READY_S
         while not (self.work.settle() and self.work.is_over()):
             if time.monotonic() > end_s:
