@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import duckdb
@@ -182,6 +183,23 @@ def test_two_ledgers_with_jobs_are_not_mixed(folder: StateFolder, database: Post
     kept.replace(folder.ledger)
     with pytest.raises(StateError, match=r"has jobs, and so has .*ledger.sqlite: move that file away, or give an empty database"):
         ready_state(folder, url)
+
+
+def test_a_ledger_that_cannot_be_set_aside_behind_its_move_is_named(
+    folder: StateFolder, database: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(folder)
+    ready_state(folder, None)
+    replace = Path.replace
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == folder.ledger:
+            raise OSError(errno.EACCES, "Permission denied")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(StorageError, match=r"^cannot move .*ledger.sqlite: permission denied; "):
+        ready_state(folder, database.new())
 
 
 @pytest.mark.parametrize("table", TABLES)
