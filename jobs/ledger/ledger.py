@@ -207,6 +207,7 @@ class Ledger(Commits):
     def clock_set(self, by_s: float) -> None:
         """The clock was set by ``by_s`` seconds since the last call: leases last as long as they would have, rates begin anew."""
         self._leases.shift(by_s)
+        self._refusals.shift(by_s)
         self._look_at_s.clear()
         for record in self._jobs.values():
             record.rate.clear()
@@ -215,6 +216,7 @@ class Ledger(Commits):
     def was_busy(self, for_s: float) -> None:
         """Its owner answered nobody for so long, and heartbeats wait: leases last as much longer."""
         self._leases.shift(for_s)
+        self._refusals.shift(for_s)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By model, since the ledger was opened: see `jobs.ledger.counts`. ``leases`` are those in force now."""

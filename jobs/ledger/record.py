@@ -136,6 +136,8 @@ class Refusals:
         self._refused: dict[str, dict[str, float]] = {}  # by replica and job, when
 
     def saw(self, holder: str, now_s: float, model: str | None = None) -> None:
+        if holder not in self._seen:
+            self._drop_gone(now_s)
         self._seen[holder] = now_s
         if model is not None:
             self._models[holder] = model
@@ -151,14 +153,22 @@ class Refusals:
     def of(self, holder: str, now_s: float) -> set[str]:
         """The jobs that ``holder`` refuses now."""
         jobs = self._refused.get(holder)
-        return {job_id for job_id, at_s in jobs.items() if 0 <= now_s - at_s < REFUSED_S} if jobs else set()
+        return {job_id for job_id, at_s in jobs.items() if now_s - at_s < REFUSED_S} if jobs else set()
 
     def is_left(self, job_id: str, model: str, now_s: float) -> bool:
         """Whether a living replica of ``model`` has not refused the job."""
-        for holder in [holder for holder, at_s in self._seen.items() if abs(now_s - at_s) >= self._alive_s]:
+        self._drop_gone(now_s)
+        return any(of == model and job_id not in self.of(holder, now_s) for holder, of in self._models.items())
+
+    def shift(self, by_s: float) -> None:
+        """The clock was set by ``by_s`` seconds, or nobody was heard for so long."""
+        self._seen = {holder: at_s + by_s for holder, at_s in self._seen.items()}
+        self._refused = {holder: {one: at_s + by_s for one, at_s in jobs.items()} for holder, jobs in self._refused.items()}
+
+    def _drop_gone(self, now_s: float) -> None:
+        for holder in [holder for holder, at_s in self._seen.items() if now_s - at_s >= self._alive_s]:
             for known in (self._seen, self._models, self._refused):
                 known.pop(holder, None)
-        return any(of == model and job_id not in self.of(holder, now_s) for holder, of in self._models.items())
 
 
 @dataclass(slots=True)

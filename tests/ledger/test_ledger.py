@@ -167,6 +167,18 @@ def test_a_replica_that_refused_a_job_is_asked_for_nothing_of_it_and_given_it_ag
     assert desk.lease("a") is not None
 
 
+@pytest.mark.parametrize(("busy_s", "state"), [(LEASE_S, JobState.RUNNING), (0.0, JobState.FAILED)], ids=["waits", "is gone"])
+def test_a_replica_that_is_not_heard_of_while_the_ledger_is_busy(desk: Desk, busy_s: float, state: JobState) -> None:
+    desk.submit("docs-1")
+    desk.leased("b")
+    lease = desk.leased("a")
+    desk.clock.advance(LEASE_S)
+    desk.ledger.was_busy(busy_s)
+    desk.beat(lease, "a")
+    desk.ledger.refuse(lease.lease_id, "gone", desk.clock())
+    assert desk.ledger.show("docs-1").state is state
+
+
 def test_a_job_that_each_living_replica_refuses_fails_with_the_last_ones_cause(desk: Desk) -> None:
     desk.submit("docs-1")
     desk.ledger.lease("gone", MODEL, desk.clock())
