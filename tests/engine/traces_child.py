@@ -14,6 +14,8 @@ PARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
 async def run(collector: str) -> None:
     import httpx
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
 
     from harvester.config import parse_config
     from harvester.engine.embedded import EMBEDDED_NAME, embedded_model
@@ -37,6 +39,9 @@ async def run(collector: str) -> None:
             assert (await http.post("/v1/chat/completions", json=body, headers={"traceparent": PARENT})).status_code == 200
     finally:
         host.close()
+        provider = trace.get_tracer_provider()
+        assert isinstance(provider, TracerProvider)
+        provider.force_flush()  # spans leave every five seconds, and a forked process ends without a goodbye
 
 
 def main() -> int:
