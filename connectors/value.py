@@ -26,7 +26,7 @@ def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     The same with and without pandas, whose times Arrow takes for nanoseconds where it is installed.
     """
     try:
-        kind = in_micro(column.type)
+        kind = _with_times(column.type, _micro)
         return list((column if kind == column.type else column.cast(kind)).to_pylist())
     except UnicodeDecodeError:
         raise
@@ -37,12 +37,8 @@ def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return [_iso(value, column.type) for value in column.cast(told).to_pylist()]
 
 
-def in_micro(kind: pa.DataType) -> pa.DataType:
-    """``kind`` with microseconds, as Python counts, in place of nanoseconds; as it is where it has none."""
-    return _with_times(kind, _micro)
-
-
 def _micro(kind: pa.DataType) -> pa.DataType:
+    """A time of nanoseconds in microseconds, as Python counts."""
     if pa.types.is_interval(kind) or getattr(kind, "unit", None) != "ns":
         return kind
     if pa.types.is_timestamp(kind):

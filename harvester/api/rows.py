@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from connectors.value import in_micro
 from harvester.api.errors import HarvesterError, needed
 
 M = TypeVar("M")
@@ -137,12 +136,27 @@ async def _in_thread(made: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Times are those of Python, which has no nanoseconds, with pandas and without. Raises `HarvesterError` for years beyond 1 to 9999."""
-    rounded = pa.schema([pa.field(part.name, in_micro(part.type), metadata=part.metadata) for part in batch.schema])
+    rounded = pa.schema([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in batch.schema])
     try:
         rows: list[dict[str, Any]] = batch.cast(rounded, safe=False).to_pylist()
     except (OverflowError, ValueError, pa.ArrowException) as error:
         raise HarvesterError(f"the rows hold what Python has no value for ({error}); read them with arrow(), df() or pl()") from error
     return rows
+
+
+def _micro(kind: pa.DataType) -> pa.DataType:
+    """``kind`` with microseconds in place of nanoseconds."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(part.name, _micro(part.type), metadata=part.metadata) for part in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_micro(kind.key_type), _micro(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return (pa.list_ if pa.types.is_list(kind) else pa.large_list)(_micro(kind.value_type))
+    if getattr(kind, "unit", None) != "ns":
+        return kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")
 
 
 def _typed(model: Any, row: dict[str, Any], schema: pa.Schema) -> Any:
