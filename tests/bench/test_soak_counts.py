@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,15 @@ GROUPS = [
 
 def rows(**found: int) -> dict[str, Any]:
     return {"expected": 8000, "lost": 0, "unfinished": 0, "twice": 0, "wrong": 0, "errors": 0, "unknown_jobs": 0} | found
+
+
+def test_a_server_that_ctrl_c_has_stopped_is_started_so_that_jobs_can_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[bool] = []
+    server: Any = SimpleNamespace(url="http://nowhere", is_running=False, start=lambda: started.append(True))
+    one = soak.Soak(server, tmp_path, 0)
+    monkeypatch.setattr(one, "work", SimpleNamespace(settle=lambda: bool(started), is_over=lambda: True))
+    one.finish()
+    assert started == [True]
 
 
 def test_the_longest_time_is_told_by_who_was_killed_alone() -> None:

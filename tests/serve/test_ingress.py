@@ -106,6 +106,17 @@ def test_the_port_is_handed_over_in_both_directions(front: Front) -> None:
     assert httpx.get(f"{url}/-/routes").status_code == 503
 
 
+def test_a_stand_in_that_died_before_ray_had_a_configuration_comes_back(front: Front) -> None:
+    front.hold()
+    ((_, pid),) = running(front.folder)
+    psutil.Process(pid).kill()
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=60)
+    assert front.is_gone()
+    front.bring_back()
+    assert not front.is_gone()
+    assert httpx.get(f"http://127.0.0.1:{front.port}/health").status_code == 503
+
+
 def test_a_haproxy_that_died_comes_back_with_its_last_configuration(front: Front) -> None:
     serve_as_ray(front)
     assert not front.is_gone()

@@ -152,7 +152,7 @@ class _Opening:
     def __init__(self, root: Path, place: Place, lease_s: float, deadlines: DeadlineConfig, logs: LogConfig, storage: str | None) -> None:
         self._root, self._place, self._lease_s, self._deadlines, self._logs, self._storage = root, place, lease_s, deadlines, logs, storage
         self._folder: StateFolder | None = None
-        self._opener, self._has_had_it = secrets.token_hex(4), False
+        self._opener, self._was_open = secrets.token_hex(4), False
 
     def folder(self) -> StateFolder:
         if self._folder is None:
@@ -167,15 +167,15 @@ class _Opening:
         options: dict[str, Any] = {"deadlines": self._deadlines, "mirror": folder.mirror}
         place = self._place
         if isinstance(place, PostgresPlace):
-            place = replace(place, opener=self._opener, reopens=self._has_had_it)
+            place = replace(place, opener=self._opener, reopens=self._was_open)
         while True:
             try:
                 found = Ledger(place, folder.jobs, lease_s=self._lease_s, now_s=time.time(), new_server=new_server, **options)
             except StorageError as error:
-                is_lost = self._has_had_it and isinstance(error, OwnerError)
+                is_lost = self._was_open and isinstance(error, OwnerError)
                 if is_lost or isinstance(error, DamageError) or time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.2)
             else:
-                self._has_had_it = True
+                self._was_open = True
                 return found
