@@ -1,6 +1,7 @@
-"""The process that SQL processes are forked from: ``python -m jobs.sql.forkserver FD``. It has imported everything and runs no thread.
+"""``python -m jobs.sql.forkserver FD SCRATCH``: what SQL processes are forked from. It has imported everything and runs no thread.
 
 It is told of a query by a socket that comes over the socket ``FD``, forks a process that answers there, and ends when ``FD`` is closed.
+Whoever held the other end may have been killed: then the folder ``SCRATCH``, with what queries have put there, goes with it.
 `multiprocessing` has such a server too, whose children import the main module anew; within Ray that takes seconds.
 """
 
@@ -11,6 +12,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -57,11 +59,20 @@ def main() -> None:  # pragma: no cover  # it and what forks from it are process
     while True:
         _, sockets, _, _ = socket.recv_fds(control, 1, 1)
         if not sockets:
+            _wait_for_all()
+            shutil.rmtree(sys.argv[2], ignore_errors=True)
             return
         if os.fork() == 0:
             control.close()
             _answer(socket.socket(fileno=sockets[0]))
         os.close(sockets[0])
+
+
+def _wait_for_all() -> None:  # pragma: no cover
+    """Until no query runs; each has an alarm that ends it."""
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def _answer(connection: socket.socket) -> None:  # pragma: no cover

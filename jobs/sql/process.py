@@ -115,7 +115,7 @@ class QueryProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "jobs.sql.forkserver", str(theirs.fileno())],
+                [sys.executable, "-m", "jobs.sql.forkserver", str(theirs.fileno()), str(self._scratch)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=_environment() | self._marks,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +120,20 @@ def test_a_process_has_none_of_our_environment_and_leaves_no_file(
     finally:
         fresh.close()
     assert not fresh._scratch.exists()
+
+
+def test_a_server_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
+    made = "made = QueryProcesses(); made.start(); print(made._scratch, flush=True)"
+    script = f"import sys; from jobs.sql.process import QueryProcesses; {made}; sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        scratch = Path(server.stdout.readline().strip())
+        (scratch / "spilled").write_bytes(b"x")
+        server.kill()
+    end_s = time.monotonic() + 60
+    while scratch.exists():
+        assert time.monotonic() < end_s, "the folder stays"
+        time.sleep(0.05)
 
 
 def test_nothing_runs_after_the_end(state: Path) -> None:
