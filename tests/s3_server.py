@@ -1,38 +1,16 @@
-"""A server on this machine that speaks S3 over HTTP."""
+"""The S3 server of the tools, with credentials in this process's environment."""
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-import httpx
 import pytest
 
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "any",
-    "AWS_SECRET_ACCESS_KEY": "any",
-    "AWS_EC2_METADATA_DISABLED": "true",
-    "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",  # rclone takes no others
-}
+from tools import s3
+from tools.s3 import CREDENTIALS, S3
 
-
-@dataclass(frozen=True)
-class S3:
-    host: str
-    port: int
-
-    @property
-    def options(self) -> str:
-        """The end of an address that leads to the server."""
-        return f"?endpoint_override={self.host}:{self.port}&scheme=http&region=us-east-1"
-
-    def bucket(self, name: str) -> str:
-        """Make a bucket; returns its address, without `options`."""
-        httpx.put(f"http://{self.host}:{self.port}/{name}", timeout=60.0).raise_for_status()
-        return f"s3://{name}"
+__all__ = ["CREDENTIALS", "S3", "credentials", "s3_server"]
 
 
 @contextmanager
@@ -46,11 +24,7 @@ def credentials() -> Iterator[None]:
 
 @contextmanager
 def s3_server(host: str = "127.0.0.1") -> Iterator[S3]:
-    """For the block, with credentials in this process's environment. Skips the test where moto is not installed."""
+    """For the block. Skips the test where moto is not installed."""
     pytest.importorskip("moto.server")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = importlib.import_module("moto.server").ThreadedMotoServer(host, port=0, verbose=False)
-    server.start()
-    with credentials():
-        yield S3(*server.get_host_and_port())
-    server.stop()
+    with s3.s3_server(host) as server, credentials():
+        yield server

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
+from bench.harness.load.stream import Stream
 from bench.harness.servers.server import READY_S, ServerProcess
 from tests.real_server import ROLES, RealServer, _line
 
@@ -48,38 +47,6 @@ class ScriptedServer(RealServer):
         (raylet,) = self.find("raylet")
         command = [sys.executable, "-m", "tests.serve.redeploy", str(self.state), json.dumps(config), str(delay_s)]
         subprocess.run(command, env=raylet.environ() | {"PYTHONPATH": str(Path.cwd())}, check=True, timeout=READY_S)
-
-
-class Stream(threading.Thread):
-    """A chat of ``tokens`` tokens, read to its end. ``status``, ``got`` and ``error`` say how it went."""
-
-    def __init__(self, url: str, tokens: int) -> None:
-        super().__init__(daemon=True)
-        self._url, self._tokens = url, tokens
-        self.status: int | None = None
-        self.got = 0
-        self.error: str | None = None
-        self.replica: int | None = None  # its process
-        self.start()
-
-    @property
-    def whole(self) -> bool:
-        return self.got == self._tokens and self.error is None
-
-    def run(self) -> None:
-        try:
-            body = {"max_tokens": self._tokens}
-            with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=READY_S) as answer:
-                if answer.status_code == 200:
-                    self.replica = int(answer.headers["x-replica"])
-                self.status = answer.status_code
-                self.got = sum(line.startswith("data: {") for line in answer.iter_lines())
-        except httpx.HTTPError as error:
-            self.error = repr(error)
-
-    def begun(self) -> None:
-        """Return once it is answered."""
-        wait_until(lambda: self.status is not None or self.error is not None, "the stream to begin")
 
 
 def wait_until(condition: Any, what: str) -> None:

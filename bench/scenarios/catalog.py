@@ -75,6 +75,9 @@ SCENARIOS = {
         "chat at 1, 3 and 10 times what a server sustains, and beside a hostile request: first tokens, refusals",
     ),
     "soak": Scenario("scenarios.soak.soak", "jobs and chats while every kind of process is killed: rows lost, twice, wrong; how long shut"),
+    "fleet": Scenario(
+        "scenarios.soak.fleet", "a cluster of three machines without a shared disk that are lost in turns: rows, streams, how long shut"
+    ),
     "preempt": Scenario(
         "scenarios.engine.preempt", "ending a running step of offline work between two layers: cost, detection, same tokens"
     ),

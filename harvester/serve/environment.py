@@ -56,7 +56,6 @@ def node_variables() -> dict[str, str]:
         "RAY_raylet_report_resources_period_milliseconds": "1000",
         "RAY_agent_register_timeout_ms": "300000",
         "RAY_worker_register_timeout_seconds": "300",
-        "RAY_health_check_timeout_ms": "60000",
     }
 
 
@@ -73,7 +72,7 @@ def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> 
         values |= _haproxy(runtime, mark)
         ours["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(_launcher(config, runtime))
     if config.address is None:
-        values |= node_variables()
+        values |= node_variables() | {"RAY_health_check_timeout_ms": "60000"}  # whether the one node lives, the server sees by itself
         ours |= _own_cluster(runtime)
     elif token_from() is not None:
         values["RAY_AUTH_MODE"] = "token"  # as `ray start` has it by default; without, its cluster does not answer

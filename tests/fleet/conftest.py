@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.machines import Fleet, why_not
+from bench.harness.fleet.machines import Fleet, why_not
 
 MACHINES = 3
 

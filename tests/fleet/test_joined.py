@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bench.harness.fleet.machines import Fleet
+from bench.harness.load.stream import Stream
 from harvester.errors import EngineError
-from tests.fleet.machines import Fleet
 from tests.fleet.server import FleetServer
 from tests.real_server import ids
-from tests.scripted_server import Stream, wait_until, whole
+from tests.scripted_server import wait_until, whole
 
 pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(1800)]
 CHATS, LEAST = 300, 60  # of them on each of three machines

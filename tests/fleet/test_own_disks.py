@@ -1,7 +1,8 @@
-"""Machines that share no disk: a bucket has the files of their jobs, a database the ledger, and any disk may be lost."""
+"""Machines that share no disk: a bucket has the files of their jobs, a database the ledger. Any of them may be lost, the head too."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -13,16 +14,18 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from tests.fleet.machines import Fleet, why_not
+from bench.harness.fleet.machines import Fleet, lasting, why_not
+from bench.harness.load.stream import Stream
 from tests.fleet.server import FleetServer
 from tests.s3_server import CREDENTIALS, s3_server
-from tests.scripted_server import Stream, wait_until, whole
+from tests.scripted_server import wait_until, whole
 from tools.postgres import Postgres
 
 pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(1800)]
 MACHINES = 3
 ROWS, DELAY_S = 1200, 0.2
-SHORT = 3
+SHORT, LONG = 3, 100  # tokens, ten a second
+REPLICA = "ServeReplica:chat"
 HARVEST: dict[str, Any] = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0, "spool_send_s": 1.0}
 
 
@@ -37,7 +40,9 @@ def fleet(database: Postgres, disk: Path) -> Iterator[Fleet]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    with Fleet(MACHINES, [database.folder], variables=CREDENTIALS, of_head=[disk]) as running, running.head.inside():
+    (disk / "gcs").mkdir()
+    variables = CREDENTIALS | lasting(disk / "gcs")
+    with Fleet(MACHINES, [database.folder], variables=variables, of_head=[disk]) as running, running.head.inside():
         yield running
 
 
@@ -51,10 +56,10 @@ def server(fleet: Fleet, database: Postgres, disk: Path) -> Iterator[FleetServer
             yield running
 
 
-def uploaded(server: FleetServer) -> str:
+def uploaded(server: FleetServer, first: int = 0) -> str:
     """A job made of rows that come over HTTP, so that no file of it is anywhere but in the storage."""
-    data = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(ROWS)).encode()
-    path = f"{server.url}/api/uploads/{'ab' * 32}/docs.jsonl"
+    data = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(first, first + ROWS)).encode()
+    path = f"{server.url}/api/uploads/{hashlib.sha256(data).hexdigest()}/docs.jsonl"
     answer = httpx.put(path, content=data, params={"last": True}, timeout=120)
     assert answer.status_code == 200, answer.text
     request = {"source": {"uri": answer.json()["uri"]}, "task": "summarize", "column": "text"}
@@ -74,9 +79,13 @@ def test_a_lost_machine_and_its_disk_cost_no_row_and_no_stream_of_others(server:
     wait_until(lambda: sorted(server.where("replica")) == ["n0", "n1", "n2"], "a replica on each machine")
     job = uploaded(server)
     server.wait_rows(job, ROWS // 10)
+    assert server.where("ledger") == ["n0"]
     lost = fleet.machines[2]
+    lost.unplug()
     lost.kill()
     lost.run("rm", "-rf", str(server.state))
+    assert httpx.get(f"{server.url}/api/jobs/{job}", timeout=60).status_code == 200  # Ray has not noticed yet
+    lost.plug_in()
     fleet.join(lost)
     view = server.wait_rows(job, ROWS + 1)
     assert (view["state"], view["rows_ok"]) == ("completed", ROWS)
@@ -87,8 +96,26 @@ def test_a_lost_machine_and_its_disk_cost_no_row_and_no_stream_of_others(server:
     assert whole([Stream(server.url, SHORT)]) == [True]
 
 
+def test_a_lost_head_costs_no_row_and_no_chat_of_other_machines(server: FleetServer, fleet: Fleet) -> None:
+    job = uploaded(server, first=ROWS)
+    server.wait_rows(job, ROWS // 10)
+    beside = f"http://{fleet.machines[1].address}:{server.port}"
+    stream = Stream(beside, LONG)
+    stream.begun()
+    is_of_head = stream.replica in {process.pid for process in fleet.head.find(REPLICA)}
+    fleet.head.kill()
+    assert whole([Stream(beside, SHORT), stream]) == [True, not is_of_head]
+    fleet.head.forget_cluster()
+    fleet.head.start_node(1, variables=CREDENTIALS | lasting(server.state.parent / "gcs"))
+    server.start_again()
+    assert server.where("ledger") == ["n0"]
+    view = server.wait_rows(job, ROWS + 1)
+    assert (view["state"], view["rows_ok"]) == ("completed", ROWS)
+    assert [row["output"] for row in results(server, job)] == [str(number) for number in range(ROWS, 2 * ROWS)]
+
+
 def test_results_are_read_where_their_copies_are_not(server: FleetServer) -> None:
-    (job,) = (view["id"] for view in server.get("/api/jobs")["jobs"])
+    job = server.get("/api/jobs")["jobs"][0]["id"]
     shutil.rmtree(server.state / "jobs")
     assert len(results(server, job)) == ROWS
     answer = httpx.post(f"{server.url}/api/sql", json={"query": f"select count(*) from results('{job}')"}, timeout=120)

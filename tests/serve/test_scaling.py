@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bench.harness.load.stream import Stream
 from tests.real_server import ids
-from tests.scripted_server import ScriptedServer, Stream, wait_until, whole
+from tests.scripted_server import ScriptedServer, wait_until, whole
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(900)]
 LONG = 400  # tokens, ten a second

@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import httpx
+import pyarrow as pa
 
 import harvester
 from bench.harness.load.table import tail_of, write_synthetic
@@ -20,7 +21,7 @@ from harvester.api.errors import HarvesterError
 from jobs.access.handle import HEADER, read_key, signed
 from jobs.storage.folder import StateFolder
 
-ROWS = 4000  # of a job; another is submitted when one has ended
+ROWS = 4000  # of a job where not said otherwise; another is submitted when one has ended
 ASK_S = 60.0
 TASK: dict[str, Any] = {"task": "echo", "task_inline": {"prompt": "{text}", "max_tokens": 8}, "keep": []}
 
@@ -36,15 +37,17 @@ class Asked:
 
 
 class Work:
-    def __init__(self, server: ServerProcess, folder: Path) -> None:
-        self._server, self._folder = server, folder
+    """``is_far``: the server reads no file of this machine, and its results come over HTTP."""
+
+    def __init__(self, server: ServerProcess, folder: Path, rows: int = ROWS, *, is_far: bool = False) -> None:
+        self._server, self._folder, self._rows, self._is_far = server, folder, rows, is_far
         self.asked: list[Asked] = []
 
     def more(self) -> None:
         """One more job; every second one sends its table to the server."""
         path = self._folder / f"docs-{len(self.asked)}.parquet"
-        write_synthetic(path, ROWS, len(self.asked))
-        self.asked.append(Asked(path, is_upload=len(self.asked) % 2 == 1))
+        write_synthetic(path, self._rows, len(self.asked))
+        self.asked.append(Asked(path, is_upload=self._is_far or len(self.asked) % 2 == 1))
         self.settle()
 
     def settle(self) -> bool:
@@ -90,7 +93,7 @@ class Work:
         ``unknown_jobs``: that were asked for and never answered.
         """
         states = self.states() or {}
-        found = Counter[str](expected=ROWS * len(self.asked))
+        found = Counter[str](expected=self._rows * len(self.asked))
         for one in self.asked:
             if one.job is not None:
                 found.update(self._rows_of(one.job, states.get(one.job) == "completed"))
@@ -99,11 +102,9 @@ class Work:
         return {kind: found[kind] for kind in kinds} | {"unknown_jobs": unknown, "jobs_by_state": dict(Counter(states.values()))}
 
     def _rows_of(self, job: str, is_complete: bool) -> Counter[str]:
-        parts = StateFolder(self._server.state).results(job)
-        query = f"select row_id, output, status from read_parquet('{parts}/part-*.parquet')"
-        read = duckdb.execute(query).fetchall() if any(parts.glob("part-*.parquet")) else []
+        read = self._told(job) if self._is_far else self._read(job)
         ids = {row_id for row_id, _, _ in read}
-        missing = len(set(range(ROWS)) - ids)
+        missing = len(set(range(self._rows)) - ids)
         return Counter(
             lost=missing if is_complete else 0,
             unfinished=0 if is_complete else missing,
@@ -111,3 +112,13 @@ class Work:
             wrong=sum(status == "ok" and output != tail_of(row_id) for row_id, output, status in read),
             errors=sum(status != "ok" for _, _, status in read),
         )
+
+    def _read(self, job: str) -> list[tuple[int, str, str]]:
+        parts = StateFolder(self._server.state).results(job)
+        query = f"select row_id, output, status from read_parquet('{parts}/part-*.parquet')"
+        return duckdb.execute(query).fetchall() if any(parts.glob("part-*.parquet")) else []
+
+    def _told(self, job: str) -> list[tuple[int, str, str]]:
+        answer = httpx.get(f"{self._server.url}/api/jobs/{job}/results", timeout=ASK_S).raise_for_status()
+        rows = pa.ipc.open_stream(answer.content).read_all().select(["row_id", "output", "status"]).to_pylist()
+        return [(row["row_id"], row["output"], row["status"]) for row in rows]

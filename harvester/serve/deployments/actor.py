@@ -57,12 +57,12 @@ def start_ledger(
 ) -> Callable[[], None]:
     """Start the actor, if a joined cluster does not have it from before, with the same configuration and of this version.
 
-    ``options``: Ray's, where to.
+    ``options``: Ray's, where to; a ledger that was started with others, as on a head that has gone since, is moved.
 
     Returns what waits until the ledger is open; that raises the ledger's own error.
     """
     given = (str(state), place, lease_s, deadlines or DeadlineConfig(), logs or LogConfig(), storage)
-    told = digest_of(*given)
+    told = digest_of(*given, options)
     ended = _ended_other(name, told)
     actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(LedgerHost)
     handle: Any = actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **(options or {})).remote(

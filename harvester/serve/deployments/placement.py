@@ -19,14 +19,15 @@ def head_node() -> str | None:
 
 
 def ledger_options(config: ServeConfig) -> dict[str, Any]:
-    """Of the ledger's actor. In a database: on any node; else on the head, where its file is, elsewhere only once the head has gone."""
-    if config.address is None:
-        return {}
-    return application_options(config) if config.ledger is None else {"num_cpus": 0, "runtime_env": environment(config)}
+    """Of the ledger's actor: on the head, wherever its tables are.
+
+    Ray takes up to a minute to notice that another machine has lost its power, and nobody gets an answer of the ledger meanwhile.
+    """
+    return {} if config.address is None else application_options(config)
 
 
 def application_options(config: ServeConfig) -> dict[str, Any]:
-    """Of an application that reads the state folder: beside the ledger, elsewhere only once the head has gone."""
+    """On the head; elsewhere only once the head has gone."""
     head = head_node() if config.address is not None else None
     if head is None:
         return {"num_cpus": 0}

@@ -21,6 +21,7 @@ NODE_S = 30.0
 DRAIN_S = 600
 TRIES = 3  # Ray's own wait for a raylet is a constant, too short on a busy machine
 GCS_PORT = 6379
+HEAD_ADDRESS = "10.77.0.10"
 OBJECT_STORE_BYTES = 100_000_000
 _CLONE_NEWNET = 0x40000000
 _SCRIPT = Path(__file__).with_name("machine.sh")
@@ -113,6 +114,18 @@ class Machine:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         psutil.wait_procs(found, timeout=10.0)
+
+    def unplug(self) -> None:
+        """No network, so that nobody is told of what happens to it: with `kill`, a power cut. Not for the head, whose the network is."""
+        _run("ip", "-n", self.space, "link", "set", "eth0", "down")
+
+    def plug_in(self) -> None:
+        _run("ip", "-n", self.space, "link", "set", "eth0", "up")
+        _run("ip", "-n", self.space, "route", "replace", "default", "via", HEAD_ADDRESS)
+
+    def forget_cluster(self) -> None:
+        """Of a head that was killed: what Ray remembers of it under /tmp, which a machine that starts again does not have."""
+        self.run("rm", "-rf", "/tmp/ray")
 
     def vanish(self) -> None:
         self.kill()
@@ -211,7 +224,7 @@ class Fleet:
             _run("ip", "-n", space, "link", "set", "lo", "up")
         head = spaces[0]
         _run("ip", "-n", head, "link", "add", "bridge0", "type", "bridge")
-        _run("ip", "-n", head, "addr", "add", "10.77.0.10/24", "dev", "bridge0")
+        _run("ip", "-n", head, "addr", "add", f"{HEAD_ADDRESS}/24", "dev", "bridge0")
         _run("ip", "-n", head, "link", "set", "bridge0", "up")
         for number, space in enumerate(spaces[1:], 1):
             _run("ip", "link", "add", f"wire{number}", "netns", head, "type", "veth", "peer", "name", "eth0", "netns", space)
@@ -219,7 +232,7 @@ class Fleet:
             _run("ip", "-n", head, "link", "set", f"wire{number}", "up")
             _run("ip", "-n", space, "addr", "add", f"10.77.0.{10 + number}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
-            _run("ip", "-n", space, "route", "add", "default", "via", "10.77.0.10")
+            _run("ip", "-n", space, "route", "add", "default", "via", HEAD_ADDRESS)
 
 
 def _below_tmp(folders: Sequence[Path]) -> list[Path]:
@@ -231,6 +244,14 @@ def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
     ours = {"PYTHONPATH": str(Path.cwd()), "TMPDIR": "/tmp", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     ours |= {"RAY_agent_register_timeout_ms": "300000", "RAY_worker_register_timeout_seconds": "300"}
     return os.environ | ours | (variables or {})
+
+
+def lasting(folder: Path) -> dict[str, str]:
+    """Variables of the nodes of a cluster whose head may start again: Ray's GCS has its tables in ``folder``, other nodes wait for it.
+
+    Ray calls this store alpha; with Redis in its place the same holds.
+    """
+    return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(folder), "RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
 
 
 def wait(condition: object, what: str, patience_s: float = START_S) -> None:

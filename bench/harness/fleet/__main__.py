@@ -1,4 +1,4 @@
-"""``python -m tests.fleet [MACHINES] [FOLDER...]``: a Ray cluster of machines made of namespaces, until Ctrl-C. Needs root.
+"""``python -m bench.harness.fleet [MACHINES] [FOLDER...]``: a Ray cluster of machines made of namespaces, until Ctrl-C. Needs root.
 
 ``FOLDER``: below /tmp, seen by all machines.
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from threading import Event
 
-from tests.fleet.machines import Fleet, why_not
+from bench.harness.fleet.machines import Fleet, why_not
 
 
 def main(words: list[str]) -> int:

@@ -1,0 +1,57 @@
+"""`harvester serve --address` on the head of a fleet, with scripted replicas."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.harness.fleet.machines import Fleet, environment
+from bench.harness.servers.server import ServerProcess
+
+JOINED: dict[str, Any] = {"host": "0.0.0.0", "access": {"no_keys": True}}
+
+
+class JoinedServer(ServerProcess):
+    """Use it inside the head's network (`Machine.inside`). Left, its applications have gone from the cluster."""
+
+    def __init__(self, fleet: Fleet, state: Path, *, delay_s: float = 0.0, **config: Any) -> None:
+        words = (
+            "-m",
+            "bench.harness.servers.scripted_server",
+            "--config",
+            json.dumps(self._joined(fleet, config)),
+            "--delay",
+            str(delay_s),
+        )
+        ServerProcess.__init__(self, words, state)
+        self.fleet = fleet
+        self.head = fleet.head
+        self._command = self.head.command("env", *(f"{name}={value}" for name, value in _given().items()), *self._command)
+
+    @staticmethod
+    def _joined(fleet: Fleet, config: dict[str, Any]) -> dict[str, Any]:
+        return {"address": fleet.address, **JOINED, **config}
+
+    def configure(self, **config: Any) -> None:
+        """For its next start."""
+        self._command[self._command.index("--config") + 1] = json.dumps(self._joined(self.fleet, config))
+
+    def processes(self) -> list[psutil.Process]:
+        """Those alone that this server has started itself: the cluster is another's."""
+        return [psutil.Process(self.pid)] if self.is_running else []
+
+    def start_again(self) -> None:
+        """Once its machine was switched off, as that machine's service manager would."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        self.start()
+
+
+def _given() -> dict[str, str]:
+    return {name: value for name, value in environment().items() if os.environ.get(name) != value}
