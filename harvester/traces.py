@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 EXPORT_S = 5.0  # that one try to reach the collector takes at the longest
+_providers: list[Any] = []  # of this process
 
 
 class TraceConfig(Section):
@@ -56,5 +56,19 @@ def tracer_of(config: TraceConfig, process: str) -> Tracer | None:
     provider = TracerProvider(resource=Resource.create({"harvester.process": process}))
     exporter = OTLPSpanExporter(endpoint=config.endpoint, headers=dict(config.headers), timeout=EXPORT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    atexit.register(provider.shutdown)
+    _providers.append(provider)
     return provider.get_tracer("harvester")
+
+
+def flush() -> None:
+    """Send the spans that wait in this process, vLLM's too: they leave every five seconds, and Ray ends its processes without a goodbye.
+
+    A collector that does not answer holds it up for `EXPORT_S`.
+    """
+    if not _providers:
+        return
+    from opentelemetry import trace
+
+    for provider in (*_providers, trace.get_tracer_provider()):
+        if hasattr(provider, "force_flush"):  # vLLM sets one where it traces
+            provider.force_flush(int(EXPORT_S * 1000))

@@ -14,15 +14,13 @@ PARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
 async def run(collector: str) -> None:
     import httpx
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
 
     from harvester.config import parse_config
     from harvester.engine.embedded import EMBEDDED_NAME, embedded_model
     from harvester.engine.frontend.host import EngineHost
     from harvester.engine.launch.arguments import engine_arguments
     from harvester.engine.shared.state import SharedState
-    from harvester.traces import tracer_of
+    from harvester.traces import flush, tracer_of
     from jobs.run.row import RowWork
     from jobs.testing import scripted_plan
 
@@ -39,9 +37,7 @@ async def run(collector: str) -> None:
             assert (await http.post("/v1/chat/completions", json=body, headers={"traceparent": PARENT})).status_code == 200
     finally:
         host.close()
-        provider = trace.get_tracer_provider()
-        assert isinstance(provider, TracerProvider)
-        provider.force_flush()  # spans leave every five seconds, and a forked process ends without a goodbye
+        flush()
 
 
 def main() -> int:

@@ -96,8 +96,23 @@ def test_a_lost_machine_and_its_disk_cost_no_row_and_no_stream_of_others(server:
     assert whole([Stream(server.url, SHORT)]) == [True]
 
 
-def test_a_lost_head_costs_no_row_and_no_chat_of_other_machines(server: FleetServer, fleet: Fleet) -> None:
+def test_a_machine_that_was_without_network_for_a_while_writes_nothing_twice(server: FleetServer, fleet: Fleet) -> None:
+    """Its replica lives on meanwhile, with rows whose leases others get."""
     job = uploaded(server, first=ROWS)
+    server.wait_rows(job, ROWS // 10)
+    away = fleet.machines[1]
+    away.unplug()
+    view = server.wait_rows(job, ROWS + 1)
+    away.plug_in()
+    assert (view["state"], view["rows_ok"]) == ("completed", ROWS)
+    again = uploaded(server, first=2 * ROWS)
+    server.wait_rows(again, ROWS + 1)
+    for number, done in enumerate((job, again), 1):
+        assert [row["output"] for row in results(server, done)] == [str(row) for row in range(number * ROWS, (number + 1) * ROWS)]
+
+
+def test_a_lost_head_costs_no_row_and_no_chat_of_other_machines(server: FleetServer, fleet: Fleet) -> None:
+    job = uploaded(server, first=3 * ROWS)
     server.wait_rows(job, ROWS // 10)
     beside = f"http://{fleet.machines[1].address}:{server.port}"
     stream = Stream(beside, LONG)
@@ -111,7 +126,7 @@ def test_a_lost_head_costs_no_row_and_no_chat_of_other_machines(server: FleetSer
     assert server.where("ledger") == ["n0"]
     view = server.wait_rows(job, ROWS + 1)
     assert (view["state"], view["rows_ok"]) == ("completed", ROWS)
-    assert [row["output"] for row in results(server, job)] == [str(number) for number in range(ROWS, 2 * ROWS)]
+    assert [row["output"] for row in results(server, job)] == [str(number) for number in range(3 * ROWS, 4 * ROWS)]
 
 
 def test_results_are_read_where_their_copies_are_not(server: FleetServer) -> None:

@@ -13,14 +13,14 @@ import pytest
 from tests.fakes.collector import Collector, collecting
 
 CHILD = """
-import asyncio, json, sys
+import asyncio, json, os, sys
 import httpx
 from fastapi import FastAPI, Request
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.routes import ANY, RouteTable
 from harvester.serve.access.wall import guard
 from harvester.serve.deployments.slice_spans import spans_of
-from harvester.traces import TraceConfig, tracer_of
+from harvester.traces import TraceConfig, flush, tracer_of
 from jobs.spec import Lease, PartStats
 from jobs.testing import scripted_plan
 
@@ -46,7 +46,9 @@ plan = scripted_plan("docs", 6, 6)
 lease = Lease(lease_id="l1", job=plan.spec, slice=plan.slices[0], generation=0, attempt=1, expires_at_s=9.0)
 with spans_of(tracer).slice(lease) as note:
     note(PartStats(rows_ok=5, rows_error=1, output_tokens=40))
-print(json.dumps(heard[0]))
+print(json.dumps(heard[0]), flush=True)
+flush()
+os._exit(0)  # as Ray ends a process
 """
 
 

@@ -33,7 +33,7 @@ from harvester.serve.http.live.history_api import keep_looking
 from harvester.serve.http.metrics_api import Fleet
 from harvester.serve.kept_up import kept_up
 from harvester.serve.processes import MARK, lower_priority, mark_of
-from harvester.traces import tracer_of
+from harvester.traces import flush, tracer_of
 from jobs.access.handle import make_key
 from jobs.plan.planner import JobPlanner
 from jobs.sql.pool import QueryPool
@@ -121,6 +121,9 @@ class JobsApp:
         if len(self._further) < len(self._models):
             self._further |= {name: _able(info) for name, info in (await self._replicas.further()).items()}
         return {**self._fixed, **self._scale.bounds(), **self._told, "models": {name: self._further.get(name) for name in self._models}}
+
+    async def __del__(self) -> None:
+        await asyncio.to_thread(flush)
 
 
 def _able(info: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from harvester.serve.deployments.version import bound
 from harvester.serve.openai.api import openai_api
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
-from harvester.traces import tracer_of
+from harvester.traces import flush, tracer_of
 from jobs.batches.controller import BatchController
 from jobs.batches.files import FileStore
 from jobs.batches.plan import BatchPlanner
@@ -113,6 +113,7 @@ class BatchesApp:
             self._keeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._keeping
+        await asyncio.to_thread(flush)
 
 
 def openai_apps(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str) -> dict[str, serve.Application]:

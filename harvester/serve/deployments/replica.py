@@ -42,7 +42,7 @@ from harvester.serve.kept_up import kept_up
 from harvester.serve.machine.cores import on_own_cores
 from harvester.serve.processes import lower_priority
 from harvester.timers import USUAL_S, set_timer_slack
-from harvester.traces import tracer_of
+from harvester.traces import flush, tracer_of
 from jobs.engine import EngineGone
 from jobs.run.runner import Runner
 from jobs.run.slice import open_parts
@@ -192,6 +192,7 @@ class Replica:
         await self._leaving  # Serve waits `drain_s` for it, and for the chats before
         await self.stop_harvest()
         self._host.close()
+        await asyncio.to_thread(flush)
 
 
 def replica_app(config: ServeConfig, choice: ModelChoice, state: Path, ledger: str, *, cpu: bool) -> serve.Application:
