@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,10 @@ def test_a_lost_machine_and_its_disk_cost_no_row_and_no_stream_of_others(server:
     lost.unplug()
     lost.kill()
     lost.run("rm", "-rf", str(server.state))
-    assert httpx.get(f"{server.url}/api/jobs/{job}", timeout=60).status_code == 200  # Ray has not noticed yet
+    assert httpx.get(f"{server.url}/api/jobs/{job}", timeout=20).status_code == 200  # Ray has not noticed yet
+    shown = httpx.get(f"{server.url}/api/metrics", timeout=20).text
+    assert "harvester_job_rows_total" in shown
+    assert len(set(re.findall(r'replica="(\d+)"', shown))) == MACHINES - 1
     lost.plug_in()
     fleet.join(lost)
     view = server.wait_rows(job, ROWS + 1)

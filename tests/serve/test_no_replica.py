@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     from harvester.serve.deployments.scale.replicas import Replicas
 
 pytestmark = pytest.mark.serve
+SILENCE = object()
 CHOICE = ModelChoice(path="/model", name="tiny", embedded=True, note=None)
 
 
@@ -100,6 +101,18 @@ async def test_whoever_else_asks_a_replica_is_told_the_same(why: str) -> None:
         await Replicas().info()
 
 
+class Answer:
+    def __init__(self, told: Any) -> None:
+        self._told = told
+
+    async def get_async(self) -> Any:
+        if self._told is SILENCE:
+            await asyncio.Event().wait()
+        if isinstance(self._told, BaseException):
+            raise self._told
+        return self._told
+
+
 class Told(Handle):
     """What each replica answers to all of them being asked."""
 
@@ -110,14 +123,22 @@ class Told(Handle):
     def broadcast(self, method: str) -> Told:
         return self
 
-    async def results_async(self, *, return_exceptions: bool) -> list[Any]:
-        assert return_exceptions
-        return self._told
+    async def _fetch_replica_results_async(self) -> list[Answer]:
+        return [Answer(one) for one in self._told]
 
 
 async def test_a_replica_that_dies_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "get_app_handle", lambda name: Told([ActorDiedError(), {"id": "b"}]))
     assert await Replicas().now() == [{"id": "b"}]
+
+
+async def test_a_machine_that_is_silent_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "EACH_WAIT_S", 0.1)
+    monkeypatch.setattr(serve, "get_app_handle", lambda name: Told([SILENCE, {"id": "b"}]))
+    assert await Replicas().now() == [{"id": "b"}]
+    monkeypatch.setattr(serve, "get_app_handle", lambda name: Told([SILENCE]))
+    with pytest.raises(NoReplicaError):
+        await Replicas().now()
 
 
 @pytest.mark.parametrize("told", [[], [ActorDiedError()]], ids=["none there", "all dying"])

@@ -95,6 +95,7 @@ class Losses:
         own = [stream.ended_s - began_s for stream in streams if stream.replica in theirs and stream.ended_s is not None]
         last |= {
             "shut_s": {name: round(probe.longest_s(began_s), 2) for name, probe in self.probes.items()},
+            "asked": {name: probe.counted(began_s) for name, probe in self.probes.items()},
             "streams_of_others": len(others),
             "streams_of_others_cut": sum(not stream.whole for stream in others),
             "own_streams_told_after_s": round(max(own), 1) if own else None,
@@ -178,6 +179,8 @@ def by_kind(losses: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 "count": len(ours),
                 "with_the_ledger": sum(loss["ledger_there"] for loss in ours),
                 "longest_shut_s": {name: max(loss["shut_s"][name] for loss in ours) for name in ours[0]["shut_s"]},
+                "failed": {name: sum(loss["asked"][name]["failed"] for loss in ours) for name in ours[0]["asked"]},
+                "answered": {name: sum(loss["asked"][name]["answered"] for loss in ours) for name in ours[0]["asked"]},
                 "streams_of_others": sum(loss["streams_of_others"] for loss in ours),
                 "streams_of_others_cut": sum(loss["streams_of_others_cut"] for loss in ours),
                 "own_streams_told_after_s": max(told, default=None),

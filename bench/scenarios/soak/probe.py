@@ -72,6 +72,7 @@ class Probe(threading.Thread):
                 failed_s = max(began_s, since_s)
         return longest_s
 
-    def counted(self) -> dict[str, int]:
-        answered = sum(is_whole for _, is_whole in self.asked)
-        return {"answered": answered, "failed": len(self.asked) - answered}
+    def counted(self, since_s: float = 0.0) -> dict[str, int]:
+        """Of those asked from ``since_s`` on."""
+        told = [is_whole for began_s, is_whole in list(self.asked) if began_s >= since_s]
+        return {"answered": sum(told), "failed": len(told) - sum(told)}

@@ -122,8 +122,8 @@ class JobsApp:
             self._further |= {name: _able(info) for name, info in (await self._replicas.further()).items()}
         return {**self._fixed, **self._scale.bounds(), **self._told, "models": {name: self._further.get(name) for name in self._models}}
 
-    async def __del__(self) -> None:
-        await asyncio.to_thread(flush)
+    def __del__(self) -> None:
+        flush()
 
 
 def _able(info: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ray.serve._private import replica as serve_replica
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.exceptions import ExternalScalerDisabledError
 from ray.serve.context import _get_global_client
+from ray.serve.handle import DeploymentBroadcastResponse
 
 LOOK_S = 0.25
 
@@ -31,6 +32,15 @@ async def told_to_leave() -> None:
     actor = worker.actors[worker.actor_id]
     while not actor._replica_impl._shutting_down:  # noqa: ASYNC110 - Serve has no event to wait for
         await asyncio.sleep(LOOK_S)
+
+
+async def answers(response: DeploymentBroadcastResponse, wait_s: float) -> list[Any]:
+    """Of each replica that was asked its answer, or what it failed with; `TimeoutError` for one that is silent for ``wait_s``.
+
+    Serve waits for all, or with a time of its own throws every answer away: one machine without power hid all others for a minute.
+    """
+    asked = await response._fetch_replica_results_async()
+    return await asyncio.gather(*(asyncio.wait_for(one.get_async(), wait_s) for one in asked), return_exceptions=True)
 
 
 async def set_replicas(app: str, deployment: str, number: int) -> bool:

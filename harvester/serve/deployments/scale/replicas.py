@@ -11,11 +11,13 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 
 from harvester.errors import NoReplicaError
+from harvester.serve.deployments.seam import answers
 
 CHAT_APP = "chat"  # of the first model
 FURTHER = "model-"  # before the name of a further one
 ANSWER_WAIT_S = 20.0
 LOOK_WAIT_S = 1.0  # for what is asked again later
+EACH_WAIT_S = 3.0  # for each where all are asked: a machine without power says nothing, until Ray notices
 
 
 def chat_app_of(model: str | None) -> str:
@@ -69,7 +71,7 @@ class Replicas:
         return found
 
     async def _each_of(self, model: str | None, method: str) -> list[dict[str, Any]]:
-        told = await self._chat(model).broadcast(method).results_async(return_exceptions=True)
+        told = await answers(self._chat(model).broadcast(method), EACH_WAIT_S)
         named = {} if model is None else {"model": model}
         return [{**one, **named} for one in told if not isinstance(one, BaseException)]
 
