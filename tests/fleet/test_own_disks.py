@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(1800)]
 MACHINES = 3
 ROWS, DELAY_S = 1200, 0.2
 SHORT, LONG = 3, 100  # tokens, ten a second
+CHATS, LOST_CHATS = 40, 1  # one after the other: the first to a machine without power is lost, the next ones know
+NOTICED_S = 60.0  # Ray's
 REPLICA = "ServeReplica:chat"
 HARVEST: dict[str, Any] = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0, "spool_send_s": 1.0}
 
@@ -69,6 +71,14 @@ def uploaded(server: FleetServer, first: int = 0) -> str:
     return str(made.json()["job"]["id"])
 
 
+def chatted(server: FleetServer) -> int | None:
+    """The status of a short chat; None where no answer comes while Ray has not noticed."""
+    try:
+        return httpx.post(f"{server.url}/v1/chat/completions", json={"max_tokens": 0}, timeout=NOTICED_S / 10).status_code
+    except httpx.ReadTimeout:
+        return None
+
+
 def results(server: FleetServer, job: str) -> list[dict[str, Any]]:
     answer = httpx.get(f"{server.url}/api/jobs/{job}/results", timeout=120)
     assert answer.status_code == 200, answer.text
@@ -86,6 +96,9 @@ def test_a_lost_machine_and_its_disk_cost_no_row_and_no_stream_of_others(server:
     lost.kill()
     lost.run("rm", "-rf", str(server.state))
     assert httpx.get(f"{server.url}/api/jobs/{job}", timeout=20).status_code == 200  # Ray has not noticed yet
+    statuses = [status for _ in range(CHATS) if (status := chatted(server)) is not None]
+    assert statuses == [200] * len(statuses)
+    assert len(statuses) >= CHATS - LOST_CHATS
     shown = httpx.get(f"{server.url}/api/metrics", timeout=20).text
     assert "harvester_job_rows_total" in shown
     assert len(set(re.findall(r'replica="(\d+)"', shown))) == MACHINES - 1

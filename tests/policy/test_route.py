@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvester.policy.admission.route import ranked
+from harvester.policy.admission.route import Silences, ranked
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,19 @@ def test_every_replica_is_in_one_group_and_no_later_group_is_sooner(expected_s: 
     assert sorted(place for group in groups for place in group) == list(range(len(expected_s)))
     waits = [expected_s[place] or 0.0 for group in groups for place in group]
     assert waits == sorted(waits)
+
+
+def test_a_replica_that_does_not_say_that_it_took_a_request_is_silent_until_it_is_heard() -> None:
+    silences = Silences(1.0)
+    silences.sent("a", 10.0)
+    silences.sent("b", 10.0)
+    silences.heard("b")
+    silences.sent("a", 10.9)  # the first one counts
+    assert silences.silent(10.9) == set()
+    assert silences.silent(11.0) == {"a"}
+    silences.heard("a")
+    assert silences.silent(99.0) == set()
+    silences.sent("a", 100.0)
+    assert silences.silent(100.9) == set()
+    silences.keep({"b"})
+    assert silences.silent(999.0) == set()

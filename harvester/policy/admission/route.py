@@ -1,10 +1,11 @@
-"""Which of two replicas a chat request is sent to: the one whose first token is expected sooner (power of two choices)."""
+"""Which replica a chat request is sent to: of two, the one whose first token is expected sooner; none that is silent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 ALIKE_S = 0.02  # predictions that differ by less are of the same load
+SILENT_S = 1.0  # a replica says at once that it takes a request; one that does not is gone, or too busy to be preferred
 ALIKE_SHARE = 0.2  # or by less than this share of the longer one: they are some tenths of a second old
 
 
@@ -26,3 +27,24 @@ def ranked(expected_s: Sequence[float | None]) -> list[list[int]]:
 
 def _alike(sooner_s: float, later_s: float) -> bool:
     return later_s - sooner_s <= max(ALIKE_S, ALIKE_SHARE * later_s)
+
+
+class Silences:
+    """Replicas that were sent a request and have said nothing since, not even that they took it: their machines may be without power."""
+
+    def __init__(self, patience_s: float = SILENT_S) -> None:
+        self._patience_s = patience_s
+        self._since_s: dict[Hashable, float] = {}  # by replica, the first request sent after it was last heard
+
+    def sent(self, replica: Hashable, now_s: float) -> None:
+        self._since_s.setdefault(replica, now_s)
+
+    def heard(self, replica: Hashable) -> None:
+        self._since_s.pop(replica, None)
+
+    def keep(self, replicas: Collection[Hashable]) -> None:
+        """Forget all others."""
+        self._since_s = {replica: at_s for replica, at_s in self._since_s.items() if replica in replicas}
+
+    def silent(self, now_s: float) -> set[Hashable]:
+        return {replica for replica, at_s in self._since_s.items() if now_s - at_s >= self._patience_s}
