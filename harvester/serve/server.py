@@ -30,6 +30,7 @@ from harvester.serve.runtime import clear, held, runtime_folder
 from harvester.serve.session import Deployment
 from harvester.serve.supervisor import OnEvent, Supervisor
 from jobs.ledger.store.move import ready_state
+from jobs.sql.scratch import forget_scratch
 from jobs.storage.folder import StateFolder, keep_private
 
 
@@ -49,6 +50,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
     with folder.locked(), _signals(stop, hurry):
         mark = mark_of(folder.root)
         left = stop_marked(mark)
+        forget_scratch(mark)
         if left:
             on_event("warning", {"message": f"stopped {left} processes that an earlier server had left behind"})
         for line in _ready(folder, config):
@@ -87,6 +89,7 @@ def run(config: ServeConfig, state_dir: Path, on_event: OnEvent, chat_app: Any =
             if front is not None:
                 front.stop()
             stop_marked(mark)
+            forget_scratch(mark)
             clear(runtime_folder(folder, mark))
         on_event("stopped", {})
 

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -23,6 +22,7 @@ import pyarrow as pa
 from connectors.errors import HarvesterError, StorageError
 from jobs.errors import QueryError
 from jobs.sql.forkserver import GRACE_S, PID, REPLY, Request
+from jobs.sql.scratch import make_scratch
 
 MAX_RESIDENT_BYTES = 3 << 29  # 1.5 GiB; DuckDB's own limit is 1 GB, which its parser and planner do not count
 START_S = 60.0  # of the fork server on a busy machine
@@ -37,14 +37,15 @@ MayStay = Callable[[float], bool]
 class QueryProcesses:
     """Forks a process for each query. Thread-safe; `start` makes the first query as quick as later ones.
 
-    ``marks``: environment variables that the processes carry, so that a later server finds those of a killed one.
+    ``marks``: environment variables that the processes carry, so that a later server finds those of a killed one. ``owner``: in the name
+    of the folder where queries put what their memory does not hold, for `jobs.sql.scratch.forget_scratch`.
     """
 
-    def __init__(self, marks: Mapping[str, str] | None = None) -> None:
+    def __init__(self, marks: Mapping[str, str] | None = None, owner: str = "") -> None:
         self._marks = dict(marks or {})
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
-        self._scratch = Path(tempfile.mkdtemp(prefix="harvester-sql-"))
+        self._scratch = make_scratch(owner)
         self._count = 0
         self._close = weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
         self._end: weakref.finalize[..., QueryProcesses] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,8 +137,15 @@ def test_what_dies_while_the_cluster_starts_comes_back(server: ScriptedServer, r
 def test_a_server_whose_main_process_was_killed_leaves_nothing_in_the_way_of_the_next(server: ScriptedServer) -> None:
     server.find("haproxy")[0].kill()
     server.kill_main()
+    before = scratch_folders(server)
     server.start()
     assert all(whole([Stream(server.url, SHORT)]))
+    assert before
+    assert not scratch_folders(server) & before, "what its queries had put there"
+
+
+def scratch_folders(server: ScriptedServer) -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob(f"harvester-sql-{server.mark}-*"))
 
 
 def httpx_status(server: ScriptedServer) -> int | None:
@@ -152,3 +160,4 @@ def test_a_server_that_is_asked_to_stop_lets_open_streams_end(server: ScriptedSe
     server.stop()
     assert all(whole(streams)), [(stream.got, stream.error) for stream in streams]
     assert server.events()[-1] == {"event": "stopped"}
+    assert not scratch_folders(server)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from harvester.errors import QueryError, StorageError
 from jobs.sql import forkserver, process
 from jobs.sql.process import QueryProcesses
+from jobs.sql.scratch import forget_scratch, make_scratch
 
 TABLES = {"jobs": pa.table({"id": ["docs-7f3a"], "key": ["k"], "spec": ["{}"], "created_at_s": [1.0], "state": ["running"]})}
 SLOW_TO_PLAN = "select 1" + " union all select 1" * 1000  # DuckDB cannot be interrupted while it plans
@@ -134,6 +136,14 @@ def test_a_server_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
     while scratch.exists():
         assert time.monotonic() < end_s, "the folder stays"
         time.sleep(0.05)
+
+
+def test_a_server_forgets_the_folders_that_its_killed_processes_left_and_no_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, of_another = make_scratch("ab12"), make_scratch("ab123")
+    (left / "spilled").write_bytes(b"x")
+    forget_scratch("ab12")
+    assert (left.exists(), of_another.exists()) == (False, True)
 
 
 def test_nothing_runs_after_the_end(state: Path) -> None:

@@ -71,7 +71,8 @@ class JobsApp:
         noted = {choice.name: config} | {name: config.of(name) for name in config.models}
         notes = {name: note for name, one in noted.items() if (note := deadline_note(one, cpu=cpu)) is not None}
         actor = LedgerActor(ledger)
-        queries = QueryPool(QueryProcesses({MARK: mark_of(folder.root)}))
+        mark = mark_of(folder.root)
+        queries = QueryPool(QueryProcesses({MARK: mark}, owner=mark))
         queries.start()
         self._history = History(folder.history, config.slo.max_slowdown)
         self._beside: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {

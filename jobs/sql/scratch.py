@@ -1,0 +1,22 @@
+"""Folders where queries put what their memory does not hold: named by their owner, and removed once it is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "harvester-sql-"
+
+
+def make_scratch(owner: str) -> Path:
+    """A folder among temporary files, whose name has ``owner`` in it."""
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{owner}-"))
+
+
+def forget_scratch(owner: str) -> None:
+    """Remove the folders of ``owner``, none of whose processes lives: one that is killed, as a server ends its own, removes nothing."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{owner}-*"):
+        if path.lstat().st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
