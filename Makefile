@@ -40,7 +40,7 @@ test: setup ## run every test, the fast ones first
 	$(FILES) -m 'engine or serve' tests/doors
 
 test-long: setup ## the long forms of the checks of make test: every mode of the engine, every kill, a fleet of machines, the whole GPU bench on a CPU
-	$(FILES) -m long tests/acceptance tests/serve tests/engine tests/doors tests/bench
+	$(FILES) -m long tests/acceptance tests/serve tests/engine tests/doors tests/bench tests/embedded_model
 	$(ALONE) -m long tests/fleet
 
 check: setup ## lint, format, types, the walls between layers, the links of the site

@@ -92,5 +92,6 @@ def test_results_are_whole_at_every_kill_and_complete_at_the_end(tmp_path: Path,
 
 
 def test_the_oracle_catches_publishing_without_the_rename(tmp_path: Path, source: Path) -> None:
-    faults = [f for seed in (1, 2, 3) for f in killed_run(tmp_path / f"state-{seed}", source, random.Random(seed), "--torn")]
-    assert faults, "the negative control went unseen: the oracle proves nothing"
+    assert any(killed_run(tmp_path / f"state-{seed}", source, random.Random(seed), "--torn") for seed in (1, 2, 3)), (
+        "the negative control went unseen: the oracle proves nothing"
+    )

@@ -30,7 +30,15 @@ def written() -> tuple[Logits, Library, Grammars]:
     return (lambda ids: network.logits(network(ids))), Library(encoder, read_speeches(held_out=True), 2), Grammars(tokenizer)
 
 
-@pytest.mark.parametrize(("lesson", "tokens"), [("extract", 300), ("extract", 600), ("classify", 200), ("classify", 500)])
+@pytest.mark.parametrize(
+    ("lesson", "tokens"),
+    [
+        ("extract", 300),
+        pytest.param("extract", 600, marks=pytest.mark.long),
+        ("classify", 200),
+        pytest.param("classify", 500, marks=pytest.mark.long),
+    ],
+)
 def test_it_answers_as_jobs_ask(written: tuple[Logits, Library, Grammars], lesson: str, tokens: int) -> None:
     logits, library, grammars = written
     figures = evaluate(logits, library, grammars, 5, SAMPLES, {lesson: (tokens,)})
@@ -40,7 +48,7 @@ def test_it_answers_as_jobs_ask(written: tuple[Logits, Library, Grammars], lesso
     assert f"| {lesson}, as jobs ask | {guided:.1%} at {tokens} |" in table(figures)
 
 
-@pytest.mark.parametrize("tokens", [128, 512])
+@pytest.mark.parametrize("tokens", [128, pytest.param(512, marks=pytest.mark.long)])
 def test_it_answers_with_the_lead_and_ends(written: tuple[Logits, Library, Grammars], tokens: int) -> None:
     logits, library, grammars = written
     assert evaluate(logits, library, grammars, 5, SAMPLES, {"lead": (tokens,)})["lead"][tokens].free >= 0.9
