@@ -13,7 +13,7 @@ import pytest
 from harvester.engine.embedded.answers import lead
 from tests.real_server import RealServer, ids
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 ROWS = 160
 SEED = 1  # `python -m bench soak` tries others, for as long as one likes
 SEEN = ("amber", "basalt", "cedar", "delta", "ember", "fjord", "garnet", "harbor", "indigo", "jasper", "kelp", "lagoon", "maple", "quartz")

@@ -59,7 +59,7 @@ def script(page: Path) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [PAGES[0], *(pytest.param(page, marks=pytest.mark.long) for page in PAGES[1:])])
 def test_the_commands_of_a_page_run_as_they_are_printed(clone: Path, name: str) -> None:
     text = script(ROOT / name)
     assert text.count("harvester") >= 4

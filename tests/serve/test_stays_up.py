@@ -114,7 +114,7 @@ def test_a_cluster_that_dies_is_replaced_and_clients_are_told_when_to_try_again(
     ("role", "warning"),
     [
         ("haproxy", "HAProxy has died; starting another"),
-        ("raylet", "Ray's raylet has died, and all that it ran with it; starting again in"),
+        pytest.param("raylet", "Ray's raylet has died, and all that it ran with it; starting again in", marks=pytest.mark.long),
     ],
 )
 def test_what_dies_while_the_cluster_starts_comes_back(server: ScriptedServer, role: str, warning: str) -> None:
