@@ -63,7 +63,7 @@ def tracer_of(config: TraceConfig, process: str) -> Tracer | None:
 def flush() -> None:
     """Send the spans that wait in this process, vLLM's too: they leave every five seconds, and Ray ends its processes without a goodbye.
 
-    A collector that does not answer holds it up for `EXPORT_S`.
+    A collector that does not answer holds it up for `EXPORT_S`, and as long as vLLM's own exporter waits.
     """
     if not _providers:
         return

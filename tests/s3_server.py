@@ -10,8 +10,6 @@ import pytest
 from tools import s3
 from tools.s3 import CREDENTIALS, S3
 
-__all__ = ["CREDENTIALS", "S3", "credentials", "s3_server"]
-
 
 @contextmanager
 def credentials() -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from bench.harness.load.stream import Stream
-from bench.harness.servers.server import READY_S, ServerProcess
+from bench.harness.servers.server import READY_S, ServerProcess, scripted
 from tests.real_server import ROLES, RealServer, _line
 
 OWN = ("gcs_server", "raylet", "haproxy")  # programs by name, not Python processes
@@ -22,8 +22,7 @@ NAMES = ROLES | {"controller": "ServeController", "ingress manager": "HAProxyMan
 
 class ScriptedServer(RealServer):
     def __init__(self, state: Path, *, delay_s: float = 0.0, **config: Any) -> None:
-        words = ("-m", "bench.harness.servers.scripted_server", "--config", json.dumps(config), "--delay", str(delay_s))
-        ServerProcess.__init__(self, words, state)
+        ServerProcess.__init__(self, scripted(config, delay_s), state)
 
     def find(self, role: str) -> list[psutil.Process]:
         found = self.processes()

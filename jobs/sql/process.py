@@ -139,9 +139,9 @@ def _environment() -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    control.close()
-    process.kill()
+    process.kill()  # before it could take the end of ``control`` for our own, and remove the folder that its successor goes on with
     process.wait()
+    control.close()
 
 
 class _Run:

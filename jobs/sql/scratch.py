@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "harvester-sql-"
@@ -18,5 +19,6 @@ def make_scratch(owner: str) -> Path:
 def forget_scratch(owner: str) -> None:
     """Remove the folders of ``owner``, none of whose processes lives: one that is killed, as a server ends its own, removes nothing."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{owner}-*"):
-        if path.lstat().st_uid == os.geteuid():
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError):  # gone meanwhile
+            if path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A whole job in one process that may be killed at any moment: real ledger, runner, spool and parts, a scripted engine.
+"""A whole job in one process that may be killed at any moment. Ledger, runner, spool and parts are real, the engine is scripted.
 
 python -m tests.acceptance.child STATE SOURCE [--torn]
 """

@@ -56,7 +56,8 @@ def test_a_server_that_ctrl_c_has_stopped_is_started_so_that_jobs_can_end(monkey
     started: list[bool] = []
     server: Any = SimpleNamespace(url="http://nowhere", is_running=False, start=lambda: started.append(True))
     one = soak.Soak(server, tmp_path, 0)
-    monkeypatch.setattr(one, "work", SimpleNamespace(settle=lambda: bool(started), is_over=lambda: True))
+    monkeypatch.setattr(one.work, "settle", lambda: bool(started))
+    monkeypatch.setattr(one.work, "is_over", lambda: True)
     one.finish()
     assert started == [True]
 

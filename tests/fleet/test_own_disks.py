@@ -18,9 +18,10 @@ import pytest
 from bench.harness.fleet.machines import Fleet, lasting, why_not
 from bench.harness.load.stream import Stream
 from tests.fleet.server import FleetServer
-from tests.s3_server import CREDENTIALS, s3_server
-from tests.scripted_server import wait_until, whole
+from tests.s3_server import s3_server
+from tests.scripted_server import NAMES, wait_until, whole
 from tools.postgres import Postgres
+from tools.s3 import CREDENTIALS
 
 pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(1800)]
 MACHINES = 3
@@ -28,7 +29,6 @@ ROWS, DELAY_S = 1200, 0.2
 SHORT, LONG = 3, 100  # tokens, ten a second
 CHATS, LOST_CHATS = 40, 1  # one after the other: the first to a machine without power is lost, the next ones know
 NOTICED_S = 60.0  # Ray's
-REPLICA = "ServeReplica:chat"
 HARVEST: dict[str, Any] = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0, "spool_send_s": 1.0}
 
 
@@ -134,7 +134,7 @@ def test_a_lost_head_costs_no_row_and_no_chat_of_other_machines(server: FleetSer
     beside = f"http://{fleet.machines[1].address}:{server.port}"
     stream = Stream(beside, LONG)
     stream.begun()
-    is_of_head = stream.replica in {process.pid for process in fleet.head.find(REPLICA)}
+    is_of_head = stream.replica in {process.pid for process in fleet.head.find(NAMES["replica"])}
     fleet.head.kill()
     assert whole([Stream(beside, SHORT), stream]) == [True, not is_of_head]
     fleet.head.forget_cluster()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -136,6 +138,30 @@ def test_a_server_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
     while scratch.exists():
         assert time.monotonic() < end_s, "the folder stays"
         time.sleep(0.05)
+
+
+def test_a_fork_server_that_is_replaced_takes_no_folder_with_it(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = QueryProcesses()
+    try:
+        assert ask(made, state, "select 1")["rows"] == [[1]]
+        send, kill = socket.send_fds, subprocess.Popen.kill
+        faults = [OSError(errno.EMFILE, "Too many open files")]
+
+        def send_once(*given: Any) -> int:
+            if faults:
+                raise faults.pop()
+            return send(*given)
+
+        def kill_late(process: subprocess.Popen[bytes]) -> None:
+            time.sleep(0.5)
+            kill(process)
+
+        monkeypatch.setattr(socket, "send_fds", send_once)
+        monkeypatch.setattr(subprocess.Popen, "kill", kill_late)
+        assert ask(made, state, "select 2")["rows"] == [[2]]
+        assert ask(made, state, "select 3")["rows"] == [[3]]
+    finally:
+        made.close()
 
 
 def test_a_server_forgets_the_folders_that_its_killed_processes_left_and_no_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

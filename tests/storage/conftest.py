@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from tests.s3_server import S3, credentials, s3_server
+from tests.s3_server import credentials, s3_server
 from tools.rclone import NoRclone, s3_over
+from tools.s3 import S3
 
 _NUMBERS = itertools.count(1)
 

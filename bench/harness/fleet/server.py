@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from bench.harness.fleet.machines import Fleet, environment
-from bench.harness.servers.server import ServerProcess
+from bench.harness.servers.server import ServerProcess, scripted
 
 JOINED: dict[str, Any] = {"host": "0.0.0.0", "access": {"no_keys": True}}
 
@@ -19,15 +19,7 @@ class JoinedServer(ServerProcess):
     """Use it inside the head's network (`Machine.inside`). Left, its applications have gone from the cluster."""
 
     def __init__(self, fleet: Fleet, state: Path, *, delay_s: float = 0.0, **config: Any) -> None:
-        words = (
-            "-m",
-            "bench.harness.servers.scripted_server",
-            "--config",
-            json.dumps(self._joined(fleet, config)),
-            "--delay",
-            str(delay_s),
-        )
-        ServerProcess.__init__(self, words, state)
+        ServerProcess.__init__(self, scripted(self._joined(fleet, config), delay_s), state)
         self.fleet = fleet
         self.head = fleet.head
         self._command = self.head.command("env", *(f"{name}={value}" for name, value in _given().items()), *self._command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -22,6 +23,11 @@ from harvester.serve.processes import mark_of, marked, stop_marked
 
 READY_S = 600.0  # a machine that is short of memory or cores reads its libraries slowly
 STOP_S = 60.0
+
+
+def scripted(config: dict[str, Any], delay_s: float) -> tuple[str, ...]:
+    """Arguments for a `ServerProcess` with scripted replicas (`bench.harness.servers.scripted_server`)."""
+    return ("-m", "bench.harness.servers.scripted_server", "--config", json.dumps(config), "--delay", str(delay_s))
 
 
 class ServerProcess:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import httpx
 
+from bench.harness.servers.server import READY_S
+
 POLL_S = 0.1
+CALM_S = 8.0  # after a loss, beside the time until all is answered again
 PATIENCE_S = 5.0
 SURE_S = 1.0  # of whole answers alone, after which it is open
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
@@ -76,3 +80,17 @@ class Probe(threading.Thread):
         """Of those asked from ``since_s`` on."""
         told = [is_whole for began_s, is_whole in list(self.asked) if began_s >= since_s]
         return {"answered": sum(told), "failed": len(told) - sum(told)}
+
+
+def are_open(probes: Iterable[Probe]) -> bool:
+    now_s = time.monotonic()
+    return all(probe.is_open(now_s) for probe in probes)
+
+
+def wait_calm(is_well: Callable[[], bool]) -> None:
+    """`CALM_S`, and until ``is_well``. Raises `TimeoutError`."""
+    end_s, calm_s = time.monotonic() + READY_S, time.monotonic() + CALM_S
+    while time.monotonic() < calm_s or not is_well():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"the server did not come back within {READY_S:.0f} s")
+        time.sleep(0.3)

@@ -14,14 +14,13 @@ from typing import Any
 
 from bench.harness.options import Options
 from bench.harness.record import ROOT, commit
-from bench.harness.servers.server import READY_S, ServerProcess
-from bench.scenarios.soak.probe import Probe
+from bench.harness.servers.server import ServerProcess, scripted
+from bench.scenarios.soak.probe import Probe, are_open, wait_calm
 from bench.scenarios.soak.victims import ROLES, kill
 from bench.scenarios.soak.work import Work
 
 HISTORY = ROOT / "bench" / "results" / "soak.json"  # its kills and rows are added to
 DELAY_S = 0.3
-CALM_S = 8.0  # after a group of kills, beside the time until all is answered again
 MAX_GROUP, APART_S = 3, 1.5  # kills of a group, and at most so long apart
 QUICK_S, USUAL_S = 60.0, 600.0
 GOAL_KILLS, GOAL_SHUT_S = 1000, 10.0
@@ -60,35 +59,21 @@ class Soak:
 
     def _calm(self) -> None:
         """Some seconds, and until jobs and chats are answered again; more work where there is none."""
-        end_s, calm_s = time.monotonic() + READY_S, time.monotonic() + CALM_S
-        while time.monotonic() < calm_s or not self._is_open():
-            if time.monotonic() > end_s:
-                raise TimeoutError(f"the server did not come back within {READY_S:.0f} s")
-            time.sleep(0.3)
-        if self.work.settle() and self.work.is_over():
-            self.work.more()
-
-    def _is_open(self) -> bool:
-        now_s = time.monotonic()
-        return all(probe.is_open(now_s) for probe in self.probes.values())
+        wait_calm(lambda: are_open(self.probes.values()))
+        self.work.keep_up()
 
     def finish(self) -> None:
         """Until every job has ended. Raises `TimeoutError` where one does not. Ctrl-C may have come while the server was started again."""
         if not self.server.is_running:
             self.server.start()
-        end_s = time.monotonic() + READY_S
-        while not (self.work.settle() and self.work.is_over()):
-            if time.monotonic() > end_s:
-                raise TimeoutError(f"jobs did not end within {READY_S:.0f} s: {self.work.states()}")
-            time.sleep(0.5)
+        self.work.finish()
 
 
 def run(options: Options) -> dict[str, Any]:
     seconds = options.seconds or (QUICK_S if options.quick else USUAL_S)
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
-        words = ("-m", "bench.harness.servers.scripted_server", "--delay", str(DELAY_S), "--config", json.dumps({"replicas": 2}))
-        with ServerProcess(words, folder / "state") as server:
+        with ServerProcess(scripted({"replicas": 2}, DELAY_S), folder / "state") as server:
             soak = Soak(server, folder, options.seed + earlier()["kills_in_all"])
             for probe in soak.probes.values():
                 probe.start()

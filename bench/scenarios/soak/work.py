@@ -16,7 +16,7 @@ import pyarrow as pa
 
 import harvester
 from bench.harness.load.table import tail_of, write_synthetic
-from bench.harness.servers.server import ServerProcess
+from bench.harness.servers.server import READY_S, ServerProcess
 from harvester.api.errors import HarvesterError
 from jobs.access.handle import HEADER, read_key, signed
 from jobs.storage.folder import StateFolder
@@ -86,6 +86,19 @@ class Work:
         """Whether every job has ended; None where nobody answers now."""
         states = self.states()
         return None if states is None else all(state not in ("queued", "running") for state in states.values())
+
+    def keep_up(self) -> None:
+        """More where every job has ended."""
+        if self.settle() and self.is_over():
+            self.more()
+
+    def finish(self) -> None:
+        """Until every job has ended. Raises `TimeoutError` where one does not."""
+        end_s = time.monotonic() + READY_S
+        while not (self.settle() and self.is_over()):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"jobs did not end within {READY_S:.0f} s: {self.states()}")
+            time.sleep(0.5)
 
     def rows(self) -> dict[str, Any]:
         """Of the parts, as an outsider reads them: lost rows of jobs that have ended, those still to come of others, twice, wrong, errors.

@@ -74,6 +74,9 @@ class FilesApp:
         if self._sweeping is not None and self._sweeping.done():
             await self._sweeping  # raises why it ended
 
+    def __del__(self) -> None:
+        flush()
+
 
 class BatchesApp:
     """``/v1/batches`` and the controller of batches. Holds no state: a new one continues from the records and the ledger."""
