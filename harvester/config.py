@@ -41,7 +41,11 @@ class ServeConfig(ModelConfig):
         default=120.0, ge=0.0, description="Longest wait of a replica that is stopped or replaced for its open requests to end."
     )
     address: str | None = Field(default=None, description="Address of a running Ray cluster. None: start one here.")
-    ingress: Literal["auto", "haproxy", "proxy"] = Field(default="auto", description="auto: HAProxy if Ray ships it.")
+    ingress: Literal["auto", "haproxy", "proxy"] = Field(
+        default="auto",
+        description="Who has the port: HAProxy, or Ray Serve's own proxy. auto: HAProxy, unless Ray does not ship it, Serve runs with "
+        "proxies in the cluster that is joined, or that cluster's server has a loopback address as its host.",
+    )
     harvest: HarvestConfig = HarvestConfig()
     service_tiers: TierConfig = TierConfig()
     access: AccessConfig = AccessConfig()

@@ -30,8 +30,9 @@ from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
 from harvester.serve.deployments.openai_app import openai_apps
 from harvester.serve.deployments.placement import ledger_options
 from harvester.serve.deployments.scale.replicas import CHAT_APP, FURTHER, chat_app_of
-from harvester.serve.environment import asked_with, process_variables, use_haproxy
+from harvester.serve.environment import asked_with, joined_variables, use_haproxy
 from harvester.serve.http.sent_on import prefix_of
+from harvester.serve.machine.joined import SETUP, ingress_there
 from harvester.serve.machine.node import OwnNode, ports_of_agents
 from harvester.serve.machine.nodes import check_ports, root_cause, session_logs
 from harvester.serve.machine.port import check_port
@@ -53,6 +54,7 @@ ChatApp = Callable[[ServeConfig, ModelChoice, Path, str], serve.Application]
 HARVEST_STOP_S = 5.0
 LOOK_S = 0.2
 STATUS_S = 1.0  # between two questions to Serve's controller, which take 0.1 s of a core each while the applications need it to start
+EVERYWHERE = "0.0.0.0"
 OBJECT_STORE_BYTES = 200 * 1024 * 1024  # only short messages go through it
 
 
@@ -61,7 +63,7 @@ class Cluster:
 
     def __init__(self, deployment: Deployment, chat_app: ChatApp) -> None:
         self._deployment = deployment
-        self._config = deployment.config
+        self._config = deployment.config  # in a joined cluster, once it is joined, with the ingress that is there
         self._folder = deployment.folder
         self._chat_app = chat_app
         self._chats = (CHAT_APP, *map(chat_app_of, self._config.models))
@@ -81,23 +83,41 @@ class Cluster:
             needed = max(os.cpu_count() or 1, sum(one.replicas.max for one in (self._config, *self._config.models.values())))
             options |= {"address": "local", "num_cpus": needed, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
             options["_temp_dir"] = str(ray_folder(runtime_folder(self._folder, mark_of(self._folder.root))))
-        else:
-            options |= {"address": self._config.address, "runtime_env": {"env_vars": process_variables()}}
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        try:
+        if self._config.address is None:
             with patient_children(), ports_of_agents():
                 ray.init(**options)
-        except ConnectionError as error:
-            if self._config.address is None:
-                raise
-            raise EngineError(
-                f"no Ray cluster answers at {self._config.address}, or it takes another token: {asked_with()}; "
-                "give it the token of the head's ~/.ray/auth_token as RAY_AUTH_TOKEN, or start a cluster with: ray start --head"
-            ) from error
-        self.node = OwnNode() if self._config.address is None else None
+            self.node = OwnNode()
+        else:
+            self._join(self._config.address, options)
         self._link_logs()
         return self
+
+    def _join(self, address: str, options: dict[str, Any]) -> None:
+        """Join the cluster with the ingress that is asked for, or the one that Serve has there. Raises `HarvesterError`."""
+        ingress = "haproxy" if use_haproxy(self._config) else "proxy"
+        for _ in range(2):
+            self._config = self._config.model_copy(update={"ingress": ingress})
+            job = {"env_vars": joined_variables(self._config), "worker_process_setup_hook": SETUP}
+            try:
+                with patient_children():
+                    ray.init(address=address, runtime_env=job, **options)
+            except ConnectionError as error:
+                raise EngineError(
+                    f"no Ray cluster answers at {address}, or it takes another token: {asked_with()}; "
+                    "give it the token of the head's ~/.ray/auth_token as RAY_AUTH_TOKEN, or start a cluster with: ray start --head"
+                ) from error
+            found = ingress_there()
+            if found in (None, ingress):
+                return
+            if self._deployment.config.ingress != "auto":
+                raise ConfigError(
+                    f"Ray Serve in the cluster at {address} runs with ingress: {found}, not {ingress}; "
+                    "give that one, or end Serve there first: serve shutdown"
+                )
+            ray.shutdown()
+            ingress = found
 
     def _link_logs(self) -> None:
         """Link ``STATE/logs/ray`` to the logs of Ray and the replicas."""
@@ -211,8 +231,10 @@ class Cluster:
         return self._config.address is None or ray.get_runtime_context().get_node_id() in serve.status().proxies
 
     def _replica_host(self) -> str:
-        """Where replicas listen. Behind a HAProxy on the same machine, which listens on ``host``, that is loopback."""
-        return "127.0.0.1" if self._config.address is None and use_haproxy(self._config) else self._config.host
+        """Where replicas listen: behind HAProxy, which listens on ``host``, where that of every node reaches them."""
+        if not use_haproxy(self._config):
+            return self._config.host
+        return "127.0.0.1" if self._config.address is None else EVERYWHERE
 
     def _wait_running(self, stop: threading.Event, look: Callable[[], None]) -> None:
         while not stop.is_set():

@@ -11,13 +11,24 @@ from pathlib import Path
 from harvester.config import ServeConfig
 from harvester.errors import ConfigError
 from harvester.ports import free_range
-from harvester.serve.ingress.front import Front, haproxy_binary, write_launcher
+from harvester.serve.access.origin import is_loopback
+from harvester.serve.ingress import program
+from harvester.serve.ingress.front import LAUNCHER, TOLD, Front, haproxy_binary, places, write_launcher
 from harvester.serve.processes import MARK
-from harvester.serve.runtime import runtime_folder
+from harvester.serve.runtime import node_folder, runtime_folder
 from jobs.storage.folder import StateFolder
 
 LONGEST_STREAM_S = 3600  # a reload leaves the streams of the HAProxy before it alone for so long
 PORT_REST_S = 600  # before another replica gets the port of one that has gone: such an HAProxy may still know it
+LEAVES_S = 2  # a replica that leaves takes requests for so long, until the HAProxy of each node knows
+CONNECT_S = 2  # to a replica on another node; then another replica is tried
+CHECK_S = 2  # between two checks of a replica by each node, of which two in a row must fail
+HAPROXY = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
+    "RAY_SERVE_PORT_QUARANTINE_S": str(PORT_REST_S),
+}
 
 
 def haproxy_available() -> bool:
@@ -26,10 +37,26 @@ def haproxy_available() -> bool:
 
 
 def use_haproxy(config: ServeConfig) -> bool:
-    """Whether to use HAProxy. A cluster that already runs keeps the ingress it has."""
+    """Whether to use HAProxy. In a joined cluster replicas listen on the network then: not for a server that others do not reach."""
     if config.ingress == "auto":
-        return config.address is None and haproxy_available()
+        return haproxy_available() and (config.address is None or not is_loopback(config.host))
     return config.ingress == "haproxy"
+
+
+def joined_variables(config: ServeConfig) -> dict[str, str]:
+    """What every process reads that runs our code in a cluster that was joined. ``ingress`` is settled: not ``auto``."""
+    if not use_haproxy(config):
+        return process_variables()
+    folder = node_folder(config.port)
+    rules = [program.FLEET, *([program.ASLEEP] if config.sleeps else [])]
+    times = {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(LEAVES_S),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": str(CONNECT_S),
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": f"{CHECK_S}s",
+    }
+    ours = {name: os.environ.get(name, value) for name, value in (HAPROXY | times).items()}
+    told = {TOLD: f"{config.host} {','.join(rules)}", "RAY_SERVE_HAPROXY_BINARY_PATH": str(folder / LAUNCHER)}
+    return process_variables() | ours | places(folder) | told
 
 
 def process_variables() -> dict[str, str]:
@@ -68,7 +95,7 @@ def prepare_environment(config: ServeConfig, folder: StateFolder, mark: str) -> 
         "VLLM_RPC_BASE_PATH": str(runtime),
     }
     ours = {MARK: mark}
-    if use_haproxy(config):
+    if config.address is None and use_haproxy(config):
         values |= _haproxy(runtime, mark)
         ours["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(_launcher(config, runtime))
     if config.address is None:
@@ -106,21 +133,16 @@ def _haproxy(folder: Path, mark: str) -> dict[str, str]:
     The replicas listen on the ports of the range from its first on; its last one is that of Serve's own proxy, which nothing is sent to.
     """
     *replicas, fallback = free_range(int(mark, 16))
-    return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
-        "RAY_SERVE_PORT_QUARANTINE_S": str(PORT_REST_S),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas[0]),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas[-1]),
-    }
+    return (
+        HAPROXY
+        | places(folder)
+        | {
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas[0]),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas[-1]),
+        }
+    )
 
 
 def front_of(config: ServeConfig, folder: StateFolder, mark: str) -> Front | None:
@@ -136,7 +158,7 @@ def _launcher(config: ServeConfig, runtime: Path) -> Path:
     binary = haproxy_binary()
     if binary is None:
         raise ConfigError("ingress haproxy needs HAProxy, which is not installed; install ray[serve], or set ingress: proxy")
-    return write_launcher(runtime, binary, config.host, sleeps=config.sleeps)
+    return write_launcher(runtime, binary, config.host, program.ASLEEP if config.sleeps else "")
 
 
 def _own_cluster(runtime: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The private folder of a running server: sockets and configuration of HAProxy, sockets and logs of Ray.
+"""The private folder of a running server, and of a node of a joined cluster: sockets and configuration of HAProxy, sockets and logs of Ray.
 
 It must be short: the path of a socket has at most 107 bytes, and HAProxy's is the folder, Ray's 56-digit name of the node, ``admin.sock``
 and, while it starts, a process id. Whoever else can write to the folder commands the server, so it is a folder of this user alone.
@@ -49,6 +49,17 @@ def held(runtime: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+def node_folder(port: int) -> Path:
+    """The folder of HAProxy on every node of a cluster where a server listens on ``port``. Ray Serve wants the same path on all of them."""
+    return Path("/tmp") / f"{_PREFIX}{os.geteuid()}-{port}"
+
+
+def make_node_folder(path: Path) -> None:
+    """Raises `StorageError` where another user could write to it, or has it."""
+    if not _make(path):
+        raise StorageError(f"{path} is not a private folder of user {os.geteuid()}; HAProxy's sockets are to be there: remove it")
 
 
 def ray_folder(runtime: Path) -> Path:

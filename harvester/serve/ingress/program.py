@@ -1,16 +1,19 @@
 """What Ray Serve starts as HAProxy: it corrects the configuration, takes the port over from a predecessor, and becomes HAProxy.
 
-Started for each reload, so it imports the standard library alone: ``program.py FOLDER HAPROXY HOST ASLEEP|AWAKE [arguments of Ray Serve]``.
-``FOLDER`` holds Ray Serve's files below the name of a node, and what `harvester.serve.ingress.front` writes.
+Started for each reload, so it imports the standard library alone: ``program.py FOLDER HAPROXY HOST RULES [arguments of Ray Serve]``.
+``FOLDER`` holds Ray Serve's files below the name of a node, and what `harvester.serve.ingress.front` writes. ``RULES``: words of `ASLEEP`
+and `FLEET` with commas between them, or an empty one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ADMIN = "admin.sock"
@@ -18,12 +21,18 @@ PID = "haproxy.pid"
 LAST = "last.cfg"  # the configuration that was last started with replicas
 UNAVAILABLE = "unavailable.http"
 ANSWER_S = 2.0
-ASLEEP, AWAKE = "asleep", "awake"
+ASLEEP = "asleep"  # a model may have no replica
+FLEET = "fleet"  # replicas are on other machines too
 SENT_TO = "/api/asleep"  # before the path of a request to a model without replicas
 HEAD_S = 30
+# A machine that lost its power closes no connection. Its kernel is asked, which answers however busy a replica is: told after 14 s.
+PROBED = {"option": "srvtcpka", "srvtcpka-idle": "5s", "srvtcpka-intvl": "3s", "srvtcpka-cnt": "3"}
+UNCONFIRMED_S = 14  # the same, of what was sent to it
+_PR_SET_PDEATHSIG = 1
 
 _LISTENERS = ("frontend prometheus", "listen stats")  # on every interface; nobody reads them
 _SPLICING = "option splice-"
+_SERVER = re.compile(r"^(\s+server \S+ \S+:\d+ check.*)$", re.MULTILINE)
 _REPLICA = re.compile(r"^\s+server \S+ \S+:\d+ check", re.MULTILINE)
 _SECTION = re.compile(r"^\S", re.MULTILINE)
 _PREFIX = re.compile(r"^\s+acl is_(\S+) path_beg (/|/models/\S+)$", re.MULTILINE)  # of a model's application
@@ -31,7 +40,7 @@ _NAMED = re.compile(r"^\s+acl is_(\S+) path_beg ", re.MULTILINE)
 _CHOICE = re.compile(r"^\s+use_backend ", re.MULTILINE)
 
 
-def corrected(text: str, host: str, unavailable: Path, *, sleeps: bool = False) -> str:
+def corrected(text: str, host: str, unavailable: Path, rules: Collection[str] = ()) -> str:
     """Ray Serve's configuration as it should be.
 
     - It listens on ``host`` alone, without Ray's pages of statistics and routes.
@@ -39,9 +48,20 @@ def corrected(text: str, host: str, unavailable: Path, *, sleeps: bool = False) 
     - It waits for the head of a request as long as the wall waits for its body.
     - Where no replica answers it sends ``unavailable`` at once, not a 500, nor does it wait at Serve's fallback proxy.
     - Where models may sleep, what is asked of one without replicas goes to the jobs application.
+    - In a fleet, a connection to a machine that is not there any more ends.
     """
-    kept = (_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS))
-    return "".join(_waking(section) if sleeps and section.startswith("frontend http_frontend") else section for section in kept)
+    kept = [_lines(section, host, unavailable) for section in _sections(text) if not section.startswith(_LISTENERS)]
+    if ASLEEP in rules:
+        kept = [_waking(section) if section.startswith("frontend http_frontend") else section for section in kept]
+    return "".join(_probing(section) for section in kept) if FLEET in rules else "".join(kept)
+
+
+def _probing(section: str) -> str:
+    if section.startswith("defaults") and "srvtcpka" not in section:
+        return section + "".join(f"    {name} {value}\n" for name, value in PROBED.items())
+    if section.startswith("backend") and " tcp-ut " not in section:
+        return _SERVER.sub(rf"\1 tcp-ut {UNCONFIRMED_S}s", section)
+    return section
 
 
 def _waking(section: str) -> str:
@@ -89,9 +109,15 @@ def address(host: str, port: str | int) -> str:
 def running(folder: Path) -> Iterator[tuple[Path, int]]:
     """The admin socket and the process id of every HAProxy below ``folder`` that answers."""
     for path in sorted(folder.glob(f"*/{ADMIN}")):
-        found = re.search(r"^Pid: (\d+)$", _ask(path, "show info"), re.MULTILINE)
-        if found:
-            yield path, int(found[1])
+        pid = answers(path)
+        if pid is not None:
+            yield path, pid
+
+
+def answers(admin: Path) -> int | None:
+    """The process id of the HAProxy behind an admin socket; None where none answers."""
+    found = re.search(r"^Pid: (\d+)$", _ask(admin, "show info"), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _ask(path: Path, command: str) -> str:
@@ -116,11 +142,13 @@ def taking_over(folder: Path, arguments: list[str]) -> list[str]:
     return ["-x", str(found[0][0]), "-sf", *(str(pid) for _, pid in found)] if found else []
 
 
-def main(folder: Path, haproxy: str, host: str, sleeps: str, arguments: list[str]) -> None:
+def main(folder: Path, haproxy: str, host: str, rules: Collection[str], arguments: list[str]) -> None:
     config = Path(arguments[arguments.index("-f") + 1])
-    new = corrected(config.read_text("utf-8"), host, folder / UNAVAILABLE, sleeps=sleeps == ASLEEP)
+    new = corrected(config.read_text("utf-8"), host, folder / UNAVAILABLE, rules)
     last = folder / LAST
-    if _REPLICA.search(new):
+    if FLEET in rules:  # nobody else looks after it there: it takes no new connection once its manager has gone, and ends with the last
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    elif _REPLICA.search(new):
         last.write_text(new, "utf-8")
     elif last.is_file() and "frontend http_frontend" in new:  # a manager of HAProxy that has just started knows no replica yet
         new = last.read_text("utf-8")
@@ -133,4 +161,4 @@ def main(folder: Path, haproxy: str, host: str, sleeps: str, arguments: list[str
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4].split(","), sys.argv[5:])

@@ -1,0 +1,52 @@
+"""The ingress of a cluster that was joined: which one Serve has there, and what each process of a deployment does first on its node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray.util import list_named_actors
+
+from harvester.serve.ingress import program
+from harvester.serve.ingress.front import TOLD, haproxy_here, write_launcher
+from harvester.serve.runtime import held, make_node_folder
+
+SETUP = f"{__name__}.prepare"
+OLD_S = 3600.0
+_SERVE = "serve"  # Ray's namespace for it
+_PROXY = "SERVE_PROXY_ACTOR"
+_OF_HAPROXY = "get_target_groups"  # what its manager alone can be asked
+_for_life = ExitStack()
+
+
+def ingress_there() -> Literal["haproxy", "proxy"] | None:
+    """Of the Serve that runs in the cluster; None where none does."""
+    names = [actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == _SERVE]
+    proxies: list[Any] = []
+    for name in names:
+        if name.startswith(_PROXY):
+            with suppress(ValueError):  # it has gone
+                proxies.append(ray.get_actor(name, namespace=_SERVE))
+    if any(hasattr(one, _OF_HAPROXY) for one in proxies):  # beside which the head has a proxy of Serve's
+        return "haproxy"
+    return "proxy" if proxies else None
+
+
+def prepare() -> None:
+    """Put on this node what Serve's manager of HAProxy is told to start. Raises `StorageError` where its folder is another user's."""
+    told, haproxy = os.environ.get(TOLD), haproxy_here()
+    if told is None or haproxy is None:
+        return
+    host, _, rules = told.partition(" ")
+    folder = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
+    make_node_folder(folder)
+    _for_life.enter_context(held(folder))
+    for old in folder.glob("*/haproxy.cfg"):  # of an earlier cluster, whose nodes had other names
+        if time.time() - old.stat().st_mtime > OLD_S and not program.answers(old.with_name(program.ADMIN)):
+            shutil.rmtree(old.parent, ignore_errors=True)
+    write_launcher(folder, haproxy, host, rules)
