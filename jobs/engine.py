@@ -91,7 +91,7 @@ class EngineGone(Exception):
     """The engine died under the request. Says nothing about the row: it is computed again elsewhere."""
 
 
-class Engine(Protocol):
+class RowEngine(Protocol):
     @property
     def model(self) -> str: ...
 

@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 class ScriptedEngine:
-    """Implements `jobs.engine.Engine`: ``answer`` gives each prompt's text at once, or raises what `Engine.complete` may raise;
+    """Implements `jobs.engine.TokenEngine`: ``answer`` gives each prompt's text at once, or raises what `Engine.complete` may raise;
     ``reply`` the content of the response to each call, or raises `Refused`. ``hear`` is given each request before that; ``think`` gives
     what stands before the answer to a prompt that thinks.
 

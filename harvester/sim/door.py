@@ -20,7 +20,7 @@ from harvester.policy.admission.chat import (
 )
 from harvester.policy.brain import Brain
 from harvester.policy.model.load import StepLoad
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.trace import Request
 
 RECENT = 32  # prompts, and answers, that a mean is taken over
@@ -29,7 +29,7 @@ RECENT = 32  # prompts, and answers, that a mean is taken over
 class Door:
     """Of one simulation. ``told_tokens``: what the length of a prompt is told as, times its tokens: a front end counts characters."""
 
-    def __init__(self, engine: Engine, brain: Brain, policy: ChatAdmission, told_tokens: float = 1.0) -> None:
+    def __init__(self, engine: SimEngine, brain: Brain, policy: ChatAdmission, told_tokens: float = 1.0) -> None:
         self.refused: list[Request] = []
         self.yield_until_s = -math.inf
         self._engine, self._brain, self._policy, self._told = engine, brain, policy, told_tokens

@@ -8,7 +8,7 @@ from harvester.sim.cost import Cost
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class SimEngine:
     """``host_blocks``: KV blocks that host memory holds for checkpoints; 0: there are none, and KV that is lost is computed again.
 
     ``block_copy_s``: seconds to copy one, in either direction. ``copy_cost``: slowdown of the concurrent step per second of copying.

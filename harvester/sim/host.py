@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from harvester.policy.kv.checkpoint import Holder, to_save
 from harvester.policy.kv.hostpool import HostPool
 from harvester.policy.view import Copies
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.track import Track
 
 Key = tuple[str, int, int]
@@ -40,7 +40,7 @@ class _Direction:
 class HostMemory:
     """Of one engine with ``engine.host_blocks``. Calls of a step: `begin`, `save`, `find` and `load`, `grant`, `advance`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SimEngine) -> None:
         self.pool: HostPool[Key] = HostPool(engine.host_blocks)
         self._engine = engine
         self._out, self._back = _Direction(), _Direction()

@@ -9,12 +9,12 @@ from harvester.policy.kv.victims import in_order_of_loss
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.view import EngineView, Plan, Running
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.replica import Replica
 from harvester.sim.track import Track
 
 
-def online_request(track: Track, engine: Engine) -> OnlineRequest:
+def online_request(track: Track, engine: SimEngine) -> OnlineRequest:
     """It has come."""
     request = track.request
     return OnlineRequest(
@@ -31,7 +31,7 @@ def online_request(track: Track, engine: Engine) -> OnlineRequest:
     )
 
 
-def row_of(track: Track, engine: Engine) -> OfflineRow:
+def row_of(track: Track, engine: SimEngine) -> OfflineRow:
     """An offline request that waits."""
     request = track.request
     return OfflineRow(
@@ -51,7 +51,7 @@ def row_of(track: Track, engine: Engine) -> OfflineRow:
     )
 
 
-def running(track: Track, engine: Engine) -> Running:
+def running(track: Track, engine: SimEngine) -> Running:
     """One request that holds KV."""
     request, computed, left, size = track.request, track.computed, track.left, engine.block_tokens
     blocks_now = -(-computed // size)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobs.engine import ApiCall, Completion, Engine, Message, Prompt, Rendering, RowError, RowRequest
+from jobs.engine import ApiCall, Completion, Message, Prompt, Rendering, RowEngine, RowError, RowRequest
 from jobs.hint import SchedulingHint
 from jobs.spec import JobSpec
 from jobs.tasks.answer import check_thought, parse_answer, reasoning_value
@@ -45,7 +45,7 @@ class RowAttempt:
     """Asks for one row. ``tag`` tells this attempt from others; ``slots`` bounds the requests of rows that make several at once."""
 
     def __init__(
-        self, job: JobSpec, engine: Engine, row_id: int, tag: str, slots: asyncio.Semaphore, hints: Callable[[JobSpec], SchedulingHint]
+        self, job: JobSpec, engine: RowEngine, row_id: int, tag: str, slots: asyncio.Semaphore, hints: Callable[[JobSpec], SchedulingHint]
     ) -> None:
         self.tally = Tally()
         self.budget_tokens = engine.context_tokens - job.task.most_tokens  # of a prompt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs.config import PriceConfig
-from jobs.engine import Engine
+from jobs.engine import RowEngine
 from jobs.spec import PartStats
 
 HOUR_S = 3600.0
@@ -12,7 +12,7 @@ HOUR_S = 3600.0
 class DeviceTime:
     """Used from one event loop. What the slices are given adds up to what the engine spent on offline work since this was made."""
 
-    def __init__(self, engine: Engine, price: PriceConfig | None) -> None:
+    def __init__(self, engine: RowEngine, price: PriceConfig | None) -> None:
         self._engine, self._price = engine, price
         self._given_s = engine.harvested_s
 

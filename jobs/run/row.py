@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from connectors.errors import HarvesterError
 from connectors.text import TextProblem, storable
 from jobs.access.images import ImageBounds, ImageReader
-from jobs.engine import ApiCall, Engine, EngineGone, Message, RowError
+from jobs.engine import ApiCall, EngineGone, Message, RowEngine, RowError
 from jobs.hint import SchedulingHint
 from jobs.longtext.fit import fit, measure
 from jobs.result import Row
@@ -45,7 +45,7 @@ class RowWork:
     def __init__(
         self,
         job: JobSpec,
-        engine: Engine,
+        engine: RowEngine,
         now_s: Callable[[], float],
         slots: asyncio.Semaphore | None = None,
         hints: Callable[[JobSpec], SchedulingHint] = JobSpec.hint,

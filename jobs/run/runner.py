@@ -13,7 +13,7 @@ from connectors.errors import HarvesterError, SourceAwayError, SourceError, Stor
 from connectors.text import TextProblem
 from jobs.access.images import ImageBounds
 from jobs.config import HarvestConfig, PriceConfig
-from jobs.engine import Engine, EngineGone
+from jobs.engine import EngineGone, RowEngine
 from jobs.hint import SchedulingHint
 from jobs.run.active import ActiveSlice
 from jobs.run.client import LedgerClient
@@ -47,7 +47,7 @@ class Runner:
         self,
         holder: str,
         ledger: LedgerClient,
-        engine: Engine,
+        engine: RowEngine,
         folder: StateFolder,
         config: HarvestConfig,
         open_sink: Callable[[StateFolder, str], Sink],

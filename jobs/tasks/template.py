@@ -27,7 +27,7 @@ _NAME = re.compile(r"(?!\d+\Z)\w(?:[\w .\-]*\w)?")
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"')
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """Literal text, then a place (None after the last literal)."""
 
     literal: str
@@ -35,9 +35,9 @@ class Part(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def parse(template: str, origin: str = "template") -> tuple[Part, ...]:
+def parse(template: str, origin: str = "template") -> tuple[Segment, ...]:
     """Split a template. Raises `TaskError` naming ``origin``, line, character and what is wrong there."""
-    parts: list[Part] = []
+    parts: list[Segment] = []
     literal = ""
     end = 0
     for match in _TOKEN.finditer(template):
@@ -47,11 +47,11 @@ def parse(template: str, origin: str = "template") -> tuple[Part, ...]:
         if token in ("{{", "}}"):
             literal += token[0]
         elif (name := _named(token[1:-1])) is not None:
-            parts.append(Part(literal, name))
+            parts.append(Segment(literal, name))
             literal = ""
         else:
             raise TaskError(f"{origin}, {_where(template, match.start())}: {_fault(token)}")
-    return (*parts, Part(literal + template[end:], None))
+    return (*parts, Segment(literal + template[end:], None))
 
 
 def _named(inner: str) -> str | None:

@@ -16,7 +16,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request
 from tests.sim.recorder import Steps, recorded_steps
@@ -64,7 +64,7 @@ def planned(system: System, requests: columns.Requests, monkeypatch: pytest.Monk
     parts = parts_of(PartsConfig(budget="fixed", reserve="fixed"), LatencyModel())
     predicted = {f"r{i}": int(one.predicted) for i, one in enumerate(requests)}
     parts.offline, parts.admission = system.parts.order(predicted), system.parts.admission(predicted)
-    engine = Engine(cost, BLOCKS, int(rules["max_seqs"]), int(rules["step_tokens"]), BLOCK_TOKENS)
+    engine = SimEngine(cost, BLOCKS, int(rules["max_seqs"]), int(rules["step_tokens"]), BLOCK_TOKENS)
     ended = Simulation(engine, Brain(parts, PolicyConfig(0, 0.0, 1))).run(trace)
     assert len(ended) == COUNT
     return [step for step in steps if step]

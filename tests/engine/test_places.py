@@ -126,7 +126,7 @@ def test_the_body_of_vllms_attention_op_comes_by_the_place(op: str, monkeypatch:
 
         from harvester.engine.shared.state import SharedState
         from harvester.engine.worker.device import HostDevice
-        from harvester.engine.worker.places import Place
+        from harvester.engine.worker.places import SafepointSite
         from harvester.engine.worker.safepoint import Safepoints, StepAborted
 
         file, _, function = op.partition(":")
@@ -140,7 +140,7 @@ def test_the_body_of_vllms_attention_op_comes_by_the_place(op: str, monkeypatch:
     shared = SharedState.make()
     try:
         safepoints = Safepoints(shared, leader=True, ranks=1, device=HostDevice())
-        safepoints.install([Place("one", layer if hook.owner is None else getattr(layer, hook.owner), hook.attribute)])
+        safepoints.install([SafepointSite("one", layer if hook.owner is None else getattr(layer, hook.owner), hook.attribute)])
         body = getattr(module, function)
         body(None, None, None, None, "one")
         assert heard == [hook.attribute]

@@ -44,7 +44,7 @@ class Worker:
         from harvester.engine.shared.state import SharedState
         from harvester.engine.vllm.worker.workers import PreemptibleWorker
         from harvester.engine.worker.device import HostDevice
-        from harvester.engine.worker.places import Place
+        from harvester.engine.worker.places import SafepointSite
         from harvester.engine.worker.safepoint import Safepoints
 
         computed: list[int] = []
@@ -69,7 +69,7 @@ class Worker:
         self.real: Any = type("Real", (PreemptibleWorker, Stock), {})()
         device = HostDevice()
         safepoints = Safepoints(self.shared, leader=True, ranks=1, device=device)
-        safepoints.install([Place("0", layer, "forward")])
+        safepoints.install([SafepointSite("0", layer, "forward")])
         self.real._end_steps(safepoints, device, self.shared)
 
     def run(self, number: int, epoch: int, *, ends: bool = False) -> Any:

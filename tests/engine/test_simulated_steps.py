@@ -17,7 +17,7 @@ from harvester.engine.shared.settings import KEY, Settings
 from harvester.policy.brain import Brain
 from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.parts import parts_of
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import EMPTY_STEP_S, Simulation
 from harvester.sim.trace import Request, promised
 from tests.sim.recorder import Steps, recorded_steps
@@ -83,7 +83,7 @@ def simulated(load: Load, trace: list[Request], monkeypatch: pytest.MonkeyPatch)
     steps = recorded_steps(monkeypatch)
     settings = Settings.parse({KEY: load.sections})
     brain = Brain(parts_of(settings.parts(load.blocks), LatencyModel()), settings.policy)
-    engine = Engine(cost, load.blocks, SLOTS, STEP_TOKENS, BLOCK)
+    engine = SimEngine(cost, load.blocks, SLOTS, STEP_TOKENS, BLOCK)
     ended = Simulation(engine, brain).run(promised(trace, TTFT_S, TPOT_S))
     assert len(ended) == len(trace)
     return [step for step in steps if step]

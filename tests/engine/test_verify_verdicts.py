@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from harvester.engine.verify.signals import Signals
     from harvester.engine.verify.ties import Compared, compare, moved
     from harvester.engine.verify.times import Times
-    from harvester.engine.verify.verdict import Part, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
+    from harvester.engine.verify.verdict import Aspect, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
     from harvester.engine.worker import kvcopy
 
 pytestmark = pytest.mark.engine
@@ -150,10 +150,12 @@ def test_blocks_that_a_kernel_sees_as_several_are_looked_at_whole() -> None:
 
 def test_a_part_that_is_wrong_is_off_at_the_next_start_and_others_stay_on(tmp_path: Path) -> None:
     profile, config = tmp_path / "profiles" / "tiny-1.json", parse_config({"checkpoint": {"enabled": True}}, "test")
-    kept.write(profile, [Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.KV, True, "whole"), Verdict(Part.TIMES, None, "too few")])
+    kept.write(
+        profile, [Verdict(Aspect.SIGNALS, False, "0 of 20"), Verdict(Aspect.KV, True, "whole"), Verdict(Aspect.TIMES, None, "too few")]
+    )
     reduced = kept.fitted(config, kept.read(profile))
     assert (reduced.schedule.safepoints, reduced.schedule.budget, reduced.checkpoint.enabled) == ("auto", "slo", True), "looked at again"
-    kept.write(profile, [Verdict(Part.KV, False, "spoiled"), Verdict(Part.TIMES, False, "twice")])
+    kept.write(profile, [Verdict(Aspect.KV, False, "spoiled"), Verdict(Aspect.TIMES, False, "twice")])
     reduced = kept.fitted(config, kept.read(profile))
     assert (reduced.schedule.safepoints, reduced.schedule.budget, reduced.checkpoint.enabled) == ("auto", "fixed", False)
 
@@ -184,20 +186,20 @@ def test_what_was_kept_by_nobody_or_by_another_harvester_is_looked_at_anew(text:
 def test_checkpoints_are_on_by_themselves_where_tokens_and_copies_are_proven(
     tokens: bool | None, copies: bool | None, enabled: bool | str, on: bool
 ) -> None:
-    found = [Verdict(Part.TOKENS, tokens, ""), Verdict(Part.KV, copies, "")]
+    found = [Verdict(Aspect.TOKENS, tokens, ""), Verdict(Aspect.KV, copies, "")]
     config = parse_config({"checkpoint": {"enabled": enabled}}, "test")
     assert kept.fitted(config, found).checkpoint.enabled is on
 
 
 def test_wrong_is_only_what_was_wrong_both_times() -> None:
-    first = [Verdict(Part.SIGNALS, False, "3 of 20"), Verdict(Part.TIMES, False, "busy"), Verdict(Part.KV, True, "whole")]
-    second = [Verdict(Part.SIGNALS, False, "0 of 20"), Verdict(Part.TIMES, True, "quiet"), Verdict(Part.KV, False, "spoiled")]
+    first = [Verdict(Aspect.SIGNALS, False, "3 of 20"), Verdict(Aspect.TIMES, False, "busy"), Verdict(Aspect.KV, True, "whole")]
+    second = [Verdict(Aspect.SIGNALS, False, "0 of 20"), Verdict(Aspect.TIMES, True, "quiet"), Verdict(Aspect.KV, False, "spoiled")]
     found = kept.better(first, second)
-    assert [(one.part, one.ok) for one in found] == [(Part.SIGNALS, False), (Part.TIMES, True), (Part.KV, True)]
+    assert [(one.part, one.ok) for one in found] == [(Aspect.SIGNALS, False), (Aspect.TIMES, True), (Aspect.KV, True)]
 
 
 def test_wrong_tokens_turn_off_all_that_could_have_made_them() -> None:
-    config = kept.fitted(parse_config({"checkpoint": {"enabled": True}}, "test"), [Verdict(Part.TOKENS, False, "")])
+    config = kept.fitted(parse_config({"checkpoint": {"enabled": True}}, "test"), [Verdict(Aspect.TOKENS, False, "")])
     assert (config.schedule.safepoints, config.checkpoint.enabled) == ("off", False)
 
 
@@ -214,8 +216,8 @@ async def test_signals_that_end_nothing_are_stopped_at_once_and_looked_at_again_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = [
-        Verdict(Part.SIGNALS, False, "0 of 20 steps asked to end did"),
-        Verdict(Part.KV, True, "whole"),
+        Verdict(Aspect.SIGNALS, False, "0 of 20 steps asked to end did"),
+        Verdict(Aspect.KV, True, "whole"),
     ]
     looks: list[float] = []
 
@@ -235,7 +237,7 @@ async def test_signals_that_end_nothing_are_stopped_at_once_and_looked_at_again_
         assert 'harvester_verified{part="kv"} 1.0' in text
     assert len([record for record in caplog.records if "0 of 20" in record.message]) == 2
     assert math.isclose(looks[0], 0.03)
-    found[0] = Verdict(Part.SIGNALS, True, "20 of 20 steps asked to end did")
+    found[0] = Verdict(Aspect.SIGNALS, True, "20 of 20 steps asked to end did")
     for _ in (1, 2):  # the machine is quiet now
         llm = FakeLlm()
         verified = Verified(llm, SimpleNamespace(), CollectorRegistry())  # type: ignore[arg-type]
@@ -246,8 +248,8 @@ async def test_signals_that_end_nothing_are_stopped_at_once_and_looked_at_again_
 async def test_a_part_that_was_unknown_is_looked_at_again_and_one_that_is_off_stays_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong, unknown = Verdict(Part.KV, False, "spoiled"), Verdict(Part.TIMES, None, "too few steps")
-    told = [[wrong, unknown], [wrong, unknown], [Verdict(Part.TIMES, True, "right")]]
+    wrong, unknown = Verdict(Aspect.KV, False, "spoiled"), Verdict(Aspect.TIMES, None, "too few steps")
+    told = [[wrong, unknown], [wrong, unknown], [Verdict(Aspect.TIMES, True, "right")]]
 
     async def look(*given: Any) -> list[Verdict]:
         return told.pop(0)
@@ -258,4 +260,4 @@ async def test_a_part_that_was_unknown_is_looked_at_again_and_one_that_is_off_st
         await Verified(FakeLlm(), SimpleNamespace(), registry).when_absent(tmp_path / "tiny-1.json")  # type: ignore[arg-type]
         assert len(told) == left
         assert ('part="times"' in generate_latest(registry).decode()) == (left == 0)
-    assert kept.read(tmp_path / "tiny-1.json") == [wrong, Verdict(Part.TIMES, True, "right")]
+    assert kept.read(tmp_path / "tiny-1.json") == [wrong, Verdict(Aspect.TIMES, True, "right")]

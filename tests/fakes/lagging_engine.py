@@ -19,7 +19,7 @@ from harvester.engine.shared.state import Field
 from harvester.engine.shared.steporder import ORDER
 from harvester.engine.vllm.worker.workers import PreemptibleWorker
 from harvester.engine.worker.clock import StepClock
-from harvester.engine.worker.places import Place
+from harvester.engine.worker.places import SafepointSite
 from harvester.engine.worker.safepoint import Safepoints
 from tests.fakes.virtual_time import Box, Clock
 
@@ -126,7 +126,7 @@ class LaggingWorker(PreemptibleWorker, _StockWorker):
         super().__init__(clock, device)
         self._clock = StepClock(device)
         safepoints = Safepoints(shared, leader=True, ranks=1, device=device)
-        safepoints.install([Place(str(number), layer, "forward") for number, layer in enumerate(self.layers)])
+        safepoints.install([SafepointSite(str(number), layer, "forward") for number, layer in enumerate(self.layers)])
         self._end_steps(safepoints, device, shared)
         self.cut: dict[int, tuple[float, float]] = {}
 

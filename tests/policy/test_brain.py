@@ -22,7 +22,7 @@ from harvester.policy.parts import ADMISSIONS, BUDGETS, OFFLINE_ORDERS, ONLINE_O
 from harvester.policy.ran import StepRan
 from harvester.policy.view import EngineView, Plan, PolicyConfig, Running
 from harvester.policy.waiting import Waiting, WaitingOnline
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request
 from tests.policy.asked import LIMITS
@@ -232,7 +232,7 @@ def test_a_plan_parts_what_runs_and_changes_nothing_when_it_is_asked_for_again(
 ) -> None:
     requests = crowd(seed, slo_s)
     kv = Checkpoints(Thresholds(0.9, 0.5), CUDA_COST, 1.0, wait_blocks=4) if checkpoints else NoCheckpoints()
-    engine = Engine(cost, blocks, slots, 64, host_blocks=60 if checkpoints else 0, block_copy_s=0.001, layers=3)
+    engine = SimEngine(cost, blocks, slots, 64, host_blocks=60 if checkpoints else 0, block_copy_s=0.001, layers=3)
     brain = Watched(parts_of(config, learnt(), kv), PolicyConfig(1, 0.1, 32, ttft_s=slo_s))
     simulation = Simulation(engine, brain)
     assert len(simulation.run(requests)) == len(requests)

@@ -12,7 +12,7 @@ from harvester.policy.brain import Brain
 from harvester.policy.model.latency import LatencyModel, StepLoad, predict_with
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request
 from harvester.sim.track import Outcome
@@ -49,7 +49,7 @@ class Served:
         self.model, self.pace, self.seconds = model, 1.0, 0.0
         self._random, self._noise, self._chats_per_s = Random(1), noise, chats_per_s
         brain = Brain(parts_of(PartsConfig(budget=budget, reserve="fixed"), model), LIMITS)
-        self._simulation = Simulation(Engine(self._cost, 4096, max_seqs=64, max_tokens=1024), brain)
+        self._simulation = Simulation(SimEngine(self._cost, 4096, max_seqs=64, max_tokens=1024), brain)
         self._ended: list[Outcome] = []
         draw = self._random.randint
         self._simulation.run((Request(f"row{i}", 0.0, draw(100, 900), draw(20, 100), "job") for i in range(900)), until_s=0.0)

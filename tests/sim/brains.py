@@ -11,7 +11,7 @@ from harvester.policy.order.mlfq import Mlfq
 from harvester.policy.order.online import OnlineOrder, SkipJoin
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 
 LIMITS = PolicyConfig(reserved_slots=2, reserved_kv=0.1, offline_step_tokens=64)
 PLAIN = PartsConfig(online_order="fcfs", budget="fixed", reserve="fixed")
@@ -39,6 +39,6 @@ def second_a_step(load: StepLoad) -> float:
     return 1.0
 
 
-def an_engine(total_blocks: int = 100, max_seqs: int = 8, max_tokens: int = 64, **rest: Any) -> Engine:
+def an_engine(total_blocks: int = 100, max_seqs: int = 8, max_tokens: int = 64, **rest: Any) -> SimEngine:
     """Each step takes a second."""
-    return Engine(second_a_step, total_blocks, max_seqs, max_tokens, 16, **rest)
+    return SimEngine(second_a_step, total_blocks, max_seqs, max_tokens, 16, **rest)

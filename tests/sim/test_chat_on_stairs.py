@@ -8,7 +8,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.parts import PartsConfig
 from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import MODELS, kv_blocks
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import SHAREGPT, Drawn, LogNormal, gamma, offline_job, promised
 from tests.policy.stairs import DEFAULT, H200, NOISE, Knower, truth
@@ -23,7 +23,7 @@ def served(model: LatencyModel) -> tuple[float, int]:
     chat = promised(gamma(8.0, 2.0, WARM_UP_S + SECONDS, SHAREGPT, rng), 1.0, TPOT_S)
     rows = offline_job("sum", 2000, Drawn(LogNormal(300, 0.7, 16, 3000), LogNormal(100, 0.5, 8, 400)), rng)
     blocks = kv_blocks(MODELS["llama-3.1-8b"], H200)
-    engine = Engine(lambda load: cost(load) * noise.lognormvariate(0.0, NOISE), blocks, max_seqs=256, max_tokens=2048)
+    engine = SimEngine(lambda load: cost(load) * noise.lognormvariate(0.0, NOISE), blocks, max_seqs=256, max_tokens=2048)
     simulation = Simulation(engine, a_brain(PartsConfig(), PolicyConfig(16, 0.05, 256), model))
     simulation.run([*chat, *rows], until_s=WARM_UP_S)
     ended = simulation.run(until_s=WARM_UP_S + SECONDS)

@@ -11,7 +11,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
 from harvester.sim.door import Door
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request
 
@@ -24,7 +24,7 @@ def cost(load: StepLoad) -> float:
 
 def played(with_door: bool, gap_s: float, slo_s: float = SLO_S) -> tuple[Simulation, Door]:
     """A job for 2 s, then 40 chats beside it, one every ``gap_s``."""
-    engine = Engine(cost, 2000, max_seqs=16, max_tokens=512)
+    engine = SimEngine(cost, 2000, max_seqs=16, max_tokens=512)
     brain = Brain(parts_of(PartsConfig(), LatencyModel()), PolicyConfig(2, 0.1, 256, 60.0, 0.2, slo_s))
     door = Door(engine, brain, ChatAdmission(64))
     simulation = Simulation(engine, brain, door if with_door else None)

@@ -16,7 +16,7 @@ from harvester.policy.kv.checkpoint import CUDA_COST, Thresholds
 from harvester.policy.kv.policy import Checkpoints
 from harvester.policy.order.offline import OfflineRow
 from harvester.policy.view import PolicyConfig
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request
 from harvester.sim.track import Outcome
@@ -39,7 +39,7 @@ def simulation(total_blocks: int, told: int | None = None, step_tokens: int = 25
     brain = a_brain(EXPECTED, NO_RESERVE, kv=kv)
     for _ in range(20 if told is not None else 0):
         brain.parts.admission.ended(OfflineRow("before", "job", prompt_tokens=10), told)
-    engine = Engine(second_a_step, total_blocks, slots, step_tokens, BLOCK, host_blocks=hosts, block_copy_s=0.01 if hosts else 0.0)
+    engine = SimEngine(second_a_step, total_blocks, slots, step_tokens, BLOCK, host_blocks=hosts, block_copy_s=0.01 if hosts else 0.0)
     return Simulation(engine, brain)
 
 
@@ -97,7 +97,7 @@ def test_more_rows_run_at_once_than_by_the_worst_case_and_little_is_computed_aga
     trace = rows(300, seed, most=80)
     took: dict[str, float] = {}
     for name in ("worst", "expected"):
-        sim = Simulation(Engine(second_a_step, 100, 64, 256, BLOCK), a_brain(replace(PLAIN, admission=name), NO_RESERVE))
+        sim = Simulation(SimEngine(second_a_step, 100, 64, 256, BLOCK), a_brain(replace(PLAIN, admission=name), NO_RESERVE))
         ended = sim.run(trace)
         took[name] = sim.now_s
     assert took["expected"] < 0.4 * took["worst"]

@@ -18,7 +18,7 @@ from harvester.policy.parts import PartsConfig
 from harvester.policy.step.view import Guarantee
 from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import GPUS, MODELS, Machine, kv_blocks, roofline
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.measure import percentile, summarize
 from harvester.sim.trace import SHAREGPT, Drawn, Fixed, LogNormal, Request, gamma, offline_job, promised
@@ -207,9 +207,9 @@ def test_rows_that_lose_their_kv_to_chat_read_it_back_instead_of_computing_it_ag
 # -- beside offline work ------------------------------------------------------------------------------------------------------------
 
 
-def llama() -> Engine:
+def llama() -> SimEngine:
     model, machine = MODELS["llama-2-7b"], Machine(GPUS["a100-80gb"])
-    return Engine(roofline(model, machine), kv_blocks(model, machine), max_seqs=128)
+    return SimEngine(roofline(model, machine), kv_blocks(model, machine), max_seqs=128)
 
 
 def served(
@@ -301,7 +301,7 @@ def test_a_prefix_that_is_cached_is_not_computed() -> None:
 
 def test_skip_join_mlfq_at_least_halves_the_normalized_latency_of_fcfs_beyond_what_fcfs_can_hold() -> None:
     model, machine = MODELS["opt-13b"], Machine(GPUS["a100-40gb"])
-    engine = Engine(roofline(model, machine), kv_blocks(model, machine), 8)
+    engine = SimEngine(roofline(model, machine), kv_blocks(model, machine), 8)
     trace = gamma(3.0, 1.0, 16.0, SHAREGPT, random.Random(3))
     mean_s = [
         summarize(Simulation(engine, a_brain(replace(PLAIN, online_order=order))).run(trace)).normalized_mean_s

@@ -27,7 +27,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import Cost
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.measure import percentile
 from harvester.sim.trace import Fixed, Request, gamma, promised
@@ -61,7 +61,7 @@ class Front:
     def __post_init__(self) -> None:
         config = PolicyConfig(2, 0.1, 256, 60.0, 0.2, self.slo_s)
         self.brain = Brain(parts_of(PartsConfig(), LatencyModel()), config)
-        self.sim = Simulation(Engine(self.cost, self.blocks, max_seqs=self.slots, max_tokens=self.step_tokens), self.brain)
+        self.sim = Simulation(SimEngine(self.cost, self.blocks, max_seqs=self.slots, max_tokens=self.step_tokens), self.brain)
         self.policy = ChatAdmission(16 * self.slots)
 
     def run(self, requests: list[Request], rows: Sequence[Request] = ()) -> list[float]:

@@ -18,7 +18,7 @@ from bench.papers.figures.scale import Scale
 from bench.papers.systems.conserve import STEPS, SYSTEMS, CoServing
 from harvester.policy.kv.checkpoint import CUDA_COST
 from harvester.sim.cost import GPUS, MODELS, Machine, block_copy_s, kv_blocks, roofline
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.measure import percentile
 from harvester.sim.trace import Drawn, LogNormal, offline_job, promised
@@ -35,12 +35,12 @@ PHASE_S = 60.0
 Load = Sequence[Arrival]
 
 
-def engine(ends: bool) -> Engine:
+def engine(ends: bool) -> SimEngine:
     blocks = kv_blocks(MODEL, MACHINE)
     host = int(HOST_BYTES / (MODEL.kv_bytes_per_token * 16))
     copy_s = block_copy_s(MODEL, MACHINE)
     layers = MODEL.layers if ends else 0
-    return Engine(roofline(MODEL, MACHINE), blocks, host_blocks=host, block_copy_s=copy_s, copy_cost=CUDA_COST, layers=layers)
+    return SimEngine(roofline(MODEL, MACHINE), blocks, host_blocks=host, block_copy_s=copy_s, copy_cost=CUDA_COST, layers=layers)
 
 
 def run(system: CoServing, load: Load, seconds: float, slo_s: tuple[float, float]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import GPUS, MODELS, Machine, roofline
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.measure import percentile
 from harvester.sim.trace import SHAREGPT, Lengths, Request, promised
@@ -50,9 +50,9 @@ class Case:
     chats_per_s: float = 0.0
     rows_per_s: float = 6.0
 
-    def engine(self) -> Engine:
+    def engine(self) -> SimEngine:
         model = MODELS[self.model]
-        return Engine(roofline(model, Machine(GPUS[self.gpu])), self.kv_tokens // 16, layers=model.layers if self.chats_per_s else 0)
+        return SimEngine(roofline(model, Machine(GPUS[self.gpu])), self.kv_tokens // 16, layers=model.layers if self.chats_per_s else 0)
 
     def rows(self, seconds: float, seed: int) -> list[Request]:
         draw = random.Random(seed)

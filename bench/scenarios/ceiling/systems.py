@@ -17,7 +17,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.parts import parts_of
 from harvester.policy.view import EngineView, Plan
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request, promised
 from harvester.sim.track import Outcome
@@ -100,16 +100,16 @@ class Bench:
         engine = self._engine(self.case.layers, settings.schedule.max_ttft_delay_fraction)
         return self._played(shipped(settings, self.case.blocks), engine, self._job(), (ttft_s, tpot_s))
 
-    def _engine(self, layers: int, fraction: float = 1.0) -> Engine:
+    def _engine(self, layers: int, fraction: float = 1.0) -> SimEngine:
         case, cost = self.case, self.case.noise.over(self.case.cost, self.seed + 1)
         sizes = case.blocks, case.slots, case.step_tokens, case.block_tokens
-        return Engine(cost, *sizes, layers=layers, max_ttft_delay_fraction=fraction)
+        return SimEngine(cost, *sizes, layers=layers, max_ttft_delay_fraction=fraction)
 
     def _job(self) -> list[Request]:
         most = self.case.most[1]
         return [Request(f"row{number:06d}", 0.0, *row, "job", most) for number, row in enumerate(self.rows())]
 
-    def _played(self, brain: Brain, engine: Engine, job: Sequence[Request], slo: tuple[float, float] | None = None) -> Played:
+    def _played(self, brain: Brain, engine: SimEngine, job: Sequence[Request], slo: tuple[float, float] | None = None) -> Played:
         lead_s = self.case.lead_s
         chat = [Request(f"chat{i}", lead_s + one.at_s, one.prompt_tokens, one.output_tokens) for i, one in enumerate(self.chat)]
         simulation, ended, marks = Simulation(engine, brain), [], []

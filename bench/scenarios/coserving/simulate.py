@@ -38,7 +38,7 @@ from harvester.engine.frontend.overload import AWAITING_STEPS, MIN_AWAITING
 from harvester.errors import UsageError
 from harvester.policy.admission.chat import ChatAdmission
 from harvester.sim.door import Door
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request, promised
 from harvester.sim.track import Outcome
@@ -145,9 +145,9 @@ class _Bench:
         chat = promised(self._chat(begin_s, front_s), slo.ttft_ms / 1000, slo.tpot_ms / 1000)
         return self._played(simulation, chat, begin_s, before)
 
-    def _engine(self, layers: int = 0, fraction: float = 1.0) -> Engine:
+    def _engine(self, layers: int = 0, fraction: float = 1.0) -> SimEngine:
         given = self.comparison.knobs
-        return Engine(
+        return SimEngine(
             self.fit.cost(self.seed),
             self.record.blocks,
             round(given.slots),

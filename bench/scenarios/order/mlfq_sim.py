@@ -27,7 +27,7 @@ from harvester.policy.order.online import Fcfs, OnlineOrder, ShortestPrompt, Ski
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import GPUS, MODELS, Cost, Machine, block_copy_s, kv_blocks, roofline
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.measure import Summary, highest_rate, summarize
 from harvester.sim.trace import SHAREGPT, Lengths, Request, gamma, stretched
@@ -152,7 +152,7 @@ def simulate(system: System, setting: Setting, rate: float, seconds: float, seed
 
 def played(system: System, setting: Setting, trace: Sequence[Request]) -> list[Outcome]:
     """What became of each request."""
-    engine = Engine(
+    engine = SimEngine(
         setting.cost,
         setting.kv_blocks,
         setting.max_seqs,

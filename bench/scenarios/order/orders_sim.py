@@ -25,7 +25,7 @@ from harvester.policy.model.latency import LatencyModel, StepLoad
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
 from harvester.sim.cost import GPUS, MODELS, Machine, roofline
-from harvester.sim.engine import Engine
+from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.measure import highest_rate
 from harvester.sim.trace import Drawn, LogNormal, Request, gamma, promised
@@ -109,7 +109,7 @@ def simulate(system: System, setting: Setting, rate: float, seconds: float, seed
     for seed in seeds:
         config = PartsConfig(online_order=system.order, budget="fixed", reserve="fixed")
         brain = Brain(parts_of(config, LatencyModel.from_state(setting.profile)), PolicyConfig(0, 0.0, 1))
-        simulation = Simulation(Engine(setting.cost, setting.blocks, SLOTS, STEP_TOKENS, BLOCK_TOKENS), brain)
+        simulation = Simulation(SimEngine(setting.cost, setting.blocks, SLOTS, STEP_TOKENS, BLOCK_TOKENS), brain)
         ended += simulation.run(setting.trace(rate, seconds, seed, system.sigma))
         ran_s += simulation.now_s
     tokens = sum(one.request.prompt_tokens + one.request.output_tokens for one in ended)

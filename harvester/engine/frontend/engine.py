@@ -48,7 +48,7 @@ class Embedded:
     usage: Usage
 
 
-class Engine(Protocol):
+class TokenEngine(Protocol):
     """`harvester.engine.vllm.frontend.client.HarvestLLM` is one."""
 
     @property

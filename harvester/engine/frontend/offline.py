@@ -24,7 +24,7 @@ FAILED = ("error", "abort")  # how a request ends that vLLM's own routes answer 
 
 
 class OfflineEngine:
-    """Implements `jobs.engine.Engine`. Tokenizes in a thread of its own, so that it never delays a chat token.
+    """Implements `jobs.engine.TokenEngine`. Tokenizes in a thread of its own, so that it never delays a chat token.
 
     ``model`` is the name that jobs ask for; ``concurrency``: see `Engine`; ``max_image_bytes``: of an image that is fetched.
     """

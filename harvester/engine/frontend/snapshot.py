@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from harvester.core import WorkClass
-from harvester.engine.frontend.engine import Engine
+from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.shared.state import Count, SharedState
 
 
-def snapshot(llm: Engine, shared: SharedState, now_s: float) -> dict[str, Any]:
+def snapshot(llm: TokenEngine, shared: SharedState, now_s: float) -> dict[str, Any]:
     """``at_s`` is of ``now_s``'s monotonic clock; seconds and tokens count from the engine's start, latencies are of the last minute.
 
     ``ttft_s`` and ``tpot_s``: of chat, what all took together, and what they would have taken without jobs.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from harvester.engine.frontend.engine import Engine
+from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.shared.state import Count, Field, SharedState
 from harvester.errors import EngineError, UsageError
 
@@ -44,7 +44,7 @@ def probes(max_tokens: int, max_seqs: int, context: int) -> Iterator[Probe]:
         yield Probe(batch, size, DECODED)
 
 
-async def profile(llm: Engine, shared: SharedState, seconds: float, *, short: bool = False) -> dict[str, Any]:
+async def profile(llm: TokenEngine, shared: SharedState, seconds: float, *, short: bool = False) -> dict[str, Any]:
     """Run rounds of probes for about ``seconds``, have the profile written, and return what is known then.
 
     Chat goes first all the while. The ``short`` form copies no KV, and ends as soon as there is other work, whose steps tell as much.
@@ -73,7 +73,7 @@ async def profile(llm: Engine, shared: SharedState, seconds: float, *, short: bo
     }
 
 
-async def _run(llm: Engine, probe: Probe, rng: random.Random, name: str) -> None:
+async def _run(llm: TokenEngine, probe: Probe, rng: random.Random, name: str) -> None:
     """Prompts are random, so that none is found in the prefix cache."""
     vocabulary = llm.sizes.vocabulary
 
@@ -84,7 +84,7 @@ async def _run(llm: Engine, probe: Probe, rng: random.Random, name: str) -> None
     await asyncio.gather(*(one(number) for number in range(probe.requests)))
 
 
-async def _save(llm: Engine, shared: SharedState, rng: random.Random) -> None:
+async def _save(llm: TokenEngine, shared: SharedState, rng: random.Random) -> None:
     wish = shared[Field.SAVE_PROFILE] + 1
     shared[Field.SAVE_PROFILE] = wish
     end_s = time.monotonic() + SAVE_WAIT_S
@@ -94,7 +94,7 @@ async def _save(llm: Engine, shared: SharedState, rng: random.Random) -> None:
         await _run(llm, Probe(1, 16, 2), rng, f"save-{time.monotonic_ns()}")  # it looks for the wish after a step
 
 
-async def profile_when_absent(llm: Engine, shared: SharedState, known: bool) -> None:
+async def profile_when_absent(llm: TokenEngine, shared: SharedState, known: bool) -> None:
     """The short form, while a new engine that has no profile yet is idle; again, where work came in between. Never raises; cancelled with
     its task."""
     left_s = 0.0 if known else SHORT_S
@@ -106,7 +106,7 @@ async def profile_when_absent(llm: Engine, shared: SharedState, known: bool) -> 
             left_s -= time.monotonic() - began_s
 
 
-async def idle(llm: Engine) -> None:
+async def idle(llm: TokenEngine) -> None:
     """Wait until no request was seen for `IDLE_S`."""
     looks = 0
     while looks * LOOK_S < IDLE_S:

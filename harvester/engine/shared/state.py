@@ -44,10 +44,10 @@ class Field(IntEnum):
     MODEL = 24  # engine core: the first coefficient
     COUNTERS = 40  # engine core: the first of `Count`
     STEPS_S = 120  # engine core: seconds of the last `RING` steps of offline work alone, a ring
-    IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the places of `Place`
+    IN_FLIGHT = STEPS_S + RING  # a ring of `DEPTH` steps, each with the places of `StepField`
 
 
-class Place(IntEnum):
+class StepField(IntEnum):
     """Of one step in flight, from its place in the ring on."""
 
     ENDABLE = 0  # engine core: 1 where it has safepoints
@@ -116,7 +116,7 @@ class Count(IntEnum):
     CHATS_GONE = 52  # online requests that ended without a first token
 
 
-SIZE = (Field.IN_FLIGHT + DEPTH * len(Place)) * 8
+SIZE = (Field.IN_FLIGHT + DEPTH * len(StepField)) * 8
 
 
 class SharedState:
@@ -166,21 +166,21 @@ class SharedState:
     def planned(self, number: int, endable: bool, estimate_s: float, *, beside_chat: bool = False, tpot_s: float = math.inf) -> None:
         """Engine core: the step is about to be sent to the workers. Who reads its number finds the rest set."""
         place = _place(number)
-        self._cells[place + Place.ENDABLE] = float(endable)
-        self._cells[place + Place.ESTIMATE_S] = estimate_s
-        self._cells[place + Place.BESIDE_CHAT] = float(beside_chat)
-        self._cells[place + Place.TPOT_S] = tpot_s
+        self._cells[place + StepField.ENDABLE] = float(endable)
+        self._cells[place + StepField.ESTIMATE_S] = estimate_s
+        self._cells[place + StepField.BESIDE_CHAT] = float(beside_chat)
+        self._cells[place + StepField.TPOT_S] = tpot_s
         self._cells[Field.PLANNED] = number
 
     def told_better(self, number: int, estimate_s: float) -> None:
         """Engine core: the length of a step in flight is known better now."""
-        self._cells[_place(number) + Place.ESTIMATE_S] = estimate_s
+        self._cells[_place(number) + StepField.ESTIMATE_S] = estimate_s
 
     def began(self, number: int, now_s: float, *, on_device: bool) -> None:
         """Worker 0: it begins the step, or its device does."""
         place = _place(number)
-        self._cells[place + Place.BEGAN_S] = now_s
-        self._cells[place + Place.BEGAN_STEP] = number
+        self._cells[place + StepField.BEGAN_S] = now_s
+        self._cells[place + StepField.BEGAN_STEP] = number
         if on_device:
             self._cells[Field.ON_DEVICE] = number
 
@@ -192,9 +192,9 @@ class SharedState:
     def flight(self, number: int) -> Flight:
         """One of the last `DEPTH` steps."""
         cells, place = self._cells, _place(number)
-        began_s = cells[place + Place.BEGAN_S] if cells[place + Place.BEGAN_STEP] == number else None
+        began_s = cells[place + StepField.BEGAN_S] if cells[place + StepField.BEGAN_STEP] == number else None
         endable, estimate_s, beside_chat, tpot_s = (
-            cells[place + one] for one in (Place.ENDABLE, Place.ESTIMATE_S, Place.BESIDE_CHAT, Place.TPOT_S)
+            cells[place + one] for one in (StepField.ENDABLE, StepField.ESTIMATE_S, StepField.BESIDE_CHAT, StepField.TPOT_S)
         )
         return Flight(number, bool(endable), began_s, estimate_s, bool(beside_chat), tpot_s)
 
@@ -225,4 +225,4 @@ class SharedState:
 
 
 def _place(number: int) -> int:
-    return int(Field.IN_FLIGHT) + number % DEPTH * len(Place)
+    return int(Field.IN_FLIGHT) + number % DEPTH * len(StepField)

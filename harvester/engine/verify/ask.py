@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from harvester.core import PRIORITY_OFFLINE, PRIORITY_ONLINE
-from harvester.engine.frontend.engine import Engine, Generated
+from harvester.engine.frontend.engine import Generated, TokenEngine
 
 
-async def ask(llm: Engine, name: str, ids: Sequence[int], tokens: int, *, online: bool = False, **sampling: Any) -> Generated:
+async def ask(llm: TokenEngine, name: str, ids: Sequence[int], tokens: int, *, online: bool = False, **sampling: Any) -> Generated:
     """The whole greedy answer of exactly ``tokens``; ``sampling``: further sampling parameters, by vLLM's names."""
     priority = PRIORITY_ONLINE if online else PRIORITY_OFFLINE
     return await llm.complete(
@@ -42,7 +42,7 @@ async def beside(works: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def busy(llm: Engine, streams: int, prompt_tokens: int, answer_tokens: int, name: str) -> AsyncIterator[None]:
+async def busy(llm: TokenEngine, streams: int, prompt_tokens: int, answer_tokens: int, name: str) -> AsyncIterator[None]:
     """Offline requests, ``streams`` at a time, `beside` the block."""
     vocabulary, numbers = llm.sizes.vocabulary, itertools.count()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harvester.config import ServeConfig
 from harvester.core import __version__
-from harvester.engine.verify.verdict import Part, Verdict
+from harvester.engine.verify.verdict import Aspect, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def read(profile: Path) -> list[Verdict] | None:
         found = json.loads(kept_path(profile).read_text(encoding="utf-8"))
         if found["harvester"] != __version__:
             return None
-        return [Verdict(Part(one["part"]), one["ok"], str(one["said"])) for one in found["parts"]]
+        return [Verdict(Aspect(one["part"]), one["ok"], str(one["said"])) for one in found["parts"]]
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -62,23 +62,23 @@ def fitted(config: ServeConfig, verdicts: Sequence[Verdict] | None) -> ServeConf
     """
     found = {one.part: one.ok for one in verdicts or ()}
     schedule, enabled = config.schedule, config.checkpoint.enabled
-    if found.get(Part.TOKENS) is False:
+    if found.get(Aspect.TOKENS) is False:
         schedule = schedule.model_copy(update={"safepoints": "off"})
-    if found.get(Part.TIMES) is False:
+    if found.get(Aspect.TIMES) is False:
         schedule = schedule.model_copy(update={"budget": "fixed"})
-    if found.get(Part.KV) is False or found.get(Part.TOKENS) is False:
+    if found.get(Aspect.KV) is False or found.get(Aspect.TOKENS) is False:
         enabled = False
     elif enabled == "auto":
-        enabled = bool(found.get(Part.KV) and found.get(Part.TOKENS))
+        enabled = bool(found.get(Aspect.KV) and found.get(Aspect.TOKENS))
     checkpoint = config.checkpoint.model_copy(update={"enabled": enabled})
     return config.model_copy(update={"schedule": schedule, "checkpoint": checkpoint})
 
 
 OFF = {
-    Part.TOKENS: "from the next start on no step is ended early, and there are no KV checkpoints",
-    Part.SIGNALS: "steps are not ended early until the next start, which looks again",
-    Part.TIMES: "from the next start on, offline tokens beside chat are a fixed number",
-    Part.KV: "from the next start on there are no KV checkpoints",
+    Aspect.TOKENS: "from the next start on no step is ended early, and there are no KV checkpoints",
+    Aspect.SIGNALS: "steps are not ended early until the next start, which looks again",
+    Aspect.TIMES: "from the next start on, offline tokens beside chat are a fixed number",
+    Aspect.KV: "from the next start on there are no KV checkpoints",
 }
 
 

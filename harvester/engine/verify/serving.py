@@ -10,11 +10,11 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from harvester.engine.frontend.engine import Engine
+from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.shared.state import SharedState
 from harvester.engine.verify import kept
 from harvester.engine.verify.short import verify_short
-from harvester.engine.verify.verdict import Part, Verdict
+from harvester.engine.verify.verdict import Aspect, Verdict
 from harvester.errors import EngineError, UsageError
 
 MAX_S = 60.0
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Verified(Collector):
     """Of one engine. Shown on `/metrics` as ``harvester_verified``, 1 for a part that is right and 0 for a wrong one."""
 
-    def __init__(self, llm: Engine, shared: SharedState, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, llm: TokenEngine, shared: SharedState, registry: CollectorRegistry = REGISTRY) -> None:
         self._llm, self._shared = llm, shared
         self._found: Sequence[Verdict] = ()
         registry.register(self)
@@ -37,7 +37,7 @@ class Verified(Collector):
         """
         known = kept.read(profile)
         found = known or []
-        if known is None or any(one.ok is None or (one.ok is False and one.part is Part.SIGNALS) for one in known):
+        if known is None or any(one.ok is None or (one.ok is False and one.part is Aspect.SIGNALS) for one in known):
             found = kept.merged(found, await self._look())
             if found:
                 kept.write(profile, found)
@@ -60,7 +60,7 @@ class Verified(Collector):
         for one in found:
             if one.ok is False:
                 log.warning(kept.line(one))
-        if any(one.part is Part.SIGNALS and one.ok is False for one in found):
+        if any(one.part is Aspect.SIGNALS and one.ok is False for one in found):
             self._llm.stop_signals()
 
     def wrong(self) -> list[str]:

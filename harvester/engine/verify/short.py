@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from harvester.core import WorkClass
-from harvester.engine.frontend.engine import Engine
+from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.launch import profiler
 from harvester.engine.shared.state import SharedState
 from harvester.engine.verify.signals import signals
@@ -17,7 +17,7 @@ STRETCH_S = 2.0
 WORTH = 2.0  # times the time within which a step should end: shorter ones have hardly a safepoint
 
 
-async def verify_short(llm: Engine, shared: SharedState, detect_s: float, safepoints: bool, max_s: float) -> list[Verdict]:
+async def verify_short(llm: TokenEngine, shared: SharedState, detect_s: float, safepoints: bool, max_s: float) -> list[Verdict]:
     """Waits until nothing was asked for some seconds. Chat goes first all the while, and stops what it would disturb.
 
     ``detect_s``: within which a step that is asked to end should have ended; ``safepoints``: whether steps can be. Nothing is told where
@@ -30,7 +30,7 @@ async def verify_short(llm: Engine, shared: SharedState, detect_s: float, safepo
         return []
 
 
-async def _verdicts(llm: Engine, shared: SharedState, detect_s: float, safepoints: bool) -> list[Verdict]:
+async def _verdicts(llm: TokenEngine, shared: SharedState, detect_s: float, safepoints: bool) -> list[Verdict]:
     verdicts = [kv_verdict([bool(rank) for rank in await llm.on_workers("kv_comes_back")])]
     whole, _ = await sum_of_steps(llm, shared, STRETCH_S)
     if not _has_chat(llm):  # whose steps have gaps of their own
@@ -41,5 +41,5 @@ async def _verdicts(llm: Engine, shared: SharedState, detect_s: float, safepoint
     return verdicts
 
 
-def _has_chat(llm: Engine) -> bool:
+def _has_chat(llm: TokenEngine) -> bool:
     return llm.in_flight()[WorkClass.ONLINE] > 0

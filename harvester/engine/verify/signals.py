@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from harvester.engine.frontend.engine import Engine
+from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.ask import busy
 
@@ -45,7 +45,7 @@ def end_running_step(shared: SharedState, min_s: float = 0.0) -> bool:
 
 
 async def signals(
-    llm: Engine, shared: SharedState, count: int, max_s: float, stop: Callable[[], bool] = lambda: False, min_s: float = 0.0
+    llm: TokenEngine, shared: SharedState, count: int, max_s: float, stop: Callable[[], bool] = lambda: False, min_s: float = 0.0
 ) -> Signals:
     """``count`` signals at random moments of full steps of offline work, or as many as ``max_s`` allows.
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from harvester.engine.frontend.engine import Engine
+from harvester.engine.frontend.engine import TokenEngine
 from harvester.engine.launch import profiler
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.ask import busy
@@ -26,7 +26,7 @@ class Times:
     sum_over_wall: float
 
 
-async def times(llm: Engine, shared: SharedState, learn_s: float, stretch_s: float) -> Times:
+async def times(llm: TokenEngine, shared: SharedState, learn_s: float, stretch_s: float) -> Times:
     """Let the engine learn for about ``learn_s``, then keep it busy for ``stretch_s``. Raises `EngineError` where it does not answer."""
     await profiler.profile(llm, shared, learn_s, short=True)
     sum_over_wall, _ = await sum_of_steps(llm, shared, stretch_s)
@@ -39,7 +39,7 @@ def error(shared: SharedState) -> tuple[float | None, float | None]:
     return (None, None) if p99 == 0.0 or p50 == p99 == 1.0 else (p50, p99)
 
 
-async def sum_of_steps(llm: Engine, shared: SharedState, stretch_s: float) -> tuple[float, int]:
+async def sum_of_steps(llm: TokenEngine, shared: SharedState, stretch_s: float) -> tuple[float, int]:
     """The time in steps over the time on the wall, of a stretch in which there is always work; and how many steps it had.
 
     A step counts when it ends, so that each end of the stretch is put at the end of a step.

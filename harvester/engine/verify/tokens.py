@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from harvester.engine.frontend.engine import Engine, Top
+from harvester.engine.frontend.engine import TokenEngine, Top
 from harvester.engine.launch.arguments import without_harvester
 from harvester.engine.shared.state import Count, SharedState
 from harvester.engine.verify.answers import Pressed, Stock
@@ -96,7 +96,7 @@ async def _stock(subject: Subject) -> Stock:
         return Stock(tokens, tops, tie, llm.sizes.block_tokens, longest)
 
 
-async def _as_prompt(llm: Engine, gate: asyncio.Semaphore, number: int, ids: list[int], answered: int) -> list[Top]:
+async def _as_prompt(llm: TokenEngine, gate: asyncio.Semaphore, number: int, ids: list[int], answered: int) -> list[Top]:
     """The likeliest tokens at the places of an answer that is given as the end of a prompt."""
     async with gate:
         output = await ask(llm, f"prompt-{number}", ids, 1, prompt_logprobs=TOP)
@@ -106,7 +106,7 @@ async def _as_prompt(llm: Engine, gate: asyncio.Semaphore, number: int, ids: lis
     return places
 
 
-async def _again(llm: Engine, gate: asyncio.Semaphore, number: int, ids: list[int]) -> list[int]:
+async def _again(llm: TokenEngine, gate: asyncio.Semaphore, number: int, ids: list[int]) -> list[int]:
     async with gate:
         return (await ask(llm, f"again-{number}", ids, ANSWER_TOKENS)).token_ids
 
@@ -133,7 +133,7 @@ async def _pressed(subject: Subject, block_tokens: int, longest_tokens: int) -> 
         )
 
 
-async def _turn(llm: Engine, given: list[list[int]], turn: int) -> list[list[int]]:
+async def _turn(llm: TokenEngine, given: list[list[int]], turn: int) -> list[list[int]]:
     """Offline work all at once; a burst of chat each time that some more of it is answered, so that there are steps without chat too."""
     answered, news = 0, asyncio.Condition()
     bursts = ONLINE // BURST

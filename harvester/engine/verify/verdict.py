@@ -19,7 +19,7 @@ RATIO_P50, MAX_RATIO_P99 = (0.75, 1.33), 8.0  # actual over predicted step time;
 SUM_OVER_WALL = (0.5, 1.1)  # what lies between two steps is not in them; a step counted twice is
 
 
-class Part(StrEnum):
+class Aspect(StrEnum):
     TOKENS = "tokens"
     SIGNALS = "signals"
     TIMES = "times"
@@ -30,7 +30,7 @@ class Part(StrEnum):
 class Verdict:
     """``ok`` None: it could not be told here, ``said`` says why. ``said`` is one line."""
 
-    part: Part
+    part: Aspect
     ok: bool | None
     said: str
 
@@ -46,31 +46,33 @@ def tokens_verdict(turns: Sequence[Compared], tie: float, pressed: Pressed) -> V
         f"{answers - different} of {answers} answers as stock vLLM's ({compared / max(1, tokens):.0%} of the tokens, {tied} ties); {done}"
     )
     if different:
-        return Verdict(Part.TOKENS, False, said)
+        return Verdict(Aspect.TOKENS, False, said)
     if tie > MAX_TIE:
-        return Verdict(Part.TOKENS, None, f"stock vLLM's own log-probabilities move by {tie / 2:.2f} here: its answers cannot be compared")
+        return Verdict(
+            Aspect.TOKENS, None, f"stock vLLM's own log-probabilities move by {tie / 2:.2f} here: its answers cannot be compared"
+        )
     if not pressed.ended_steps or not pressed.preempted:
-        return Verdict(Part.TOKENS, None, f"{said}: not enough was done to it")
-    return Verdict(Part.TOKENS, all(one.identical for one in turns), said)
+        return Verdict(Aspect.TOKENS, None, f"{said}: not enough was done to it")
+    return Verdict(Aspect.TOKENS, all(one.identical for one in turns), said)
 
 
 def signals_verdict(found: Signals) -> Verdict:
     if found.asked < FEW_SIGNALS:
-        return Verdict(Part.SIGNALS, None, f"only {found.asked} steps could be asked to end: they are too short")
+        return Verdict(Aspect.SIGNALS, None, f"only {found.asked} steps could be asked to end: they are too short")
     times = detect_ms(found)
     after = f", after {times['p50']:.1f} ms (p50), {times['p99']:.1f} ms (p99)" if times["p50"] is not None else ""
-    return Verdict(Part.SIGNALS, found.ended >= MIN_ENDED * found.asked, f"{found.ended} of {found.asked} steps asked to end did{after}")
+    return Verdict(Aspect.SIGNALS, found.ended >= MIN_ENDED * found.asked, f"{found.ended} of {found.asked} steps asked to end did{after}")
 
 
 def times_verdict(found: Times) -> Verdict:
     p50, p99, whole = found.ratio_p50, found.ratio_p99, found.sum_over_wall
     sums = f"all steps together {whole:.0%} of the wall"
     if not SUM_OVER_WALL[0] <= whole <= SUM_OVER_WALL[1]:
-        return Verdict(Part.TIMES, False, sums)
+        return Verdict(Aspect.TIMES, False, sums)
     if p50 is None or p99 is None:
-        return Verdict(Part.TIMES, None, f"{sums}; too few steps to tell how well they are predicted")
+        return Verdict(Aspect.TIMES, None, f"{sums}; too few steps to tell how well they are predicted")
     ok = RATIO_P50[0] <= p50 <= RATIO_P50[1] and p99 <= MAX_RATIO_P99
-    return Verdict(Part.TIMES, ok, f"actual over predicted step time p50 {p50:.2f}, p99 {p99:.2f}; {sums}")
+    return Verdict(Aspect.TIMES, ok, f"actual over predicted step time p50 {p50:.2f}, p99 {p99:.2f}; {sums}")
 
 
 def kv_verdict(ranks: Sequence[bool], pressed: Pressed | None = None) -> Verdict:
@@ -78,7 +80,7 @@ def kv_verdict(ranks: Sequence[bool], pressed: Pressed | None = None) -> Verdict
     said = f"blocks came back from host memory whole on {sum(ranks)} of {len(ranks)} ranks"
     if pressed is not None and pressed.stored_blocks:
         said += f"; of {pressed.stored_blocks} blocks saved and {pressed.loaded_blocks} read back {failed} copies failed"
-    return Verdict(Part.KV, bool(ranks) and all(ranks) and not failed, said)
+    return Verdict(Aspect.KV, bool(ranks) and all(ranks) and not failed, said)
 
 
 def detect_ms(found: Signals) -> dict[str, float | None]:

@@ -22,7 +22,7 @@ from harvester.engine.verify.subject import Subject
 from harvester.engine.verify.ties import Compared, compare
 from harvester.engine.verify.times import Times, times
 from harvester.engine.verify.tokens import pressed_tokens, stock_tokens
-from harvester.engine.verify.verdict import Part, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
+from harvester.engine.verify.verdict import Aspect, Verdict, detect_ms, kv_verdict, signals_verdict, times_verdict, tokens_verdict
 from harvester.engine.vllm.launch import engine
 from harvester.engine.vllm.platform import on_cpu
 from harvester.errors import EngineError
@@ -70,7 +70,7 @@ def verify(subject: Subject, log: Path, say: Say, state: Path | None = None) -> 
         kept.write(profile_path(state, subject.name, subject.config), verdicts)
     return {
         "ok": all(one.ok is not False for one in verdicts) and any(one.ok for one in verdicts),
-        "tokens_identical": next(one.ok for one in verdicts if one.part is Part.TOKENS),
+        "tokens_identical": next(one.ok for one in verdicts if one.part is Aspect.TOKENS),
         **_figures(timed),
         "parts": [one.as_json() for one in verdicts],
         "tokens": _token_figures(stock, pressed),
@@ -107,15 +107,15 @@ def _try(log: Path, work: Callable[..., T], *given: Any) -> T | Exception:
 
 def _of_tokens(stock: Stock | Exception, pressed: Pressed | Exception) -> list[Verdict]:
     if isinstance(stock, Exception):
-        return [Verdict(Part.TOKENS, None, f"stock vLLM gave no answers: {stock}")]
+        return [Verdict(Aspect.TOKENS, None, f"stock vLLM gave no answers: {stock}")]
     if isinstance(pressed, Exception):
-        return [Verdict(Part.TOKENS, False, f"no answers: {pressed}")]
+        return [Verdict(Aspect.TOKENS, False, f"no answers: {pressed}")]
     return [tokens_verdict(compared(stock, pressed), stock.tie, pressed)]
 
 
 def _of_timed(timed: Timed | Exception, pressed: Pressed | None) -> list[Verdict]:
     if isinstance(timed, Exception):
-        return [Verdict(part, False, f"not measured: {timed}") for part in (Part.SIGNALS, Part.TIMES, Part.KV)]
+        return [Verdict(part, False, f"not measured: {timed}") for part in (Aspect.SIGNALS, Aspect.TIMES, Aspect.KV)]
     return [signals_verdict(timed.signals), times_verdict(timed.times), kv_verdict(timed.kv, pressed)]
 
 

@@ -22,7 +22,7 @@ ONCE = "what it computes is kept over steps"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SafepointSite:
     """``owner.attribute`` is called once in each step, just before the attention of the layer."""
 
     layer_name: str
@@ -95,13 +95,13 @@ def kind_of(ancestry: Iterable[str]) -> Kind:
     return Barred("this kind of layer is not known")
 
 
-def find(layers: Mapping[str, Any]) -> tuple[list[Place], list[str]]:
+def find(layers: Mapping[str, Any]) -> tuple[list[SafepointSite], list[str]]:
     """The places of a model with these ``layers``, in their order, and a line for each kind of layer without one.
 
     ``layers``: as `get_layers_from_vllm_config` gives them, in the order the model made them. All ranks of a tensor parallel group get the
     same number of places in the same order, for they have the same layers. One barred layer, and there is no place at all.
     """
-    places: list[Place] = []
+    places: list[SafepointSite] = []
     without: Counter[tuple[str, str]] = Counter()
     barred = False
     seen: set[tuple[int, str]] = set()
@@ -111,7 +111,7 @@ def find(layers: Mapping[str, Any]) -> tuple[list[Place], list[str]]:
             owner = layer if kind.owner is None else getattr(layer, kind.owner)
             if (id(owner), kind.attribute) not in seen:  # layers may share an implementation
                 seen.add((id(owner), kind.attribute))
-                places.append(Place(name, owner, kind.attribute))
+                places.append(SafepointSite(name, owner, kind.attribute))
             continue
         barred |= isinstance(kind, Barred)
         without[type(layer).__name__, kind.why] += 1

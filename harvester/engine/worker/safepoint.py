@@ -18,7 +18,7 @@ from typing import Any
 
 from harvester.engine.shared.state import Field, SharedState
 from harvester.engine.worker.device import Device, Mark
-from harvester.engine.worker.places import Place
+from harvester.engine.worker.places import SafepointSite
 
 NEVER = 1 << 30
 
@@ -55,7 +55,7 @@ class Safepoints:
         self._layers = 0
         self._passed, self._cost_s = 0, 0.0
 
-    def install(self, places: Sequence[Place]) -> None:
+    def install(self, places: Sequence[SafepointSite]) -> None:
         """A safepoint may stand at each of these, of which there is at least one."""
         for number, place in enumerate(places):
             setattr(place.owner, place.attribute, self._guarded(number, getattr(place.owner, place.attribute)))

@@ -167,7 +167,7 @@ class FirstTokenRate:
             self._seconds, self._tokens = self._seconds - old_s, self._tokens - old
 
 
-class Overload:
+class OverloadSpell:
     """From a chat that came too late even for a burst, until all like it could have been answered beside those that were let in."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class ChatAdmission:
     def __init__(self, max_awaiting: int) -> None:
         self._max_awaiting = max_awaiting
         self._rate = FirstTokenRate()
-        self._overload = Overload()
+        self._overload = OverloadSpell()
 
     def look(self, first_tokens: int, awaiting: int, now_s: float) -> None:
         """Told now and then, and before each question: first tokens so far, and who awaits one."""

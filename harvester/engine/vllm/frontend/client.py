@@ -43,7 +43,7 @@ UNTRACED = {"traceparent": f"00-{'1' * 32}-{'1' * 16}-00"}
 class HarvestLLM(AsyncLLM):
     """Both the chat routes and the harvest loop hand their requests to it. Until `attend` it is vLLM's own.
 
-    It is a `harvester.engine.frontend.engine.Engine`.
+    It is a `harvester.engine.frontend.engine.TokenEngine`.
     """
 
     _signal: ArrivalSignal | None = None

@@ -23,7 +23,7 @@ from jobs.storage.parts import results_of
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Cursor:
     """Where to begin: behind ``offset`` rows of a part's ``edition``; None: at the first part."""
 
     part: str | None = None
@@ -31,7 +31,7 @@ class Place:
     edition: str | None = None
 
 
-def arrow_of(sink: PartsSink, place: Place) -> Iterator[bytes]:
+def arrow_of(sink: PartsSink, place: Cursor) -> Iterator[bytes]:
     """The parts from ``place`` on, in the order of their names, as one Arrow IPC stream.
 
     Each batch's metadata names its part and edition. Raises `StateError` where the part was written again since the client read it,
@@ -73,7 +73,7 @@ def add_rows(app: FastAPI, ledger: LedgerJobs, folder: StateFolder) -> None:
     ) -> StreamingResponse:
         view = await own_job(ledger, job_id, who)
         sink = results_of(folder, view.id)
-        pieces = arrow_of(sink, Place(part, offset, edition)) if format == "arrow" else WRITERS[format](sink)
+        pieces = arrow_of(sink, Cursor(part, offset, edition)) if format == "arrow" else WRITERS[format](sink)
         first = await asyncio.to_thread(next, pieces, b"")  # what is wrong with the first part is an error's answer, not a cut stream
         named = {"content-disposition": f'attachment; filename="{view.id}.{format}"'}
         return StreamingResponse(chain([first], pieces), media_type=KINDS[format], headers=named)
