@@ -16,7 +16,7 @@ def loss(
     return {
         "kind": kind,
         "machine": "n0",
-        "ledger_there": kind == "head killed",
+        "ledger_there": kind == "head_killed",
         "shut_s": shut,
         "asked": {name: {"answered": 10, "failed": round(seconds)} for name, seconds in shut.items()},
         "streams_of_others": 6,
@@ -29,13 +29,13 @@ def rows(**found: int) -> dict[str, Any]:
     return {"expected": 5000, "lost": 0, "unfinished": 0, "twice": 0, "wrong": 0, "errors": 0, "unknown_jobs": 0} | found
 
 
-GOOD = [loss("killed"), loss("cut off"), loss("head killed")] * (KILLS // 2)
+GOOD = [loss("killed"), loss("cut_off"), loss("head_killed")] * (KILLS // 2)
 
 
 def test_the_worst_of_a_kind_is_told_without_probes_of_what_was_lost() -> None:
-    found = by_kind([loss("cut off", chat_s=2.0, beside_s=None), loss("cut off", chat_s=9.0, beside_s=1.0, cut=2, told_s=64.0)])
-    assert set(found) == {"cut off"}
-    assert found["cut off"] == {
+    found = by_kind([loss("cut_off", chat_s=2.0, beside_s=None), loss("cut_off", chat_s=9.0, beside_s=1.0, cut=2, told_s=64.0)])
+    assert set(found) == {"cut_off"}
+    assert found["cut_off"] == {
         "count": 2,
         "with_the_ledger": 0,
         "longest_shut_s": {"api": 0.0, "chat": 9.0, BESIDE: 1.0},
@@ -57,11 +57,11 @@ def test_all_goals_are_met_where_nothing_was_noticed() -> None:
     [
         ({"lost": 1}, [], "rows_lost"),
         ({"twice": 1}, [], "rows_twice"),
-        ({}, [loss("cut off", cut=1)], "streams_of_others_cut"),
+        ({}, [loss("cut_off", cut=1)], "streams_of_others_cut"),
         ({}, [loss("killed", api_s=6.0)], "api_shut_s_worker"),
-        ({}, [loss("cut off", chat_s=92.0)], "chat_shut_s_worker"),
-        ({}, [loss("head killed", api_s=6.0)], "api_shut_s_head"),
-        ({}, [loss("head killed", beside_s=6.0)], f"{BESIDE}_shut_s_head"),
+        ({}, [loss("cut_off", chat_s=92.0)], "chat_shut_s_worker"),
+        ({}, [loss("head_killed", api_s=6.0)], "api_shut_s_head"),
+        ({}, [loss("head_killed", beside_s=6.0)], f"{BESIDE}_shut_s_head"),
     ],
 )
 def test_each_goal_can_be_missed(found: dict[str, int], more: list[Any], missed: str) -> None:

@@ -32,12 +32,12 @@ from tools.s3 import CREDENTIALS, s3_server
 MACHINES, ROWS, DELAY_S = 3, 5000, 0.3
 KILLS, QUICK_KILLS = 20, 3
 HARVEST = {"max_slice_rows": 16, "min_slice_rows": 16, "concurrency": 4, "lease_s": 15.0, "spool_send_s": 1.0}
-KINDS = ("killed", "cut off", "head killed")
+KINDS = ("killed", "cut_off", "head_killed")
 OFF_S = 75.0  # without network: longer than Ray needs to notice
 AWAY_S = 5.0  # that a head is away before it starts again
 STREAMS, STREAM_TOKENS = 9, 300  # ten tokens a second
 GOAL_SHUT_S = 5.0
-BESIDE = "chat beside the head"
+BESIDE = "chat_beside"
 REPLICA, LEDGER = ROLES["replica"], ROLES["ledger"]
 
 
@@ -61,7 +61,7 @@ class Losses:
             self._close()
 
     def _lose(self, kind: str) -> None:
-        machine = self.fleet.head if kind == "head killed" else self._random.choice(self.fleet.machines[1:])
+        machine = self.fleet.head if kind == "head_killed" else self._random.choice(self.fleet.machines[1:])
         asked = self._beside if machine is self.fleet.head else self.fleet.head
         streams = [Stream(f"http://{asked.address}:{self.server.port}", STREAM_TOKENS) for _ in range(STREAMS)]
         for stream in streams:
@@ -69,7 +69,7 @@ class Losses:
         theirs = {process.pid for process in machine.find(REPLICA)}
         ledger_there = bool(machine.find(LEDGER))
         began_s = time.monotonic()
-        if kind == "cut off":
+        if kind == "cut_off":
             machine.unplug()
         machine.kill()
         if machine is self.fleet.head:
@@ -79,7 +79,7 @@ class Losses:
             self.server.start_again()
         else:
             machine.run("rm", "-rf", str(self.server.state))
-            if kind == "cut off":
+            if kind == "cut_off":
                 time.sleep(OFF_S)
                 machine.plug_in()
             self.fleet.join(machine)
