@@ -97,7 +97,7 @@ class Cluster:
     def _join(self, address: str, options: dict[str, Any]) -> None:
         """Join the cluster with the ingress that is asked for, or the one that Serve has there. Raises `HarvesterError`."""
         ingress = "haproxy" if use_haproxy(self._config) else "proxy"
-        for _ in range(2):
+        while True:
             self._config = self._config.model_copy(update={"ingress": ingress})
             job = {"env_vars": joined_variables(self._config), "worker_process_setup_hook": SETUP}
             try:

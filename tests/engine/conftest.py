@@ -16,6 +16,7 @@ MODULES = (
     "harvester.engine.vllm.launch",
     "harvester.engine.vllm.worker.workers",
     "bench.harness.engine.counting_harvest",
+    "bench.harness.servers.raw_server",
     "vllm.v1.structured_output",
     "vllm.v1.cudagraph_dispatcher",
     "vllm.v1.worker.gpu.cudagraph_utils",

@@ -17,7 +17,8 @@ from bench.harness.servers.server import READY_S
 from harvester.errors import EngineError
 from harvester.ports import free_port
 
-OURS = ("scheduler_cls", "worker_cls", "additional_config", "scheduling_policy", "async_scheduling")
+CORE = ("scheduler_cls", "worker_cls", "additional_config", "scheduling_policy", "async_scheduling")
+OURS = (*CORE, "reasoning_parser", "tool_parser", "api_key")  # of the last three harvester has words that vLLM has not
 
 
 def stock(arguments: dict[str, Any]) -> dict[str, Any]:
