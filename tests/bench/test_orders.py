@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -9,12 +10,33 @@ import pytest
 
 from bench.harness.load.arrivals import Arrival
 from bench.scenarios.catalog import SCENARIOS
+from bench.scenarios.order.capacity import capacity_per_s
 from bench.scenarios.order.orders_sim import LENGTHS, SYSTEMS, Setting, simulate
 from bench.scenarios.order.prediction import predictors
 from bench.scenarios.order.served import Served, SloTimes, figures
 from harvester.errors import UsageError
 
 TIMES = SloTimes(prompt_s=1.0, token_s=0.5)
+
+
+@dataclass
+class Steady:
+    """A request of 100 tokens, worked off evenly from ``began_s`` on."""
+
+    began_s: float
+    seen_until_s: float
+
+    def tokens_before(self, second: float) -> float:
+        took_s = self.seen_until_s - self.began_s
+        return 100 * min(1.0, max(0.0, second - self.began_s) / took_s)
+
+
+def test_what_a_machine_serves_is_told_from_the_time_in_which_all_slots_were_wanted() -> None:
+    load = [Arrival(0.0, 60, 40)] * 6
+    even = [Steady(0.0, 2.0), Steady(0.0, 2.0), Steady(2.0, 4.0), Steady(2.0, 4.0), Steady(4.0, 6.0), Steady(4.0, 6.0)]
+    assert capacity_per_s(even, load, 2) == 1.0
+    straggler = [*even[:-1], Steady(4.0, 60.0)]  # its slot alone was busy then
+    assert capacity_per_s(straggler, load, 2) == 1.0
 
 
 def test_figures_are_of_seconds_a_token_of_the_whole_answer_and_of_the_longest_wait() -> None:

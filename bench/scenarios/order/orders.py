@@ -25,6 +25,7 @@ from bench.harness.measure.latency import percentile
 from bench.harness.measure.stretch import Stretch, stretch
 from bench.harness.options import Options
 from bench.harness.servers.systems import Harvester, SystemSetup
+from bench.scenarios.order.capacity import ANY_WAIT, capacity_per_s, check_none_refused
 from bench.scenarios.order.served import SLO_SCALE, Served, SloTimes, figures
 
 MOST = (1024, 256)
@@ -73,7 +74,7 @@ def run(options: Options) -> dict[str, Any]:
     parts, at_once, alone_count = (QUICK_PARTS, QUICK_AT_ONCE, QUICK_ALONE) if options.quick else (PARTS, AT_ONCE, ALONE)
     with set_up(options, given, 1.0) as place:
         scheduler = f"bench.harness.engine.ordered_harvest.Ordered{'' if place.cpu else 'Async'}Harvest"
-        with Harvester(place, "orders", scheduler_cls=scheduler, max_model_len=MODEL_LEN) as server:
+        with Harvester(place, "orders", ANY_WAIT, scheduler_cls=scheduler, max_model_len=MODEL_LEN) as server:
             ground = Ground(server, place, given, options.seed)
             prompt_s = measured_prompt_s(ground, alone_count)
             capacity, token_s = measured_full(ground, at_once)
@@ -93,17 +94,14 @@ def measured_prompt_s(ground: Ground, count: int) -> float:
 
 
 def measured_full(ground: Ground, count: int) -> tuple[float, float]:
-    """Requests a second, first come, first served, where ``count`` are there at once: by the tokens worked off while slots were wanted.
+    """Requests a second, first come, first served, where ``count`` are there at once.
 
     And seconds of a token in such a batch: the median gap, as few gaps hold a prompt.
     """
     load = [replace(one, at_s=0.0) for one in _drawn(ground, count)]
     requests = ground.play(load, 1.0, 600.0).requests
-    ends_s = sorted(request.seen_until_s for request in requests)
-    wanted_s = ends_s[max(0, count - round(ground.given.slots) - 1)]
-    tokens = sum(request.tokens_before(wanted_s) for request in requests) / wanted_s
     gap_ms = percentile((gap_ms for request in requests for _, gap_ms in request.gaps()), 50) or 0.0
-    return tokens * count / sum(one.prompt_tokens + one.output_tokens for one in load), round(gap_ms / 1e3, 5)
+    return capacity_per_s(requests, load, round(ground.given.slots)), round(gap_ms / 1e3, 5)
 
 
 def _drawn(ground: Ground, count: int) -> list[Arrival]:
@@ -122,6 +120,7 @@ def _line(ground: Ground, rate: float, part: float, times: SloTimes) -> dict[str
         found = ground.play(
             [_asked(one, system, error, times) for one, error in zip(load, errors, strict=True)], given.seconds, given.drain_s
         )
+        check_none_refused(found, name)
         counts = found.summary(None)
         systems[name] = figures(_served(found, load), times) | {key: counts[key] for key in ("preemptions", "recomputed_share")}
     return {"rate": round(rate, 4), "share_of_capacity": part, "systems": systems}

@@ -1,0 +1,37 @@
+"""What a machine serves: rates of the order scenarios are shares of it, so that requests wait for each other on any machine.
+
+How long they wait is what is compared, so none is refused for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from bench.harness.load.arrivals import Arrival
+from bench.harness.measure.stretch import Stretch
+from harvester.errors import EngineError
+
+ANY_WAIT: dict[str, Any] = {"slo": {"ttft_slo_ms": 3.6e6, "tpot_slo_ms": 3.6e6}}
+
+
+class Answered(Protocol):
+    @property
+    def seen_until_s(self) -> float: ...
+    def tokens_before(self, second: float) -> float: ...
+
+
+def capacity_per_s(requests: Sequence[Answered], load: Sequence[Arrival], slots: int) -> float:
+    """Requests a second, given the answers to a ``load`` that came all at once: by the tokens worked off while ``slots`` were wanted."""
+    count = len(requests)
+    ends_s = sorted(request.seen_until_s for request in requests)
+    wanted_s = ends_s[max(0, count - slots - 1)]
+    tokens = sum(request.tokens_before(wanted_s) for request in requests) / wanted_s
+    return tokens * count / sum(one.prompt_tokens + one.output_tokens for one in load)
+
+
+def check_none_refused(found: Stretch, order: str) -> None:
+    """Raise `EngineError` where a request was: it counts as one that waited until the end."""
+    refused = sum(request.refused for request in found.requests)
+    if refused:
+        raise EngineError(f"{order}: {refused} requests were refused, so its latency says nothing about the order")
