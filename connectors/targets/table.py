@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -120,7 +122,7 @@ class TableCopy(Closing):
         waited_s = 0.0
         while True:
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._make()
                 return duckdb.connect(self._path, config={"python_enable_replacements": "false"})
             except duckdb.Error as error:
                 if "Could not set lock" not in str(error) or waited_s >= self._patience_s:
@@ -129,6 +131,19 @@ class TableCopy(Closing):
                 raise storage_error("write", self._path, error) from error
             self._sleep(_POLL_S)
             waited_s += _POLL_S
+
+    def _make(self) -> None:
+        """A new file gets its name when it is whole: one whose maker was killed before would be no database."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            return
+        new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
+        # Another may have made it meanwhile, or the file system has no links. What hinders it is told when DuckDB opens the path itself.
+        with suppress(OSError, duckdb.Error):
+            duckdb.connect(new).close()
+            os.link(new, self._path)
+        with suppress(OSError):
+            new.unlink()
 
     def _cannot_open(self, error: duckdb.Error) -> StorageError:
         if "Could not set lock" not in str(error):

@@ -243,6 +243,23 @@ def test_two_jobs_may_share_a_table_and_a_schema_may_be_named(sink: PartsSink, t
     assert counted == [("docs-1", ROWS), ("docs-2", ROWS)]
 
 
+def test_a_new_database_has_its_name_when_it_is_whole(sink: PartsSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB takes a file whose maker was killed halfway for none of its own."""
+    path, link, seen = tmp_path / "new.duckdb", os.link, []
+
+    def linked(new: Path, name: Path) -> None:
+        seen.append((name, name.exists()))
+        duckdb.connect(new, read_only=True).close()
+        link(new, name)
+
+    monkeypatch.setattr(os, "link", linked)
+    write(sink, 0)
+    with TargetName.of(f"{path}:done").open("docs-1") as target:
+        assert target.update(sink.parts(), is_final=True) == ROWS
+    assert seen == [(path, False)]
+    assert [found.name for found in tmp_path.glob("*duckdb*")] == [path.name]
+
+
 def test_a_table_that_was_dropped_is_filled_again(sink: PartsSink, tmp_path: Path) -> None:
     kind = KINDS["table"]
     write(sink, 0)

@@ -231,7 +231,7 @@ def test_a_connection_to_a_machine_without_power_ends(tmp_path: Path) -> None:
     """What keeps it open otherwise is seen with real machines in `tests/fleet`."""
     text = corrected(SERVED.format(folder=tmp_path, port=1, dead=2, other=3), "0.0.0.0", tmp_path / "503", [FLEET])
     assert f"server one 127.0.0.1:2 check tcp-ut {UNCONFIRMED_S}s\n" in text
-    assert text.index("option srvtcpka\n") < text.index("frontend ")
+    assert text.index("option srvtcpka\n") < text.index("timeout check 5s\n") < text.index("frontend ")
 
 
 def test_haproxy_does_not_splice(tmp_path: Path) -> None:

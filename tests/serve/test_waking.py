@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import warnings
 
 import pytest
@@ -57,6 +58,8 @@ def test_a_model_is_asked_for_once_however_many_chats_come() -> None:
 
 
 def test_one_that_does_not_start_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)  # a library that another test has imported may have set the root logger to more
+
     async def run() -> None:
         replicas = Replicas()
         replicas.broken = True

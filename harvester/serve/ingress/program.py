@@ -27,6 +27,7 @@ SENT_TO = "/api/asleep"  # before the path of a request to a model without repli
 HEAD_S = 30
 # A machine that lost its power closes no connection. Its kernel is asked, which answers however busy a replica is: told after 14 s.
 PROBED = {"option": "srvtcpka", "srvtcpka-idle": "5s", "srvtcpka-intvl": "3s", "srvtcpka-cnt": "3"}
+PATIENCE = {"timeout check": "5s"}  # with a replica that took the connection of a check and is busy
 UNCONFIRMED_S = 14  # the same, of what was sent to it
 _PR_SET_PDEATHSIG = 1
 
@@ -58,7 +59,7 @@ def corrected(text: str, host: str, unavailable: Path, rules: Collection[str] = 
 
 def _probing(section: str) -> str:
     if section.startswith("defaults") and "srvtcpka" not in section:
-        return section + "".join(f"    {name} {value}\n" for name, value in PROBED.items())
+        return section + "".join(f"    {name} {value}\n" for name, value in (PROBED | PATIENCE).items())
     if section.startswith("backend") and " tcp-ut " not in section:
         return _SERVER.sub(rf"\1 tcp-ut {UNCONFIRMED_S}s", section)
     return section
