@@ -24,6 +24,7 @@ from harvester.config import ServeConfig
 from harvester.engine.launch.models import ModelChoice
 from harvester.errors import ConfigError, EngineError
 from harvester.model_config import ModelConfig
+from harvester.serve.access.origin import is_loopback
 from harvester.serve.deployments.actor import NAMESPACE, has_ledger, ledger_name, start_ledger
 from harvester.serve.deployments.jobs_app import jobs_app
 from harvester.serve.deployments.openai_app import PREFIXES as OPENAI_PREFIXES
@@ -194,6 +195,11 @@ class Cluster:
                 f"Ray Serve listens on port {http.port} in the cluster at {self._config.address}, not on {self._config.port}; "
                 f"give --port {http.port}, or end Serve there first: serve shutdown"
             )
+        if is_loopback(self._config.host) and not is_loopback(http.host or EVERYWHERE):
+            raise ConfigError(
+                f"Ray Serve listens on {http.host} in the cluster at {self._config.address}, not on {self._config.host} alone; "
+                f"give --host {http.host}, or end Serve there first: serve shutdown"
+            )
         running = _ours(serve.status())
         if running and not has_ledger(self._ledger):
             raise ConfigError(
@@ -234,7 +240,9 @@ class Cluster:
         """Where replicas listen: behind HAProxy, which listens on ``host``, where that of every node reaches them."""
         if not use_haproxy(self._config):
             return self._config.host
-        return "127.0.0.1" if self._config.address is None else EVERYWHERE
+        if self._config.address is None:
+            return "127.0.0.1"
+        return "::" if ":" in self._config.host else EVERYWHERE
 
     def _wait_running(self, stop: threading.Event, look: Callable[[], None]) -> None:
         while not stop.is_set():

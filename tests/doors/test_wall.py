@@ -294,6 +294,16 @@ async def test_a_request_for_many_answers_counts_as_many() -> None:
 # -- listening ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("has_key", [True, False], ids=["with a key", "without"])
+def test_a_loopback_host_never_stands_before_replicas_that_listen_to_the_network(tmp_path: Any, has_key: bool) -> None:
+    keys = tmp_path / "keys.json"
+    if has_key:
+        KeyFile(keys).add("ann", [Role.CHAT])
+    config = ServeConfig(address="10.0.0.1:6379", ingress="haproxy")
+    with pytest.raises(ConfigError, match=r"host 127\.0\.0\.1 with ingress haproxy: the replicas .* listen on the network"):
+        check_listening(config, keys)
+
+
 @pytest.mark.parametrize(
     ("host", "passes"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("10.0.0.7", False)]
 )

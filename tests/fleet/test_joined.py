@@ -88,6 +88,16 @@ def test_a_server_that_was_killed_takes_the_running_applications_over(server: Fl
     assert {process.pid for role in ("replica", "ledger", "jobs app") for process in server.find(role)} == before
 
 
+def test_a_host_of_one_machine_is_refused_where_serve_listens_to_the_network(server: FleetServer) -> None:
+    server.kill_main()
+    server.configure(replicas=3, harvest=HARVEST, host="127.0.0.1")
+    with pytest.raises(EngineError, match=r"Ray Serve listens on 0\.0\.0\.0 in the cluster at .*, not on 127\.0\.0\.1 alone"):
+        server.start()
+    server.configure(replicas=3, harvest=HARVEST)
+    server.start()
+    assert whole([Stream(server.url, SHORT)]) == [True]
+
+
 @pytest.mark.parametrize("is_same_port", [True, False], ids=["the same port", "another port"])
 def test_a_server_of_another_state_folder_is_refused_and_ends_nothing(
     fleet: Fleet, disk: Path, server: FleetServer, is_same_port: bool

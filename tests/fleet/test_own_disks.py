@@ -76,7 +76,7 @@ def uploaded(server: FleetServer, first: int = 0) -> str:
 def chatted(server: FleetServer) -> int | None:
     """The status of a short chat; None where no answer comes while Ray has not noticed."""
     try:
-        return httpx.post(f"{server.url}/v1/chat/completions", json={"max_tokens": 0}, timeout=NOTICED_S / 6).status_code
+        return httpx.post(f"{server.url}/v1/chat/completions", json={"max_tokens": 0}, timeout=NOTICED_S / 10).status_code
     except httpx.ReadTimeout:
         return None
 

@@ -13,6 +13,7 @@ import pytest
 from harvester.config import ServeConfig
 from harvester.errors import StorageError
 from harvester.serve.environment import LONGEST_STREAM_S, joined_variables, prepare_environment, use_haproxy
+from harvester.serve.ingress.front import forget_nodes
 from harvester.serve.runtime import MAX_PATH_BYTES, make_node_folder, node_folder, runtime_folder
 from jobs.storage.folder import StateFolder
 
@@ -76,7 +77,6 @@ def test_a_late_call_of_serves_starts_no_cluster_of_its_own(tmp_path: Path) -> N
     [
         ({"host": "0.0.0.0"}, True),
         ({"host": "127.0.0.1"}, False),  # where others do not reach the server they must not reach its replicas either
-        ({"host": "127.0.0.1", "ingress": "haproxy"}, True),
         ({"host": "0.0.0.0", "ingress": "proxy"}, False),
     ],
 )
@@ -104,6 +104,16 @@ def test_the_folder_of_a_node_is_one_that_no_other_user_can_write_to(tmp_path: P
     path.symlink_to(tmp_path)
     with pytest.raises(StorageError, match="is not a private folder of user"):
         make_node_folder(path)
+
+
+def test_nodes_of_earlier_clusters_are_forgotten_and_ones_own_is_not(tmp_path: Path) -> None:
+    for name in ("old", "own", "young"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "haproxy.cfg").touch()
+    for name in ("old", "own"):
+        os.utime(tmp_path / name / "haproxy.cfg", (0, 0))
+    forget_nodes(tmp_path, "own")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "young"]
 
 
 def test_streams_outlive_a_reload_of_haproxy(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ It is given beside:
 - when chat comes, and how long each prompt and answer is;
 - how long the offline rows are that the stock engines ended;
 - the time between a client and the engine, from chat alone;
-- by how much steps were slower in harvester's run, from the span in which the job runs without chat: actual over predicted there, over the
-  same in stock vLLM's run. What the fit is wrong by for such steps is in both.
+- by how much steps were slower in harvester's run.
+
+The last is of the span in which the job runs without chat: actual over predicted there, over the same in stock vLLM's run. What the fit is
+wrong by for such steps is in both.
 
 A second simulation takes the step cost from harvester's own run. The error that is left then is the simulated schedule's; the rest is the
 step cost's, on a machine that is not the same from run to run.

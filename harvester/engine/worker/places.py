@@ -1,9 +1,10 @@
 """Where safepoints can stand: for each kind of vLLM's attention layers, the callable before which a step may end.
 
 A place must be Python in every mode: eager, under `torch.compile` and with piecewise CUDA graphs. The bodies of vLLM's attention ops are,
-since the compiled graph calls or splits at them. And a step that ended there is computed again, so no layer of the model may keep a state
-that a step changes in place: KV is written to slots by position, and the second time the same values are written. A recurrent state is
-advanced by each step, and would be advanced twice.
+since the compiled graph calls or splits at them.
+
+A step that ended there is computed again, so no layer of the model may keep a state that a step changes in place. KV is written to slots
+by position: the second time the same values are written. A recurrent state would be advanced twice.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ with piecewise CUDA graphs, where hooks on modules do not run.
 
 All ranks of a tensor-parallel group must end at the same place, or the others wait in a collective for ever. Rank 0 decides, and says so in
 the shared state one safepoint ahead: between two safepoints lies an all-reduce, which no rank leaves before rank 0 has written and entered
-it. Where threads run ahead of their device, it says so two safepoints ahead, and each rank waits at a safepoint until its device has
-reached the one before: that bounds the run-ahead, without which an abort would save nothing.
+it. Where threads run ahead of their device, it says so two safepoints ahead. Each rank then waits at a safepoint until its device has
+reached the one before. Without that bound an abort would save nothing.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ While slots are free a first token waits for the prompts before it, and the late
 first token count, at the rate at which first tokens come while several wait for theirs. That rate knows of slots, KV and batch work, which
 a model of prompts does not.
 
-An SLO of a few prompts' time cannot be kept in any burst, and refusing does not help: a burst drains by itself, and its chats would rather
+An SLO of a few prompts' time cannot be kept in any burst, and refusing does not help. A burst drains by itself, and its chats would rather
 have a late first token than none. With such an SLO a chat is let in as if nothing were promised. Overload begins with the first that is
-refused even so. From then on the bound is a small multiple of the prompt's own time, until the replica could have answered those that were
-refused as well: a burst ends, an overload refuses more than that.
+refused even so. From then on the bound is a small multiple of the prompt's own time. It ends once the replica could have answered those
+that were refused as well: a burst ends, an overload refuses more than that.
 
 Of any other SLO the bound is somewhat more than it while slots are free. Without slots, or once several have waited for seconds on end, it
 is a share that keeps the promise to ninety-nine of a hundred.

@@ -59,8 +59,13 @@ def gate_of(config: ServeConfig, keys: Path, replicas: int | None = None, tracer
 def check_listening(config: ServeConfig, keys: Path) -> str | None:
     """Who may do everything because no key is asked for: ``this machine``, ``the network``, or None.
 
-    Raises `ConfigError` for the network, unless that was asked for.
+    Raises `ConfigError` for the network, unless that was asked for, and for a loopback host behind which replicas would listen to it.
     """
+    if config.address is not None and config.ingress == "haproxy" and is_loopback(config.host):
+        raise ConfigError(
+            f"host {config.host} with ingress haproxy: the replicas of a joined cluster listen on the network then; "
+            "give a host that others reach, or ingress: proxy"
+        )
     if config.access.tokens is not None or KeyRing(config.api_keys, keys).asks_for_key():
         return None
     if is_loopback(config.host):

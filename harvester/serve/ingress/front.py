@@ -23,6 +23,7 @@ RETRY_AFTER_S = 3
 NAME = "waiting"  # the stand-in's folder, beside those of Ray's nodes
 LAUNCHER = "haproxy"
 START_S = 60.0
+OLD_S = 3600.0  # a cluster that has just started has no HAProxy that answers yet
 TOLD = "HARVESTER_INGRESS"  # in a joined cluster: the host that HAProxy listens on, and the rules of `program`
 _MESSAGE = "no replica answers; it may be starting: try again in a moment"
 _CONFIG = """\
@@ -69,14 +70,28 @@ def write_launcher(folder: Path, haproxy: str, host: str, rules: str = "") -> Pa
 
     ``rules``: those of `harvester.serve.ingress.program`, with commas between them.
     """
-    (folder / program.UNAVAILABLE).write_bytes(unavailable())
     path = folder / LAUNCHER
     words = [sys.executable, "-ISs", str(Path(program.__file__)), str(folder), haproxy, host, rules]
-    temporary = folder / f"{LAUNCHER}.{os.getpid()}"
-    temporary.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+    _write(folder / program.UNAVAILABLE, unavailable())
+    _write(path, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'.encode())
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    """At once: an HAProxy may be starting meanwhile."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
     temporary.chmod(0o700)
     temporary.replace(path)
-    return path
+
+
+def forget_nodes(folder: Path, node: str) -> None:
+    """Remove what nodes of earlier clusters have left; ``node`` is today's. Processes that start together call it at once."""
+    for old in folder.glob("*/haproxy.cfg"):
+        with suppress(OSError):
+            is_old = time.time() - old.stat().st_mtime > OLD_S
+            if old.parent.name != node and is_old and program.answers(old.with_name(program.ADMIN)) is None:
+                shutil.rmtree(old.parent, ignore_errors=True)
 
 
 def unavailable() -> bytes:

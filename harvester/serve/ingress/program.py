@@ -45,7 +45,7 @@ def corrected(text: str, host: str, unavailable: Path, rules: Collection[str] = 
     """Ray Serve's configuration as it should be.
 
     - It listens on ``host`` alone, without Ray's pages of statistics and routes.
-    - It copies bodies itself. With splicing HAProxy 2.8 spins on a core once a client has hung up, and no replica hears of that.
+    - It copies bodies itself. With splicing, once a client has hung up HAProxy 2.8 spins on a core and no replica hears of it.
     - It waits for the head of a request as long as the wall waits for its body.
     - Where no replica answers it sends ``unavailable`` at once, not a 500, nor does it wait at Serve's fallback proxy.
     - Where models may sleep, what is asked of one without replicas goes to the jobs application.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +10,10 @@ from typing import Any, Literal
 import ray
 from ray.util import list_named_actors
 
-from harvester.serve.ingress import program
-from harvester.serve.ingress.front import TOLD, haproxy_here, write_launcher
+from harvester.serve.ingress.front import TOLD, forget_nodes, haproxy_here, write_launcher
 from harvester.serve.runtime import held, make_node_folder
 
 SETUP = f"{__name__}.prepare"
-OLD_S = 3600.0
 _SERVE = "serve"  # Ray's namespace for it
 _PROXY = "SERVE_PROXY_ACTOR"
 _OF_HAPROXY = "get_target_groups"  # what its manager alone can be asked
@@ -46,7 +42,5 @@ def prepare() -> None:
     folder = Path(os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"]).parent
     make_node_folder(folder)
     _for_life.enter_context(held(folder))
-    for old in folder.glob("*/haproxy.cfg"):  # of an earlier cluster, whose nodes had other names
-        if time.time() - old.stat().st_mtime > OLD_S and not program.answers(old.with_name(program.ADMIN)):
-            shutil.rmtree(old.parent, ignore_errors=True)
+    forget_nodes(folder, ray.get_runtime_context().get_node_id())
     write_launcher(folder, haproxy, host, rules)
