@@ -118,7 +118,9 @@ def test_a_lost_machine_and_its_disk_cost_no_row_and_no_stream_of_others(server:
 def test_a_machine_without_power_stops_no_replica_that_answered_through_it(server: FleetServer, fleet: Fleet) -> None:
     wait_until(lambda: len(server.where("replica")) == MACHINES, "a replica on each machine")
     lost = fleet.machines[2]
-    through = [Stream(f"http://{lost.address}:{server.port}", LONG) for _ in range(2 * MACHINES)]
+    url = f"http://{lost.address}:{server.port}"
+    wait_until(lambda: whole([Stream(url, SHORT)]) == [True], "its port")
+    through = [Stream(url, LONG) for _ in range(2 * MACHINES)]
     for stream in through:
         stream.begun()
     lost.unplug()
