@@ -154,7 +154,7 @@ class JobSpec(Frozen):
         default=None, description="OpenAI endpoint that each row's `column` is a request to; None: rows are prompts of `task`."
     )
     on_long: OnLong = OnLong.TRUNCATE
-    max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.ledger.register`; 1 never stops the job.")
+    max_error_rate: float = Field(default=1.0, ge=0.0, le=1.0, description="See `jobs.ledger.book`; 1 never stops the job.")
     weight: float = Field(default=1.0, gt=0.0)
     deadline_at_s: float | None = Field(default=None, description="Unix time at which the job expires. None: never.")
 

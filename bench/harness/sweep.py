@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.harness.compare import SUMMARIES, Comparison, Load, Setting, priority
 from bench.harness.measure.latency import online_summary
+from bench.harness.measure.peer import PeerRun, best_peer
 from bench.harness.measure.stretch import Stretch
 
 STEPS = (256, 512, 1024, 2048)  # tokens; harvester's are 2,048 at most, and vLLM's default is that here too
@@ -35,10 +36,12 @@ def settings(slots: float) -> list[Setting]:
 
 
 def best_priority(found: Mapping[Setting, Stretch]) -> Setting:
-    """The lowest P99 TTFT among those within 5% of the highest total throughput."""
-    most = max(stretch.rates()["total_tokens_per_s"] for stretch in found.values())
-    able = [setting for setting, stretch in found.items() if stretch.rates()["total_tokens_per_s"] >= 0.95 * most]
-    return min(able, key=lambda setting: float(online_summary(found[setting].requests)["ttft_ms"]["p99"] or 0.0))
+    """See `bench.harness.measure.peer`."""
+    return best_peer({setting: _run(stretch) for setting, stretch in found.items()})
+
+
+def _run(found: Stretch) -> PeerRun:
+    return PeerRun(found.rates()["total_tokens_per_s"], online_summary(found.requests)["ttft_ms"]["p99"])
 
 
 def sweep_line(setting: Setting, found: Stretch) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """``body``: JSON, else a message."""
 
     status: int
@@ -62,7 +62,7 @@ def ask(method: str, path: str, *, is_safe: bool = True, tries: int = TRIES, **o
     for attempt in range(1, tries + 1):
         wait_s = RETRY_S * 2**attempt
         try:
-            answer: Answer = yield Ask(method, path, options, is_safe)
+            answer: HttpAnswer = yield Ask(method, path, options, is_safe)
         except UnreachableError as error:
             if attempt == tries or not (is_safe or error.is_unsent):
                 raise

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from harvester.api.errors import HarvesterError, RefusedError, UnreachableError, error_of
-from harvester.api.flow import Answer, Ask, Flow, Pause, Step, T, Work, drive, drive_async
+from harvester.api.flow import Ask, Flow, HttpAnswer, Pause, Step, T, Work, drive, drive_async
 from harvester.client_environment import DEFAULT_URL, default_api_key, default_url
 
 CONNECT_S = 3.0
@@ -113,7 +113,7 @@ def _timed(step: Ask) -> dict[str, Any]:
     return options
 
 
-def _answer(answer: httpx.Response) -> Answer:
+def _answer(answer: httpx.Response) -> HttpAnswer:
     try:
         body = answer.json()
     except ValueError as error:
@@ -122,7 +122,7 @@ def _answer(answer: httpx.Response) -> Answer:
             raise HarvesterError(f"{told}; check that it is a harvester server") from error
         body = {"message": told}
     after = answer.headers.get("retry-after", "")
-    return Answer(answer.status_code, body, float(after) if after.isdecimal() else None)
+    return HttpAnswer(answer.status_code, body, float(after) if after.isdecimal() else None)
 
 
 def _is_loopback(url: str) -> bool:

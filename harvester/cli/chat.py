@@ -24,7 +24,7 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     text: str
     ttft_ms: float | None  # None where no token came
     total_ms: float
@@ -87,7 +87,7 @@ def _next_line() -> str:
         return ""
 
 
-def _ask(here: Invocation, client: Client, model: str, messages: list[Message], max_tokens: int | None) -> Answer:
+def _ask(here: Invocation, client: Client, model: str, messages: list[Message], max_tokens: int | None) -> ChatAnswer:
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
@@ -102,7 +102,7 @@ def _ask(here: Invocation, client: Client, model: str, messages: list[Message], 
     return answer
 
 
-def _patient_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
+def _patient_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAnswer:
     """`stream_answer`, asked again for a while where no replica answers yet. Raises `NoReplicaError` then."""
     for tries in range(NO_REPLICA_TRIES):
         with suppress(NoReplicaError):  # refused before its first byte, so nothing was printed
@@ -113,7 +113,7 @@ def _patient_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
     return stream_answer(client, body, show)
 
 
-def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
+def stream_answer(client: Client, body: dict[str, Any], show: bool) -> ChatAnswer:
     """Send one chat request and print its text as it streams in. Times count from the request."""
     began_s = time.perf_counter()
     ttft_ms: float | None = None
@@ -130,7 +130,7 @@ def stream_answer(client: Client, body: dict[str, Any], show: bool) -> Answer:
             pieces.append(piece)
             if show:
                 print(piece, end="", flush=True)
-    return Answer("".join(pieces), ttft_ms, _since_ms(began_s), last.get("finish"), last.get("usage"))
+    return ChatAnswer("".join(pieces), ttft_ms, _since_ms(began_s), last.get("finish"), last.get("usage"))
 
 
 def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

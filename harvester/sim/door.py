@@ -26,7 +26,7 @@ from harvester.sim.trace import Request
 RECENT = 32  # prompts, and answers, that a mean is taken over
 
 
-class Door:
+class SimDoor:
     """Of one simulation. ``told_tokens``: what the length of a prompt is told as, times its tokens: a front end counts characters."""
 
     def __init__(self, engine: SimEngine, brain: Brain, policy: ChatAdmission, told_tokens: float = 1.0) -> None:

@@ -37,7 +37,7 @@ class _Direction:
     spent_s: float = 0.0
 
 
-class HostMemory:
+class SimHostMemory:
     """Of one engine with ``engine.host_blocks``. Calls of a step: `begin`, `save`, `find` and `load`, `grant`, `advance`."""
 
     def __init__(self, engine: SimEngine) -> None:

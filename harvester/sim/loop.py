@@ -16,7 +16,7 @@ from harvester.policy.model.load import StepLoad
 from harvester.policy.ran import StepRan
 from harvester.policy.step.preempt import Arrival, Flight, first_to_end, layers_between
 from harvester.policy.view import Plan
-from harvester.sim.door import Door
+from harvester.sim.door import SimDoor
 from harvester.sim.engine import SimEngine
 from harvester.sim.replica import Replica, Scheduled
 from harvester.sim.trace import Request
@@ -34,7 +34,7 @@ class Simulation:
     ``door``: who refuses chat; None: all may come in.
     """
 
-    def __init__(self, engine: SimEngine, brain: Brain, door: Door | None = None) -> None:
+    def __init__(self, engine: SimEngine, brain: Brain, door: SimDoor | None = None) -> None:
         self.now_s = 0.0
         self.steps = 0
         self.busy_s = 0.0

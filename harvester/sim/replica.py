@@ -13,7 +13,7 @@ from harvester.policy.order.offline import OfflineOrder
 from harvester.policy.view import Plan
 from harvester.policy.waiting import Waiting, WaitingOnline
 from harvester.sim.engine import SimEngine
-from harvester.sim.host import HostMemory
+from harvester.sim.host import SimHostMemory
 from harvester.sim.track import Track
 
 
@@ -34,7 +34,7 @@ class Replica:
     """What a vLLM scheduler holds. ``arrive`` tells the brain of offline requests that wait, ``order`` of those that wait no longer."""
 
     def __init__(self, engine: SimEngine, order: OfflineOrder, arrive: Callable[[Track], None]) -> None:
-        self.engine, self.host = engine, HostMemory(engine)
+        self.engine, self.host = engine, SimHostMemory(engine)
         self._order, self._arrive = order, arrive
         self.running: list[Track] = []  # oldest first
         self.online: dict[str, Track] = {}  # waiting, without KV

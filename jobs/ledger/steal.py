@@ -7,73 +7,55 @@ would have the whole slice, and could publish a part that holds the rows of both
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from jobs.config import DeadlineConfig
 from jobs.forecast.tail import TailLease, slowest
-from jobs.ledger.counts import LedgerCount, LedgerCounts
+from jobs.ledger.book import JobBook
+from jobs.ledger.counts import LedgerCount
 from jobs.ledger.record import ActiveLease
-from jobs.ledger.register import Register
 from jobs.ledger.splits import Split, note_split
-from jobs.ledger.store.place import Place
 from jobs.states import ACTIVE
-
-if TYPE_CHECKING:
-    from jobs.storage.mirror import Mirror
 
 LOOK_S = 0.5
 
 
-class Stealing(Register):
-    """What a `jobs.ledger.ledger.Ledger` does beyond whole slices."""
+class Stealing:
+    """What a `jobs.ledger.ledger.Ledger` does beyond whole slices. `wanted` and `split` are the ledger's, and described there."""
 
-    def __init__(self, place: Place, results_root: Path, deadlines: DeadlineConfig, now_s: float, mirror: Mirror | None = None) -> None:
-        super().__init__(place, results_root, deadlines, now_s, mirror)
-        self._counts = LedgerCounts()
-        self._pending: dict[str, None] = {}  # jobs with a slice to lease
+    def __init__(self, book: JobBook) -> None:
+        self._book = book
         self._wanted: dict[str, set[str]] = {}  # by holder, the leases that it is asked to split
         self._idle: dict[str, set[str]] = {}  # by model, the replicas that found nothing since the last look
         self._look_at_s: dict[str, float] = {}  # by model, when to look again: with 1,000 replicas a look takes a while
 
-    def remove(self, job_id: str) -> None:
-        job_id = self._record(job_id).spec.id  # it may be called latest
-        super().remove(job_id)
-        self._pending.pop(job_id, None)
-
     def wanted(self, holder: str) -> list[str]:
-        """Leases of ``holder`` that should give half of their unbegun rows back, by `split`. Each is told once."""
         return sorted(self._wanted.pop(holder, ()))
 
     def split(self, lease_id: str, keep_rows: int) -> bool:
-        """Its holder keeps the first ``keep_rows`` rows of the slice; the others are a pending slice from now on. Safe to repeat.
-
-        False where the lease is lost or may not be split: the slice is as it was.
-        """
-        lease = self._leases.get(lease_id)
+        book = self._book
+        lease = book.leases.get(lease_id)
         if lease is None or not lease.may_split or not 0 < keep_rows <= lease.row_count:
             return False
         if keep_rows == lease.row_count:
             return True
         self._cut(lease, keep_rows)
-        record = self._jobs[lease.job_id]
+        record = book.jobs[lease.job_id]
         record.open_slices += 1
-        self._pending[lease.job_id] = None
-        self._counts.add(record.spec.model, LedgerCount.SPLIT)
+        book.pending[lease.job_id] = None
+        book.counts.add(record.spec.model, LedgerCount.SPLIT)
         return True
 
     def _cut(self, lease: ActiveLease, keep_rows: int) -> None:
+        book = self._book
         place = [lease.job_id, lease.slice_id]
         rest = lease.row_count - keep_rows
-        ((new_id,),) = self._run("next_slice", [lease.job_id])
-        if self._keeps_jobs:  # before the change: a part that does not fit its slice is noticed, a lost row would not be
-            note_split(self._results_root / lease.job_id, Split(lease.slice_id, keep_rows, new_id), self._mirror)
-        with self._store.transaction():  # not around the note: a slow storage would hold the database's row
-            self._run("split_slice", [new_id, keep_rows, keep_rows, rest, *place])
-            self._run("shrink_slice", [keep_rows, *place])
+        ((new_id,),) = book.run("next_slice", [lease.job_id])
+        if book.keeps_jobs:  # before the change: a part that does not fit its slice is noticed, a lost row would not be
+            note_split(book.results_root / lease.job_id, Split(lease.slice_id, keep_rows, new_id), book.mirror)
+        with book.store.transaction():  # not around the note: a slow storage would hold the database's row
+            book.run("split_slice", [new_id, keep_rows, keep_rows, rest, *place])
+            book.run("shrink_slice", [keep_rows, *place])
         lease.row_count, lease.rows_unbegun = keep_rows, max(0, lease.rows_unbegun - rest)
 
-    def _want(self, asker: str, model: str, now_s: float) -> None:
+    def want(self, asker: str, model: str, now_s: float) -> None:
         """``asker`` found nothing to lease. Once in `LOOK_S`, for each replica that found nothing one of the slowest leases is asked."""
         self._idle.setdefault(model, set()).add(asker)
         if now_s < self._look_at_s.get(model, 0.0):
@@ -82,12 +64,16 @@ class Stealing(Register):
         idle = self._idle.pop(model)
         leases = [
             TailLease(lease_id, lease.rows_unbegun, lease.rows_done, now_s - lease.leased_at_s)
-            for lease_id, lease in self._leases.items()
+            for lease_id, lease in self._book.leases.items()
             if lease.may_split and lease.rows_unbegun and lease.holder not in idle and self._runs(lease, model)
         ]
         for lease_id in slowest(leases, len(idle)):
-            self._wanted.setdefault(self._leases[lease_id].holder, set()).add(lease_id)
+            self._wanted.setdefault(self._book.leases[lease_id].holder, set()).add(lease_id)
+
+    def clock_set(self) -> None:
+        """The clock was set: look at once."""
+        self._look_at_s.clear()
 
     def _runs(self, lease: ActiveLease, model: str) -> bool:
-        record = self._jobs[lease.job_id]
+        record = self._book.jobs[lease.job_id]
         return record.state in ACTIVE and record.spec.model == model

@@ -21,6 +21,7 @@ from bench.harness.measure.stretch import Span, Stretch, summary_of
 from bench.harness.measure.work import Work, work_between
 from bench.harness.models import SHAPE
 from bench.harness.options import Options
+from bench.harness.measure.peer import PeerRun, best_peer
 from bench.harness.sweep import best_priority, settings, sweep_line
 from bench.harness.weights import tensor_shapes
 from bench.scenarios.catalog import SCENARIOS
@@ -176,6 +177,10 @@ def test_the_peer_s_setting_is_the_fastest_of_those_that_reach_the_throughput() 
 
     found = {Setting(512, 24): measured(0.2, 9000), Setting(2048, 24): measured(0.5, 9700), Setting(4096, 64): measured(0.9, 10000)}
     assert best_priority(found) == Setting(2048, 24)
+
+
+def test_a_setting_that_answered_no_chat_is_no_peer() -> None:
+    assert best_peer({"answered": PeerRun(970.0, 300.0), "silent": PeerRun(1000.0, None)}) == "answered"
 
 
 def test_a_setting_under_which_no_request_got_a_token_has_a_line() -> None:

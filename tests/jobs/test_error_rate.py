@@ -9,7 +9,7 @@ import test_runner
 from test_runner import World, at_work, harvest, until
 
 from jobs.engine import Prompt, RowError
-from jobs.ledger.register import over_rate
+from jobs.ledger.book import over_rate
 from jobs.states import JobState
 from jobs.testing import ScriptedEngine, last_line
 

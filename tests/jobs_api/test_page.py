@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from test_jobs_api import INFO, Office, office, refused
 
-from harvester.engine.frontend.metrics import Recent
+from harvester.engine.frontend.metrics import TimeWindow
 from harvester.errors import BusyError
 from harvester.serve.access.gate import Gate
 from harvester.serve.access.origin import OriginCheck, known_hosts
@@ -315,7 +315,7 @@ async def test_replicas_that_do_not_answer_are_said_to_and_the_jobs_are_shown(of
 
 @pytest.mark.parametrize(("share", "expected"), [("p50", 50.0), ("p99", 99.0)])
 def test_quantiles_are_values_that_were_seen(share: str, expected: float) -> None:
-    recent = Recent()
+    recent = TimeWindow()
     for value in range(100, 0, -1):
         recent.note(float(value), now_s=10.0)
     told = recent.quantiles(now_s=10.0)
@@ -324,7 +324,7 @@ def test_quantiles_are_values_that_were_seen(share: str, expected: float) -> Non
 
 
 def test_values_older_than_a_minute_are_forgotten() -> None:
-    recent = Recent()
+    recent = TimeWindow()
     recent.note(1.0, now_s=0.0)
     recent.note(2.0, now_s=50.0)
     assert recent.quantiles(now_s=61.0) == {"count": 1, "p50": 2.0, "p99": 2.0}

@@ -23,13 +23,13 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def counted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ran: list[str] = []
-    run = ledger._run
+    run = ledger._book.run
 
     def count(name: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
         ran.append(name)
         return run(name, values)
 
-    monkeypatch.setattr(ledger, "_run", count)
+    monkeypatch.setattr(ledger._book, "run", count)
     return ran
 
 
@@ -87,21 +87,21 @@ def work(ledger: Ledger) -> None:
 
 
 def commits(ledger: Ledger) -> int:
-    return int(ledger._store.run("owned")[0][2])
+    return int(ledger._book.store.run("owned")[0][2])
 
 
 def counted_in_store(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Whatever of the ledger asks."""
     ran: list[str] = []
-    run, rows = ledger._store.run, ledger._store.rows
+    run, rows = ledger._book.store.run, ledger._book.store.rows
 
     def count(name: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
         ran.append(name)
         return run(name, values)
 
-    monkeypatch.setattr(ledger._store, "run", count)
-    monkeypatch.setattr(ledger, "_run", count)
-    monkeypatch.setattr(ledger._store, "rows", lambda name, values=(): (ran.append(name), rows(name, values))[1])
+    monkeypatch.setattr(ledger._book.store, "run", count)
+    monkeypatch.setattr(ledger._book, "run", count)
+    monkeypatch.setattr(ledger._book.store, "rows", lambda name, values=(): (ran.append(name), rows(name, values))[1])
     return ran
 
 

@@ -560,9 +560,9 @@ class Broken:
     """A ledger's disk that refuses one statement until it is mended."""
 
     def __init__(self, ledger: Ledger, statement: str) -> None:
-        self._run = ledger._run
+        self._run = ledger._book.run
         self.statement: str | None = statement
-        ledger._run = self  # type: ignore[assignment]
+        ledger._book.run = self  # type: ignore[assignment]
 
     def __call__(self, name: str, values: object = ()) -> object:
         if name == self.statement:
@@ -574,7 +574,7 @@ class FullDisk:
     """SQLite's connection, on a disk that has no room for a commit until it is mended."""
 
     def __init__(self, ledger: Ledger) -> None:
-        store = cast("SqliteStore", ledger._store)
+        store = cast("SqliteStore", ledger._book.store)
         self._db = store._db
         self.full = True
         store._db = self  # type: ignore[assignment]

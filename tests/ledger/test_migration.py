@@ -219,6 +219,6 @@ def test_a_value_of_another_type_is_refused_by_both_stores(kind: str, folder: St
         ready_state(folder, request.getfixturevalue("database").new())
     ledger = opened(folder)
     with pytest.raises(StorageError, match="the ledger cannot be written or read"):
-        ledger._store.run("add_harvest", ["m", 0.0, "many", 1, 1.0])
-    ledger._store.run("add_harvest", ["m", 0.0, 1, 1, 1.0])
+        ledger._book.store.run("add_harvest", ["m", 0.0, "many", 1, 1.0])
+    ledger._book.store.run("add_harvest", ["m", 0.0, 1, 1, 1.0])
     ledger.close()

@@ -16,7 +16,7 @@ from jobs.testing import scripted_plan
 
 def full_at(ledger: Ledger, statement: str) -> Callable[..., object]:
     """The ledger's own way to run a statement, on a disk that is full when this one comes."""
-    run = ledger._store.run
+    run = ledger._book.store.run
 
     def full(name: str, values: Sequence[Any] = ()) -> object:
         if name == statement:
@@ -47,8 +47,8 @@ def test_a_commit_that_failed_and_is_repeated_is_accounted_once(tmp_path: Path, 
     stats = PartStats(rows_ok=4, prompt_tokens=40, output_tokens=4, device_s=3600.0, cost=2.0, currency="EUR")
     full = full_at(ledger, "add_usage")
     with monkeypatch.context() as disk:
-        disk.setattr(ledger._store, "run", full)
-        disk.setattr(ledger._usage._store, "run", full)
+        disk.setattr(ledger._book.store, "run", full)
+        disk.setattr(ledger._book.usage._store, "run", full)
         with pytest.raises(StorageError):
             ledger.commit(lease.lease_id, "docs", 0, stats, 1.0)
     assert ledger.commit(lease.lease_id, "docs", 0, stats, 2.0)
@@ -63,7 +63,7 @@ def test_a_job_whose_end_could_not_be_written_ends_a_moment_later(tmp_path: Path
     lease = ledger.lease("a", "scripted", 0.0)
     assert lease is not None
     with monkeypatch.context() as disk:
-        disk.setattr(ledger, "_run", full_at(ledger, "set_state"))
+        disk.setattr(ledger._book, "run", full_at(ledger, "set_state"))
         with pytest.raises(StorageError):
             ledger.commit(lease.lease_id, "docs", 0, PartStats(rows_ok=4), 1.0)
         with pytest.raises(StorageError):

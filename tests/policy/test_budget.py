@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harvester.policy.model.latency import LatencyModel, StepLoad
-from harvester.policy.step.budget import Budget, Prompts, longest_decode, offline_budget
+from harvester.policy.step.budget import Prompts, StepBudget, longest_decode, offline_budget
 from tests.policy.machine import CPU, GPU, a_model
 from tests.policy.stairs import GRAPHS, learn, truth
 
@@ -25,7 +25,7 @@ contexts = st.lists(st.integers(0, 5000), max_size=40)
 queues = st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 5000)), max_size=16)  # (tokens left, tokens before) of each prompt
 
 
-def load_of(budget: Budget, decodes: list[int], prompts: list[tuple[int, int]]) -> StepLoad:
+def load_of(budget: StepBudget, decodes: list[int], prompts: list[tuple[int, int]]) -> StepLoad:
     """What runs: decodes, then prompts from the first until the tokens are spent, as an engine takes them."""
     load, left = StepLoad(0, 0.0, budget.decodes, sum(decodes[: budget.decodes]), budget.decodes), budget.prefill_tokens
     for place, (tokens, context) in enumerate(prompts or [(left, 0)]):
@@ -53,10 +53,10 @@ def test_a_budget_is_the_largest_that_fits(
 ) -> None:
     budget = offline_budget(model, load, limit_s, decodes, Prompts(prompts), most)
     if budget.decodes < min(len(decodes), most):
-        larger = Budget(budget.decodes + 1, 0)
+        larger = StepBudget(budget.decodes + 1, 0)
         assert budget.prefill_tokens == 0
     elif len(decodes) <= most and budget.tokens < most:
-        larger = Budget(budget.decodes, budget.prefill_tokens + 1)
+        larger = StepBudget(budget.decodes, budget.prefill_tokens + 1)
     else:
         return
     assert model.bound(load + load_of(larger, decodes, prompts)) > limit_s * (1 - 1e-9)
@@ -83,7 +83,7 @@ def test_the_longest_decode_fits_alone_and_a_longer_one_does_not(model: LatencyM
 
 @pytest.mark.parametrize("limit_s", [0.0, -1.0, 1e-6], ids=["no time", "late", "less than the online work takes"])
 def test_no_time_is_no_budget(limit_s: float) -> None:
-    assert offline_budget(MODELS["cpu"], StepLoad.decode(100), limit_s, [1, 1], Prompts(), 512) == Budget(0, 0)
+    assert offline_budget(MODELS["cpu"], StepLoad.decode(100), limit_s, [1, 1], Prompts(), 512) == StepBudget(0, 0)
 
 
 def test_prompts_behind_a_long_context_get_fewer_tokens() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from harvester.errors import ConfigError
 from harvester.policy.model.graphs import DECODE, EAGER, MIXED, GraphSizes
 from harvester.policy.model.latency import FEATURES, PLAIN_FEATURES, LatencyModel, StepLoad, features, predict_with
-from harvester.policy.step.budget import Budget, Prompts, offline_budget
+from harvester.policy.step.budget import Prompts, StepBudget, offline_budget
 from harvester.sim.cost import GPUS, Cost, Gpu
 from tests.policy.stairs import DEFAULT, GRAPHS, H200, NOISE, Knower, a_load, decodes, learn, truth
 
@@ -132,12 +132,12 @@ class Case:
         self.contexts = sorted(random.randint(20, 3000) for _ in range(random.choice((0, 0, random.randint(1, 100)))))
         self.behind = random.choice((0, random.randint(0, 3000)))
 
-    def budget(self, model: LatencyModel) -> Budget:
+    def budget(self, model: LatencyModel) -> StepBudget:
         """As a plan asks for it: by the margin of steps of this length."""
         limit_s = self.limit_s * model.margin / model.margin_at(self.limit_s)
         return offline_budget(model, self.online, limit_s, self.contexts, Prompts([(2048, self.behind)]), 2048 - self.online.tokens)
 
-    def load(self, budget: Budget) -> StepLoad:
+    def load(self, budget: StepBudget) -> StepLoad:
         load = self.online + StepLoad(0, 0.0, budget.decodes, sum(self.contexts[: budget.decodes]), budget.decodes)
         if not budget.prefill_tokens:
             return load
@@ -189,7 +189,7 @@ def test_a_prompt_that_would_cost_a_jump_too_much_waits_while_the_decodes_run() 
     online, contexts = StepLoad(0, 0.0, 30, 30_000, 30), [1000] * 2
     beside = online + StepLoad(0, 0.0, 2, 2000, 2)
     between_s = (cost(beside) + cost(beside + StepLoad.prefill(1))) / 2
-    assert offline_budget(Knower(cost, margin=1.0), online, between_s, contexts, Prompts(), 2048) == Budget(2, 0)
+    assert offline_budget(Knower(cost, margin=1.0), online, between_s, contexts, Prompts(), 2048) == StepBudget(2, 0)
 
 
 # -- profiles -----------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from harvester.policy.model.latency import LatencyModel
 from harvester.policy.model.load import StepLoad
 from harvester.policy.parts import PartsConfig, parts_of
 from harvester.policy.view import PolicyConfig
-from harvester.sim.door import Door
+from harvester.sim.door import SimDoor
 from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request
@@ -22,11 +22,11 @@ def cost(load: StepLoad) -> float:
     return 0.01 + 0.2e-3 * load.prefill_tokens + 0.5e-3 * load.decode_seqs
 
 
-def played(with_door: bool, gap_s: float, slo_s: float = SLO_S) -> tuple[Simulation, Door]:
+def played(with_door: bool, gap_s: float, slo_s: float = SLO_S) -> tuple[Simulation, SimDoor]:
     """A job for 2 s, then 40 chats beside it, one every ``gap_s``."""
     engine = SimEngine(cost, 2000, max_seqs=16, max_tokens=512)
     brain = Brain(parts_of(PartsConfig(), LatencyModel()), PolicyConfig(2, 0.1, 256, 60.0, 0.2, slo_s))
-    door = Door(engine, brain, ChatAdmission(64))
+    door = SimDoor(engine, brain, ChatAdmission(64))
     simulation = Simulation(engine, brain, door if with_door else None)
     simulation.run([Request(f"row{n}", 0.0, 200, 64, "job") for n in range(300)], until_s=2.0)
     chats = [Request(f"chat{n}", 2.0 + gap_s * n, 300, 32, ttft_s=slo_s, tpot_s=0.2) for n in range(40)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harvester.policy.view import Copies
-from harvester.sim.host import HostMemory
+from harvester.sim.host import SimHostMemory
 from harvester.sim.trace import Request
 from harvester.sim.track import Track
 from tests.sim.brains import an_engine
@@ -20,11 +20,11 @@ def a_track(name: str, computed: int, job: str = "job") -> Track:
     return track
 
 
-def a_host(slots: int = 20) -> HostMemory:
-    return HostMemory(an_engine(host_blocks=slots, block_copy_s=BLOCK_S))
+def a_host(slots: int = 20) -> SimHostMemory:
+    return SimHostMemory(an_engine(host_blocks=slots, block_copy_s=BLOCK_S))
 
 
-def stored(host: HostMemory, track: Track, blocks: int, seconds: float, allowed: int | None = None) -> int:
+def stored(host: SimHostMemory, track: Track, blocks: int, seconds: float, allowed: int | None = None) -> int:
     """Blocks copied beside a step of ``seconds`` in which so many are granted."""
     host.begin(Copies({track.name: blocks}, allowed, allowed, 4))
     host.grant({track.name: track})

@@ -6,7 +6,6 @@ First stock vLLM with chat alone: how many chats it can answer gives the rate of
 from __future__ import annotations
 
 import asyncio
-import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from bench.gpu.load.arrivals import Chat, phased_load, trace_load
 from bench.gpu.load.requests import Rows, capacity_per_s, offline, play
 from bench.gpu.part import Found, Part, Run
 from bench.gpu.run_config import RunConfig
+from bench.harness.measure.peer import PeerRun, best_peer
 from bench.harness.measure.work import work_between
 from harvester.engine.processes.in_subprocess import apart
 from harvester.engine.vllm.frontend.client import HarvestLLM
@@ -138,15 +138,13 @@ async def _one(llm: HarvestLLM, name: str, chats: Sequence[Chat], seconds: float
 def summary(found: Found) -> dict[str, Any]:
     """P99 over online_only's, and total tokens over the best of vLLM's priority policy, by load.
 
-    The best: the lowest P99 TTFT among those within 5% of the highest total throughput, as on a CPU (`bench.harness.sweep`).
+    The best by the rule that holds on a CPU too (`bench.harness.measure.peer`).
     """
     made: dict[str, Any] = {}
     for load, alone in found["online_only"]["loads"].items():
         ours = found["harvester"]["loads"][load]
-        theirs = [run["loads"][load] for name, run in found.items() if name.startswith("vllm") and load in run.get("loads", {})]
-        most = max(float(one["total_tokens_per_s"]) for one in theirs)
-        able = [one for one in theirs if float(one["total_tokens_per_s"]) >= 0.95 * most]
-        best = min(able, key=lambda one: one["ttft_ms"]["p99"] or math.inf)  # one that answered no chat is no peer
+        theirs = {name: run["loads"][load] for name, run in found.items() if name.startswith("vllm") and load in run.get("loads", {})}
+        best = theirs[best_peer({name: PeerRun(one["total_tokens_per_s"], one["ttft_ms"]["p99"]) for name, one in theirs.items()})]
         made[load] = {
             **{f"p99_{kind}_over_online_only": _over(ours, alone, f"{kind}_ms") for kind in ("ttft", "tpot")},
             **{f"p99_{kind}_vllm_priority_over_harvester": _over(best, ours, f"{kind}_ms") for kind in ("ttft", "tpot")},

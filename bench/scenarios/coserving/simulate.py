@@ -39,7 +39,7 @@ from bench.scenarios.coserving.coserve import trace_loads
 from harvester.engine.frontend.overload import AWAITING_STEPS, MIN_AWAITING
 from harvester.errors import UsageError
 from harvester.policy.admission.chat import ChatAdmission
-from harvester.sim.door import Door
+from harvester.sim.door import SimDoor
 from harvester.sim.engine import SimEngine
 from harvester.sim.loop import Simulation
 from harvester.sim.trace import Request, promised
@@ -140,7 +140,7 @@ class _Bench:
         brain = shipped(settings, self.record.blocks)
         given, engine = self.comparison.knobs, self._engine(self.layers, settings.schedule.max_ttft_delay_fraction)
         begin_s = given.warm_s + given.idle_s + CLIENT_START_S
-        door = Door(engine, brain, ChatAdmission(max(MIN_AWAITING, AWAITING_STEPS * engine.max_seqs)))
+        door = SimDoor(engine, brain, ChatAdmission(max(MIN_AWAITING, AWAITING_STEPS * engine.max_seqs)))
         simulation = Simulation(engine, brain, door)
         warm_up = [Request(f"warm{i}", begin_s - 0.5 + 0.1 * i, 64, 4) for i in range(WARM_UP)]
         before = simulation.run(promised([*self._job(), *warm_up], slo.ttft_ms / 1000, slo.tpot_ms / 1000), until_s=begin_s)

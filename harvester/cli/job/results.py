@@ -15,7 +15,7 @@ from harvester.cli.job.export import Format, format_of, head, replacing, write
 from harvester.cli.job.into import IntoOption, checked_target, copying, written_line
 from harvester.cli.job.progress import show, updates
 from harvester.cli.job.status import SomeJobArgument, all_views, pick
-from harvester.cli.job.submit.reading import Answer, Reading, is_elsewhere, reading, results_query
+from harvester.cli.job.submit.reading import Reading, RowStream, is_elsewhere, reading, results_query
 from harvester.cli.job.viewed import ANSWERS, VIEW_ROWS, summary, viewed
 from harvester.cli.slow import said_if_slow
 from harvester.cli.table import screen_columns, text_table
@@ -114,7 +114,7 @@ def ending(here: Invocation, job: str) -> Iterator[str]:
         return
 
 
-def _show(answer: Answer, *, is_wide: bool) -> None:
+def _show(answer: RowStream, *, is_wide: bool) -> None:
     shown, is_cut = head(answer.batches, VIEW_ROWS)
     sys.stdout.writelines(viewed(shown, answer.schema, is_wide=is_wide, screen=screen_columns()))
     if is_cut:
@@ -169,14 +169,14 @@ def written(here: Invocation, job: str, path: Path) -> dict[str, object]:
     return {"into": str(path), "rows_written": rows}
 
 
-def _print_table(answer: Answer, limit_rows: int) -> None:
+def _print_table(answer: RowStream, limit_rows: int) -> None:
     shown, is_cut = head(answer.batches, limit_rows)
     sys.stdout.writelines(text_table(answer.schema, shown, screen_columns()))
     if is_cut:
         print(f"... more than {limit_rows} rows; --limit shows more, -o FILE writes all", file=sys.stderr)
 
 
-def _export(here: Invocation, source: Reading, answer: Answer, output: Path | None, shape: Format) -> None:
+def _export(here: Invocation, source: Reading, answer: RowStream, output: Path | None, shape: Format) -> None:
     if output is None:
         if shape is Format.PARQUET and sys.stdout.isatty():
             raise UsageError("Parquet cannot be printed to a screen; write a file with -o FILE.parquet")

@@ -23,7 +23,7 @@ WINDOW_S = 60.0
 MAX_VALUES = 4096
 
 
-class Recent:
+class TimeWindow:
     """Values of the last ``WINDOW_S``, at most the ``MAX_VALUES`` newest, for who looks at what happens now. Noting one costs an append."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class ClassMetrics:
             "harvester_queue_seconds", "Arrival in the engine to first step.", ["class"], buckets=SECONDS, registry=registry
         )
         self._kept = Counter("harvester_slo_total", "Promises to online requests, kept or not.", ["objective", "kept"], registry=registry)
-        self._recent = {"ttft": Recent(), "tpot": Recent()}
+        self._recent = {"ttft": TimeWindow(), "tpot": TimeWindow()}
 
     def first_token(self, seconds: float, promise: Slo, tier: ServiceTier) -> None:
         self._ttft.labels("online", tier).observe(seconds)
@@ -82,7 +82,7 @@ class ClassMetrics:
         self._queue.labels(work).observe(seconds)
 
     def recent(self, now_s: float) -> dict[str, dict[str, float] | None]:
-        """Seconds to the first token (``ttft``) and between two (``tpot``) of online streams of late: see `Recent.quantiles`."""
+        """Seconds to the first token (``ttft``) and between two (``tpot``) of online streams of late: see `TimeWindow.quantiles`."""
         return {name: values.quantiles(now_s) for name, values in self._recent.items()}
 
     def _count(self, objective: str, seconds: float, promised_s: float) -> None:

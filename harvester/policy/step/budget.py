@@ -14,7 +14,7 @@ from harvester.policy.model.load import DECODE_CONTEXT, StepLoad
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class StepBudget:
     """Of one step. ``decodes``: how many of the offline decodes, from the first; ``prefill_tokens``: of offline prompts beside them."""
 
     decodes: int
@@ -66,7 +66,7 @@ def offline_budget(
     prompts: Prompts,
     max_tokens: int,
     context_sums: Sequence[int] | None = None,
-) -> Budget:
+) -> StepBudget:
     """The largest budget whose step stays within ``limit_s`` by ``model.bound``, decodes before prompts; O(log) of both.
 
     Both are found by bisection: time never falls as decodes are added, nor as prompt tokens are. Where CUDA graphs make it a staircase, the
@@ -88,9 +88,9 @@ def offline_budget(
 
     decodes = largest(min(len(offline_decodes), max_tokens), lambda count: margin * predict(with_decodes(count)) <= limit_s)
     if decodes < len(offline_decodes):
-        return Budget(decodes, 0)
+        return StepBudget(decodes, 0)
     load = with_decodes(decodes)
-    return Budget(decodes, largest(max_tokens - decodes, lambda tokens: margin * predict(prompts.beside(load, tokens)) <= limit_s))
+    return StepBudget(decodes, largest(max_tokens - decodes, lambda tokens: margin * predict(prompts.beside(load, tokens)) <= limit_s))
 
 
 def longest_decode(model: LatencyModel, online: StepLoad, limit_s: float) -> float:

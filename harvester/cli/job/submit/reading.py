@@ -35,7 +35,7 @@ ALL, ERRORS = "SELECT * FROM results('{job}')", "SELECT * FROM results('{job}') 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RowStream:
     """Rows as they come."""
 
     schema: pa.Schema
@@ -43,10 +43,10 @@ class Answer:
 
 
 class Reading(Protocol):
-    def query(self, query: str) -> Answer:
+    def query(self, query: str) -> RowStream:
         """Rows of one statement. Raises `QueryError`."""
 
-    def results(self, job: str, *, only_errors: bool = False) -> Answer:
+    def results(self, job: str, *, only_errors: bool = False) -> RowStream:
         """Rows of a job. Raises `QueryError` or `NotFoundError` for a job that is not there."""
 
     def check_parts(self, job: str) -> None:
@@ -63,11 +63,11 @@ class FromFolder:
     connection: duckdb.DuckDBPyConnection
     folder: StateFolder
 
-    def query(self, query: str) -> Answer:
+    def query(self, query: str) -> RowStream:
         reader = run(self.connection, self.folder.root, query)
-        return Answer(reader.schema, batches(reader))
+        return RowStream(reader.schema, batches(reader))
 
-    def results(self, job: str, *, only_errors: bool = False) -> Answer:
+    def results(self, job: str, *, only_errors: bool = False) -> RowStream:
         return self.query(results_query(job, only_errors=only_errors))
 
     def check_parts(self, job: str) -> None:
@@ -84,12 +84,12 @@ class FromServer:
 
     wire: Wire
 
-    def query(self, query: str) -> Answer:
+    def query(self, query: str) -> RowStream:
         with translated():
             told = self.wire.run(ask("POST", "/api/sql/answers", json={"query": query}, timeout_s=SUBMIT_S))
             return _answer(answer_of(self.wire, str(told["id"])))
 
-    def results(self, job: str, *, only_errors: bool = False) -> Answer:
+    def results(self, job: str, *, only_errors: bool = False) -> RowStream:
         if only_errors:
             return self.query(results_query(job, only_errors=only_errors))
         with translated():
@@ -156,12 +156,12 @@ def translated() -> Iterator[None]:
         raise from_json({"error": {"code": error.code, "message": error.message}}, status) from error
 
 
-def _answer(opened: tuple[pa.Schema, Iterator[pa.RecordBatch]]) -> Answer:
+def _answer(opened: tuple[pa.Schema, Iterator[pa.RecordBatch]]) -> RowStream:
     def read() -> Iterator[pa.RecordBatch]:
         with translated():
             yield from opened[1]
 
-    return Answer(opened[0], read())
+    return RowStream(opened[0], read())
 
 
 def _known_jobs(folder: StateFolder, mirror: Mirror, tables: Callable[[str], pa.Table] | None) -> list[str]:

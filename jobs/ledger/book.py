@@ -1,0 +1,243 @@
+"""What a ledger holds in memory: its jobs and the leases in force. Each change is in the store first, and moves its job's state on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.config import DeadlineConfig
+from jobs.errors import NotFoundError
+from jobs.ledger.counts import LedgerCounts
+from jobs.ledger.forecast import JobForecast
+from jobs.ledger.history import UsageLog
+from jobs.ledger.jobfile import write_missing_jobs
+from jobs.ledger.record import ActiveLeases, JobRecord
+from jobs.ledger.store.contract import closed_on_error, is_in_memory
+from jobs.ledger.store.place import Place, open_store
+from jobs.spec import COUNTS, JobView
+from jobs.states import ACTIVE, ENDED, JobState, check_transition
+
+if TYPE_CHECKING:
+    from jobs.storage.mirror import Mirror
+
+MIN_ROWS = 100  # that a job is judged by; fewer say little about the others
+
+
+class JobBook:
+    """Shared by the parts of one `jobs.ledger.ledger.Ledger`, and by nobody else."""
+
+    def __init__(self, place: Place, results_root: Path, deadlines: DeadlineConfig, now_s: float, mirror: Mirror | None = None) -> None:
+        self.results_root = results_root
+        self.mirror = mirror
+        self.store = open_store(place)
+        self.run = self.store.run
+        self.jobs: dict[str, JobRecord] = {}
+        self.leases = ActiveLeases()
+        self.counts = LedgerCounts()
+        self.pending: dict[str, None] = {}  # jobs with a slice to lease
+        self._dated: set[str] = set()  # jobs with a deadline that have not ended
+        self._unsettled: dict[str, None] = {}  # jobs that `settle` has begun to look at: those that stay could not be written
+        is_here = not isinstance(place, Path) and results_root.is_dir()  # a ledger in a database may be on a node without the folder
+        self.keeps_jobs = is_here or (isinstance(place, Path) and not is_in_memory(place))
+        with closed_on_error(self.store):
+            self.forecast = JobForecast(self.store, deadlines, now_s)
+            self.usage = UsageLog(self.store, now_s)
+            for row in self.store.rows("job_rows"):
+                self.enter(row)
+            for job_id, open_slices in self.run("open_by_job"):
+                self.jobs[job_id].open_slices = open_slices
+            if self.keeps_jobs and mirror is None:
+                write_missing_jobs(self.store, results_root)
+
+    def close(self) -> None:
+        try:
+            self.write_learnt()
+        finally:
+            self.store.close()
+
+    def write_learnt(self) -> None:
+        """Of rates, lengths and hours, where that is not written yet."""
+        if self.forecast.is_new:
+            with self.store.transaction():
+                self.forecast.write()
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------------------
+
+    def record(self, job_id: str) -> JobRecord:
+        """By its id, or ``latest``. Raises `NotFoundError`."""
+        if job_id == "latest" and self.jobs:
+            job_id = self.run("newest_ids")[0][0]
+        if job_id not in self.jobs:
+            newest = ", ".join(row[0] for row in self.run("newest_ids"))
+            raise NotFoundError(f"unknown job {job_id!r}; " + (f"the newest are: {newest}" if newest else "there are none yet"))
+        return self.jobs[job_id]
+
+    def view(self, record: JobRecord) -> JobView:
+        results = self.results_root / record.spec.id / "results"
+        where = str(results) if self.mirror is None else self.mirror.address(results)
+        return self.forecast.view(record, self.leases.of(record.spec.id), where)
+
+    def drop_deadline(self, record: JobRecord, now_s: float) -> str | None:
+        """Take a deadline that has passed from a job that is to go on, which would expire at once. Returns what its message says of it."""
+        if record.spec.deadline_at_s is None or record.spec.deadline_at_s > now_s:
+            return None
+        self.rewrite(record, {"deadline_at_s": None})
+        return f"its deadline had passed, so it goes on without one; give one with: harvester resume {record.spec.id} --deadline 6h"
+
+    def rewrite(self, record: JobRecord, changes: dict[str, object]) -> None:
+        """Change fields of its spec."""
+        spec = record.spec.model_copy(update=changes)
+        if spec != record.spec:
+            text = spec.model_dump_json()
+            self.run("set_spec", [text, spec.id])
+            record.spec = spec
+            self.took(record, {"spec": text})
+            self.forecast.calm(record)
+
+    def enter(self, row: dict[str, Any]) -> JobRecord:
+        """Take a job in, as its row has it."""
+        record = self.jobs[row["id"]] = JobRecord.of(row)
+        self.took(record, {})
+        return record
+
+    def forget(self, record: JobRecord) -> None:
+        """The store has forgotten it and its slices."""
+        del self.jobs[record.spec.id]
+        self._dated.discard(record.spec.id)
+        self._unsettled.pop(record.spec.id, None)
+        self.pending.pop(record.spec.id, None)
+
+    def took(self, record: JobRecord, values: dict[str, Any]) -> None:
+        """The store has taken these values for the job's row."""
+        record.take(values)
+        if record.spec.deadline_at_s is None or record.state in ENDED:
+            self._dated.discard(record.spec.id)
+        else:
+            self._dated.add(record.spec.id)
+
+    def change(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> JobView:
+        """Move a job to a state, where it is not in it. Raises `StateError` for one that it cannot go to."""
+        if record.state is not target:
+            with self.store.transaction():
+                values = self.write_state(record, target, now_s, message)
+                if target in ENDED:
+                    self.forecast.write(now_s)
+            self.took(record, values)
+        return self.view(record)
+
+    def write_state(self, record: JobRecord, target: JobState, now_s: float, message: str | None) -> dict[str, Any]:
+        """Write only: the caller takes the values over (`took`) when its transaction is whole."""
+        check_transition(record.spec.id, record.state, target)
+        started_at_s = record.row["started_at_s"] or (now_s if target is JobState.RUNNING else None)
+        ended_at_s = now_s if target in ENDED else None
+        values = {"state": target.value, "started_at_s": started_at_s, "ended_at_s": ended_at_s, "message": message}
+        self.run("set_state", [*values.values(), record.spec.id])
+        if target not in ACTIVE:
+            record.rate.clear()
+            self.forecast.calm(record)
+        return values
+
+    def fail(self, record: JobRecord, message: str, now_s: float) -> None:
+        """End one that cannot go on."""
+        if record.state not in ENDED:
+            self.change(record, JobState.FAILED, now_s, message)
+
+    def say(self, record: JobRecord, message: str | None) -> None:
+        """Note why it waits; None takes the note back."""
+        if record.row["message"] != message:
+            self.run("set_message", [message, record.spec.id])
+            record.row["message"] = message
+
+    def settle(self, record: JobRecord, now_s: float) -> None:
+        """Move a job on that has nothing left to wait for. Where the store fails, `settle_left` tries again."""
+        self._unsettled[record.spec.id] = None
+        if record.state is JobState.CANCELLING and not self.leases.holds(record.spec.id):
+            self.change(record, JobState.CANCELLED, now_s, None)
+        if record.open_slices == 0 and record.state in (*ACTIVE, JobState.PAUSED):
+            failed = record.row["rows_ok"] == 0
+            message = all_failed_message(record.row["rows_error"], record.error_example) if failed else None
+            self.change(record, JobState.COMPLETED, now_s, message)
+        del self._unsettled[record.spec.id]
+
+    def settle_left(self, now_s: float) -> None:
+        """Those whose end could not be written."""
+        for job_id in list(self._unsettled):
+            self.settle(self.jobs[job_id], now_s)
+
+    def so_far(self, record: JobRecord) -> tuple[int, int]:
+        """Rows done, and those of them that failed, whether published or not."""
+        leases = self.leases.of(record.spec.id)
+        rows, errors = sum(lease.rows_running for lease in leases), sum(lease.errors_running for lease in leases)
+        return record.rows_done + rows, record.row["rows_error"] + errors
+
+    def stop_failing(self, record: JobRecord, now_s: float) -> None:
+        """End a job of whose rows too many failed since it was last resumed."""
+        rows, errors = self.so_far(record)
+        new_rows, new_errors = rows - record.row["rows_judged"], errors - record.row["errors_judged"]
+        max_share = record.spec.max_error_rate
+        if record.state in ACTIVE and over_rate(new_rows, new_errors, max_share):
+            message = stop_message(record.spec.id, new_rows, new_errors, max_share, record.error_example)
+            self.change(record, JobState.FAILED, now_s, message)
+
+    def expire_jobs(self, now_s: float) -> None:
+        """End the jobs whose deadline has passed."""
+        for record in [self.jobs[job_id] for job_id in self._dated]:
+            if record.is_over(now_s):
+                message = f"its deadline passed; its rows are kept; go on without one: harvester resume {record.spec.id}"
+                self.change(record, JobState.EXPIRED, now_s, message)
+
+    # -- leases -------------------------------------------------------------------------------------------------------------------
+
+    def has_pending(self, job_id: str) -> bool:
+        return self.jobs[job_id].open_slices > self.leases.count(job_id)
+
+    def free(self, lease_ids: Sequence[str], now_s: float) -> None:
+        """End leases whose slices are not done."""
+        with self.store.transaction(durable=False):
+            for lease_id in lease_ids:
+                self.run("free_slice", [self.leases[lease_id].job_id, self.leases[lease_id].slice_id])
+        self.freed(lease_ids, now_s)
+
+    def freed(self, lease_ids: Sequence[str], now_s: float) -> None:
+        """The store has taken these leases from their slices."""
+        job_ids = dict.fromkeys(self.leases[lease_id].job_id for lease_id in lease_ids)
+        for lease_id in lease_ids:
+            del self.leases[lease_id]
+        self.pending |= job_ids
+        self._unsettled |= job_ids
+        for job_id in job_ids:
+            self.settle(self.jobs[job_id], now_s)
+
+    def check(self) -> None:
+        """Invariants, for tests: counts add up, leases in force and leased slices are the same set, states fit."""
+        for record in self.jobs.values():
+            (sums,) = self.run("slice_sums", [record.spec.id])
+            assert list(sums) == [record.row[name] for name in COUNTS], (sums, record.row)
+            ((open_slices,),) = self.run("open_slices", [record.spec.id])
+            assert open_slices == record.open_slices
+            assert self.has_pending(record.spec.id) == (record.spec.id in self.pending)
+            if record.state is JobState.COMPLETED:
+                assert open_slices == 0
+                assert record.row["rows_ok"] + record.row["rows_error"] == record.spec.rows_total
+        assert self.pending.keys() <= self.jobs.keys()
+        leased = {(job_id, slice_id, lease_id) for job_id, slice_id, lease_id, *_ in self.run("leased_slices")}
+        assert leased == {(lease.job_id, lease.slice_id, lease_id) for lease_id, lease in self.leases.items()}
+
+
+def over_rate(rows: int, errors: int, max_share: float) -> bool:
+    """Whether so many of ``rows`` failed that the job should stop. Never before `MIN_ROWS` rows, never for a share of 1."""
+    return rows >= MIN_ROWS and errors > max_share * rows
+
+
+def stop_message(job_id: str, rows: int, errors: int, max_share: float, example: str | None) -> str:
+    failed = f"all {rows:,} rows so far" if rows == errors else f"{errors:,} of {rows:,} rows so far"
+    last = f"; the last: {example}" if example else ""
+    return (
+        f"stopped early: {failed} failed, which is above --max-error-rate {max_share:g}{last}; its rows are kept; "
+        f"continue with: harvester resume {job_id} (it stops again after {MIN_ROWS} more rows like these)"
+    )
+
+
+def all_failed_message(errors: int, example: str | None) -> str:
+    return f"all {errors:,} rows ended as errors" + (f"; the last: {example}" if example else "")

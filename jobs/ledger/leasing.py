@@ -1,0 +1,123 @@
+"""Leases begin, are renewed and run out: who is given which slice, and who can read which job's source."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from jobs.ledger.book import JobBook
+from jobs.ledger.counts import LedgerCount
+from jobs.ledger.record import ActiveLease, JobRecord, Refusals, tokens_per_row
+from jobs.ledger.steal import Stealing
+from jobs.spec import Lease, LeaseProgress, SliceSpec
+from jobs.states import ACTIVE, JobState
+
+
+class Leasing:
+    """The part of a `jobs.ledger.ledger.Ledger` that gives slices out. Its verbs are the ledger's, and described there."""
+
+    def __init__(self, book: JobBook, stealing: Stealing, *, lease_s: float, now_s: float, new_server: bool) -> None:
+        """Leases of before get one more term of ``lease_s``; where the server is new, whose replicas cannot have them, all are freed."""
+        self._book, self._stealing, self._lease_s = book, stealing, lease_s
+        self._turns = count(1)
+        self._refusals = Refusals(lease_s)
+        self._pass = 0.0  # the least turn at the last lease; a job that had nothing to do saves up none
+        if new_server:
+            book.run("free_all")
+        for job_id, slice_id, lease_id, holder, generation, row_count, attempt, *kept in book.run("leased_slices"):
+            lease = ActiveLease(job_id, slice_id, holder, now_s + lease_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
+            book.leases[lease_id] = lease.first_of(attempt)
+        book.pending = dict.fromkeys(job_id for job_id in book.jobs if book.has_pending(job_id))
+        for record in book.jobs.values():
+            book.settle(record, now_s)
+
+    def lease(self, holder: str, model: str, now_s: float) -> Lease | None:
+        self.expire(now_s)
+        self._refusals.saw(holder, now_s, model)
+        refused = self._refusals.of(holder, now_s)
+        waiting = (record for job_id in self._book.pending if (record := self._book.jobs[job_id]).serves(model) and job_id not in refused)
+        first = min(waiting, key=lambda e: (e.turn, e.granted, e.row["created_at_s"]), default=None)
+        if first is None:
+            if not refused:  # else it might be what it cannot read that a lease is split for
+                self._stealing.want(holder, model, now_s)
+            return None
+        others = (one for one in self._book.jobs.values() if one.serves(model))
+        return self._grant(first, holder, now_s, tokens_per_row(first, others))
+
+    def _grant(self, record: JobRecord, holder: str, now_s: float, row_tokens: float) -> Lease:
+        book = self._book
+        job_id, lease_id, expires_at_s = record.spec.id, uuid.uuid4().hex[:16], now_s + self._lease_s
+        begun: dict[str, Any] = {}
+        with book.store.transaction(durable=False):  # a power cut frees it, as it ends its holder
+            ((slice_id, group_index, offset, row_start, row_count, generation, attempt, *kept),) = book.run(
+                "take_slice", [lease_id, holder, expires_at_s, job_id, job_id]
+            )
+            if record.state is JobState.QUEUED:
+                begun = book.write_state(record, JobState.RUNNING, now_s, record.row["message"])
+        book.took(record, begun)
+        lease = ActiveLease(job_id, slice_id, holder, expires_at_s, generation, tuple(kept), row_count=row_count, leased_at_s=now_s)
+        book.leases[lease_id] = lease.first_of(attempt)
+        if not book.has_pending(job_id):
+            book.pending.pop(job_id, None)
+        self._pass = max(self._pass, record.turn)
+        record.turn = self._pass + row_count * row_tokens / record.hint.total_weight
+        record.granted = next(self._turns)
+        book.counts.add(record.spec.model, LedgerCount.LEASED)
+        part = SliceSpec(slice_id=slice_id, group_index=group_index, offset=offset, row_start=row_start, row_count=row_count)
+        return Lease(lease_id=lease_id, job=record.spec, slice=part, generation=generation, attempt=attempt, expires_at_s=expires_at_s)
+
+    def refuse(self, lease_id: str, message: str, now_s: float) -> None:
+        book = self._book
+        lease = book.leases.get(lease_id)
+        if lease is None or (record := book.jobs[lease.job_id]).state not in ACTIVE:
+            return
+        self._refusals.add(lease.job_id, lease.holder, now_s)
+        if self._refusals.is_left(lease.job_id, record.spec.model, now_s):
+            book.say(record, f"{lease.holder} cannot read the source, others go on: {message}")
+        else:
+            self._refusals.forget(lease.job_id)  # who resumes the job has repaired something
+            book.fail(record, message, now_s)
+
+    def heartbeat(self, holder: str, progress: Sequence[LeaseProgress], now_s: float) -> list[str]:
+        book = self._book
+        self._refusals.saw(holder, now_s)
+        drop: list[str] = []
+        for item in progress:
+            lease = book.leases.get(item.lease_id)
+            if lease is None or lease.holder != holder or book.jobs[lease.job_id].state not in ACTIVE:
+                drop.append(item.lease_id)
+                continue
+            lease.renew(item, now_s + self._lease_s)
+            record = book.jobs[lease.job_id]
+            record.error_example = item.error or record.error_example
+            book.forecast.sample(record, book.leases.of(lease.job_id), now_s)
+            book.stop_failing(record, now_s)
+        self.expire(now_s)
+        return drop
+
+    def expire(self, now_s: float) -> int:
+        book = self._book
+        book.settle_left(now_s)
+        book.expire_jobs(now_s)
+        over = book.leases.over(now_s)
+        for lease_id in over:
+            book.counts.add(book.jobs[book.leases[lease_id].job_id].spec.model, LedgerCount.LOST)
+        if over:
+            book.free(over, now_s)
+        if not book.leases:
+            book.forecast.idle(now_s)
+        return len(over)
+
+    def clock_set(self, by_s: float) -> None:
+        self._book.leases.shift(by_s)
+        self._refusals.shift(by_s)
+        self._stealing.clock_set()
+        for record in self._book.jobs.values():
+            record.rate.clear()
+            record.decided_at_s = None
+
+    def was_busy(self, for_s: float) -> None:
+        self._book.leases.shift(for_s)
+        self._refusals.shift(for_s)
