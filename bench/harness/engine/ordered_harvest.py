@@ -1,43 +1,20 @@
-"""harvester's schedulers under another order for each run, with answers whose length only their end tells. Imported by name.
+"""harvester's schedulers with another online order for each run, and answers of unknown length. Imported by name.
 
-One engine for all orders: it starts once, and all orders get the same machine. The length of an answer is what a request's `Told` says,
-set when the brain has been told of the request with its much larger ``max_tokens``.
+One engine serves all orders, so that it starts once and all run on the same machine. A request's `OrderArgs` hold the length of its answer.
+It becomes ``max_tokens`` once the brain knows the request with a much larger value.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from bench.harness.engine.counting_harvest import CountedAsyncHarvest, CountedHarvest
+from bench.harness.load.order_args import OrderArgs
 from harvester.engine.vllm.core import reads
 from harvester.engine.vllm.core.scheduler import HarvestScheduling
 from harvester.policy.order.online import OnlineRequest
 from harvester.policy.parts import parts_of
-
-PREFIX = "bench_"
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a request says to these schedulers. ``expected_tokens``: of its answer, as predicted from outside; 0: nothing was."""
-
-    order: str
-    output_tokens: int
-    expected_tokens: int
-    ttft_s: float
-    tpot_s: float
-
-    def to_args(self) -> dict[str, str | int | float]:
-        """Its ``vllm_xargs``."""
-        return {PREFIX + name: value for name, value in asdict(self).items()}
-
-    @classmethod
-    def of(cls, request: Any) -> Self | None:
-        """None: it says nothing."""
-        given = {name.removeprefix(PREFIX): value for name, value in reads.extra_of(request).items() if name.startswith(PREFIX)}
-        return cls(**given) if given else None
-
 
 if TYPE_CHECKING:
     Scheduler = HarvestScheduling
@@ -51,7 +28,7 @@ class Ordering(Scheduler):
     _order: str | None = None
 
     def add_request(self, request: Any) -> None:
-        told = Told.of(request)
+        told = OrderArgs.of(reads.extra_of(request))
         if told is not None and told.order != self._order and not self._brain.online:
             self._order = told.order
             config = replace(self._settings.parts(reads.kv_blocks(self.kv_cache_manager.block_pool)), online_order=told.order)
@@ -61,7 +38,7 @@ class Ordering(Scheduler):
             request.max_tokens = told.output_tokens
 
     def _online_request(self, request: Any, shift_s: float) -> OnlineRequest:
-        new, told = super()._online_request(request, shift_s), Told.of(request)
+        new, told = super()._online_request(request, shift_s), OrderArgs.of(reads.extra_of(request))
         if told is None:
             return new
         due_s = request.arrival_time + shift_s + told.ttft_s

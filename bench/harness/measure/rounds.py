@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, TypeVar
 
 from bench.harness.measure.latency import percentile
+from bench.harness.options import Options
 from harvester.errors import UsageError
 
 T = TypeVar("T")
 
 RESAMPLED = 400
-SPREAD = (5.0, 95.0)  # percent of the resampled ratios between which a ratio is said to lie
+SPREAD = (5.0, 95.0)  # percentiles of the resampled ratios that bound the interval of a ratio
 
 
 def rounds_of(given: Mapping[str, float], usual: int) -> int:
     """``rounds`` of what the user set (``--set rounds=N``), or ``usual``. Raises `UsageError` for what is no whole number of at least 1."""
     return whole_number("rounds", given, usual)
+
+
+def without(name: str, options: Options) -> Options:
+    """``options`` for `bench.harness.knobs.knobs`, which has no knob ``name``."""
+    return replace(options, set={key: value for key, value in options.set.items() if key != name})
 
 
 def whole_number(name: str, given: Mapping[str, float], usual: int) -> int:
@@ -30,8 +37,10 @@ def whole_number(name: str, given: Mapping[str, float], usual: int) -> int:
 
 
 def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str, int], T]) -> dict[str, list[T]]:
-    """What ``measure(name, round)`` gives of each, ``rounds`` times. Every other round goes in the opposite order, so that a machine that
-    becomes slower is no one's disadvantage."""
+    """Results of ``measure(name, round)`` for each name, ``rounds`` times.
+
+    Every other round goes in the opposite order, so that a machine that slows down favors nobody.
+    """
     found: dict[str, list[T]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
@@ -46,7 +55,7 @@ def ratio_of_rounds(ones: Sequence[float], others: Sequence[float]) -> dict[str,
 
 
 def ratio_of_percentiles(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]], share: float, seed: int) -> dict[str, Any]:
-    """Ratio of a percentile of all rounds' values, and where it lies in 90% of resampled rounds and values (bootstrap in two steps)."""
+    """Ratio of a percentile of all rounds' values, with its 90% interval by a two-stage bootstrap over rounds and values."""
     rng = random.Random(seed)
     ratio = _pooled(ones, share) / max(1e-9, _pooled(others, share))
     drawn = sorted(_pooled(_resampled(ones, rng), share) / max(1e-9, _pooled(_resampled(others, rng), share)) for _ in range(RESAMPLED))

@@ -28,7 +28,7 @@ from bench.harness.load.arrivals import read_trace, replay, stretched
 from bench.harness.measure.account import accounts
 from bench.harness.measure.latency import Slo
 from bench.harness.measure.prices import Prices, stock_prices
-from bench.harness.measure.rounds import in_turns, ratio_of_percentiles, ratio_of_rounds, rounds_of
+from bench.harness.measure.rounds import in_turns, ratio_of_percentiles, ratio_of_rounds, rounds_of, without
 from bench.harness.measure.stretch import Span, Stretch, summary_of
 from bench.harness.options import Options
 from bench.harness.paced import Make, Pace, Paced, first_of, paced_alone
@@ -43,10 +43,10 @@ SYSTEMS = ("online_only", "vllm_priority", "harvester")
 def run(options: Options) -> dict[str, Any]:
     """``--set rounds=N``: how often each system gets the load, in turns; percentiles are those of all rounds together.
 
-    Each share of the engine that chat is to be is a comparison of its own. The peer's setting is swept at the first.
+    Each share of the engine's capacity for chat is a comparison of its own. The peer's setting is swept at the first.
     """
     rounds = rounds_of(options.set, QUICK_ROUNDS if options.quick else ROUNDS)
-    given = knobs(replace(options, set={name: value for name, value in options.set.items() if name != "rounds"}))
+    given = knobs(without("rounds", options))
     pace = Pace.of(options)
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
         comparison = Comparison(place, given, options.seed, given.seconds)
@@ -66,7 +66,10 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def trace_loads(given: Knobs, seed: int, pace: Pace) -> Make:
-    """A given rate samples the trace as ConServe does (6.1), and repeats earlier results; one that fits the machine stretches it."""
+    """The loads of the trace at a rate. A given rate samples it as ConServe does (6.1), and repeats earlier results.
+
+    A rate that follows from a share stretches the trace instead.
+    """
     trace, draw = read_trace(), replay if pace.rate is not None else stretched
     return lambda rate: [draw(trace, rate, given.seconds, given.trace_scale, MOST, np.random.default_rng(seed))]
 
@@ -127,7 +130,7 @@ class _Found:
 
 
 def spread(found: Mapping[str, Sequence[Stretch]], seed: int) -> dict[str, dict[str, Any]]:
-    """Where the ratios lie that noise moves: of percentiles in resampled rounds and requests, of throughput round by round."""
+    """Spread of the ratios that noise moves: percentiles by resampled rounds and requests, throughput by round."""
 
     def values(name: str, kind: str) -> list[list[float]]:
         return [stretch.ttft_ms() if kind == "ttft" else stretch.tpot_ms() for stretch in found[name]]
@@ -143,7 +146,7 @@ def spread(found: Mapping[str, Sequence[Stretch]], seed: int) -> dict[str, dict[
 
 
 def mean_of(spans: Sequence[Span]) -> Span | None:
-    """Of equally long ones."""
+    """The mean of equally long spans."""
     return Span(round(fmean(span.tokens_per_s for span in spans), 1), sum(span.seconds for span in spans)) if spans else None
 
 

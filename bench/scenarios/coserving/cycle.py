@@ -1,7 +1,7 @@
 """Scenario ``cycle``: chat and none in turns, over whole cycles, beside batch work that never ends.
 
-What a system gets done is counted from the end of one idle phase to the end of another, where the engine holds the same again. A shorter
-stretch rewards a scheduler that takes prompts now and leaves their answers for later.
+What a system gets done is counted from the end of one idle phase to the end of another, where the engine's state is the same again. A
+shorter stretch rewards a scheduler that takes prompts now and leaves their answers for later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.harness.knobs import SHORT, Knobs, described, knobs, set_up
 from bench.harness.load.arrivals import phased
 from bench.harness.measure.account import THREE, Part, account, accounts
 from bench.harness.measure.prices import Prices, stock_prices
-from bench.harness.measure.rounds import ratio_of_rounds, whole_number
+from bench.harness.measure.rounds import ratio_of_rounds, whole_number, without
 from bench.harness.measure.stretch import Stretch
 from bench.harness.options import Options
 from bench.harness.paced import Pace, Paced, first_of, paced_alone
@@ -33,7 +33,7 @@ ROWS_GOAL, TTFT_GOAL, LATE_GOAL = 0.98, 1.10, 0.01
 def run(options: Options) -> dict[str, Any]:
     """``--set cycles=N``: how many in ``seconds``, each with ``idle_s`` without chat at its end."""
     cycles = whole_number("cycles", options.set, QUICK_CYCLES if options.quick else CYCLES)
-    given = knobs(replace(options, set={name: value for name, value in options.set.items() if name != "cycles"}), FULL, QUICK)
+    given = knobs(without("cycles", options), FULL, QUICK)
     pace, chat = Pace.of(options), chat_parts(given.seconds, given.idle_s, cycles)
     on_s = sum(end_s - begin_s for begin_s, end_s in chat)
 
@@ -42,7 +42,7 @@ def run(options: Options) -> dict[str, Any]:
         return [phased(phases, given.cv, given.lengths, np.random.default_rng(options.seed))]
 
     with set_up(options, given, given.warm_s + given.idle_s + given.seconds + 60) as place:
-        # Each begins as it ends: behind an idle phase.
+        # Each run begins in the state in which it ends: after an idle phase.
         comparison = Comparison(place, replace(given, warm_s=given.warm_s + given.idle_s), options.seed, given.seconds)
         alone, _ = paced_alone(comparison, pace, loads, on_s, offline_too=False)
         setting, sweep = swept(comparison, alone[0][0].loads[0], quick=options.quick)

@@ -1,6 +1,6 @@
-"""What a machine serves: rates of the order scenarios are shares of it, so that requests wait for each other on any machine.
+"""Capacity of a machine. The order scenarios use shares of it as rates, so that requests wait for each other on any machine.
 
-How long they wait is what is compared, so none is refused for it.
+The wait is what is compared, so no request is refused for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Answered(Protocol):
 
 
 def capacity_per_s(requests: Sequence[Answered], load: Sequence[Arrival], slots: int) -> float:
-    """Requests a second, given the answers to a ``load`` that came all at once: by the tokens worked off while ``slots`` were wanted."""
+    """Requests a second, given the answers to a ``load`` that came all at once: by the tokens computed while ``slots`` were busy."""
     count = len(requests)
     ends_s = sorted(request.seen_until_s for request in requests)
     wanted_s = ends_s[max(0, count - slots - 1)]

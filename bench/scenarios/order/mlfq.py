@@ -7,70 +7,88 @@ of real chats, since an order can only win where they differ. Nobody is refused 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bench.harness.compare import Load, over
+from bench.harness.compare import over
 from bench.harness.knobs import Knobs, described, knobs, set_up
-from bench.harness.load.arrivals import drawn, read_lengths
-from bench.harness.measure.stretch import Stretch, stretch
+from bench.harness.load.arrivals import Arrival, drawn, read_lengths
+from bench.harness.load.order_args import OrderArgs
+from bench.harness.measure.latency import online_summary
+from bench.harness.measure.rounds import in_turns, ratio_of_rounds, rounds_of, without
+from bench.harness.measure.stretch import Stretch
 from bench.harness.options import Options
-from bench.harness.servers.systems import Harvester, SystemSetup
-from bench.scenarios.order.capacity import ANY_WAIT, capacity_per_s, check_none_refused
+from bench.scenarios.order.capacity import capacity_per_s
+from bench.scenarios.order.one_engine import OneEngine, one_engine
 from harvester.sim.measure import highest_rate
 
 MOST = (2048, 256)
 # An order shows in the slowest requests: they are waited for.
-FULL = Knobs(seconds=90.0, slots=4, rate=1.0, step_tokens=1024, drain_s=180.0)
+FULL = Knobs(seconds=30.0, slots=4, rate=1.0, step_tokens=1024, drain_s=180.0)
 QUICK = Knobs(seconds=12.0, slots=4, rate=1.0, step_tokens=1024, window_s=4.0, drain_s=30.0)
 PARTS, QUICK_PARTS = (0.5, 0.8, 1.1, 1.4), (1.1,)  # of what the machine serves, times the knob `rate`
-AT_ONCE, QUICK_AT_ONCE = 60, 24  # requests that measure it
+AT_ONCE, QUICK_AT_ONCE = 60, 24  # requests that measure the capacity
 ORDERS = {"fcfs": "fcfs", "naive_mlfq": "naive_mlfq", "fixed_priority": "fixed", "skip_join_mlfq": "mlfq"}  # `schedule.online_order`
-QUICK_ORDERS = ("fcfs", "skip_join_mlfq")
+OURS = "skip_join_mlfq"
+QUICK_ORDERS = ("fcfs", OURS)
+ROUNDS, QUICK_ROUNDS = 2, 1
+ANY_WAIT_S = 3600.0  # these orders go by no deadline
 LATENCIES = (2, 5)  # times that of the lowest rate, at which rates are compared
 
 
 def run(options: Options) -> dict[str, Any]:
-    given = knobs(options, FULL, QUICK)
-    lengths = read_lengths()
-    parts, orders = (QUICK_PARTS, QUICK_ORDERS) if options.quick else (PARTS, tuple(ORDERS))
-    with set_up(options, given, 1.0) as place:
-        capacity = _capacity(place, given, QUICK_AT_ONCE if options.quick else AT_ONCE, options.seed)
-        rates = [part * given.rate * capacity for part in parts]
-        loads: list[Load] = [
-            drawn(rate, given.cv, given.seconds, lengths, given.trace_scale, MOST, np.random.default_rng(options.seed)) for rate in rates
-        ]
-        found = {order: _measure(place, order, given, loads, options.seed) for order in orders}
-        lines: list[dict[str, Any]] = []
-        for index, (rate, part) in enumerate(zip(rates, parts, strict=True)):
-            systems = {order: stretches[index].summary(None) for order, stretches in found.items()}
-            share = round(part * given.rate, 4)
-            lines.append({"rate": round(rate, 4), "share_of_capacity": share, "systems": systems, "ratios": _ratios(systems)})
-        ratios = {**lines[-1]["ratios"], **rates_at(lines)}
-        about = described(given, place) | {"capacity_per_s": round(capacity, 4)}
-        return about | {"systems": lines[-1]["systems"], "ratios": ratios, "points": lines}
+    """``--set rounds=N``: of all orders under each load."""
+    given = knobs(without("rounds", options), FULL, QUICK)
+    parts, orders, at_once = (QUICK_PARTS, QUICK_ORDERS, QUICK_AT_ONCE) if options.quick else (PARTS, tuple(ORDERS), AT_ONCE)
+    rounds = rounds_of(options.set, QUICK_ROUNDS if options.quick else ROUNDS)
+    with set_up(options, given, 1.0) as place, one_engine(place, "mlfq", given, options.seed) as engine:
+        capacity = _capacity(engine, at_once)
+        lines = [_line(engine, part * given.rate, capacity, orders, rounds) for part in parts]
+    ratios = {**lines[-1]["ratios"], **rates_at(lines)}
+    about = described(given, place) | {"capacity_per_s": round(capacity, 4), "rounds": rounds}
+    return about | {"systems": lines[-1]["systems"], "ratios": ratios, "spread": lines[-1]["spread"], "points": lines}
 
 
-def _capacity(place: SystemSetup, given: Knobs, count: int, seed: int) -> float:
+def _capacity(engine: OneEngine, count: int) -> float:
     """Requests a second, first come, first served."""
-    many = drawn(1.0, 1.0, 10.0 * count, read_lengths(), given.trace_scale, MOST, np.random.default_rng(seed + 1))[:count]
-    load = [replace(one, at_s=0.0) for one in many]
-    with Harvester(place, "capacity", ANY_WAIT | {"schedule": {"online_order": "fcfs"}}) as server:
-        played = stretch(server, place, load, 1.0, 1.0, seed=seed, offline=False, drain_s=600.0)
-    return capacity_per_s(played.requests, load, round(given.slots))
+    many = drawn(1.0, 1.0, 10.0 * count, read_lengths(), engine.given.trace_scale, MOST, np.random.default_rng(engine.seed + 1))
+    load = [_asked(replace(one, at_s=0.0), "fcfs") for one in many[:count]]
+    return capacity_per_s(engine.play(load, 1.0, 600.0).requests, load, round(engine.given.slots))
 
 
-def _measure(place: SystemSetup, order: str, given: Knobs, loads: list[Load], seed: int) -> list[Stretch]:
-    """Each load in turn; the next begins when every answer of the one before it has ended, or the knob `drain_s` is over."""
-    with Harvester(place, order, ANY_WAIT | {"schedule": {"online_order": ORDERS[order]}}) as server:
-        found = [
-            stretch(server, place, load, given.seconds, given.window_s, seed=seed, offline=False, drain_s=given.drain_s) for load in loads
-        ]
-    for one in found:
-        check_none_refused(one, order)
-    return found
+def _line(engine: OneEngine, share: float, capacity: float, orders: Sequence[str], rounds: int) -> dict[str, Any]:
+    """All orders under loads of one rate, ``share`` of the capacity: another load in each round, the same for all."""
+    given, rate = engine.given, share * capacity
+    loads = [
+        drawn(rate, given.cv, given.seconds, read_lengths(), given.trace_scale, MOST, np.random.default_rng([engine.seed, number]))
+        for number in range(rounds)
+    ]
+
+    def measure(order: str, number: int) -> Stretch:
+        return engine.play([_asked(one, ORDERS[order]) for one in loads[number]], given.seconds, given.drain_s, order)
+
+    found = in_turns(orders, rounds, measure)
+    systems = {order: _together(stretches) for order, stretches in found.items()}
+    rounds_ms = {order: system["rounds_normalized_ms"] for order, system in systems.items()}
+    spread = {_name("mean", order): ratio_of_rounds(rounds_ms[OURS], theirs) for order, theirs in rounds_ms.items() if order != OURS}
+    line = {"rate": round(rate, 4), "share_of_capacity": round(share, 4)}
+    return line | {"systems": systems, "ratios": _ratios(systems), "spread": spread}
+
+
+def _together(found: Sequence[Stretch]) -> dict[str, Any]:
+    """The requests of all rounds, and the mean latency of each round."""
+    every = [request for one in found for request in one.requests]
+    counts = [one.summary(None) for one in found]
+    means = [online_summary(one.requests)["normalized_ms"]["mean"] for one in found]
+    return online_summary(every) | {"rounds_normalized_ms": means, "preemptions": sum(count["preemptions"] for count in counts)}
+
+
+def _asked(one: Arrival, order: str) -> Arrival:
+    told = OrderArgs(order, one.output_tokens, 0, ANY_WAIT_S, ANY_WAIT_S)
+    return replace(one, body={"max_tokens": MOST[1], "vllm_xargs": told.to_args()})
 
 
 def rates_at(lines: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -86,17 +104,21 @@ def rates_at(lines: list[dict[str, Any]]) -> dict[str, float | None]:
             crossed = max(mean.values()) > times * lowest
             borne[order] = highest_rate(mean.__getitem__, times * lowest, list(mean)) if crossed else None
         for order, rate in borne.items():
-            if order != "skip_join_mlfq":
-                found[f"rate_at_{times}x_latency_skip_join_mlfq_over_{order}"] = over(borne["skip_join_mlfq"], rate)
+            if order != OURS:
+                found[f"rate_at_{times}x_latency_{OURS}_over_{order}"] = over(borne[OURS], rate)
     return found
 
 
 def _ratios(systems: dict[str, Any]) -> dict[str, float | None]:
     """Below 1: skip-join is faster."""
-    ours = systems["skip_join_mlfq"]["normalized_ms"]
+    ours = systems[OURS]["normalized_ms"]
     return {
-        f"{kind}_normalized_skip_join_mlfq_over_{name}": over(ours[kind], system["normalized_ms"][kind])
-        for name, system in systems.items()
-        if name != "skip_join_mlfq"
+        _name(kind, order): over(ours[kind], system["normalized_ms"][kind])
+        for order, system in systems.items()
+        if order != OURS
         for kind in ("mean", "p95")
     }
+
+
+def _name(kind: str, order: str) -> str:
+    return f"{kind}_normalized_{OURS}_over_{order}"

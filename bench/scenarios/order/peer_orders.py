@@ -30,12 +30,13 @@ class Batches(Fcfs):
 
 
 class ShortestRemaining:
-    """By the time that is left to each, known beforehand: no scheduler can have it, none has a lower mean latency with one slot (SRPT).
+    """Shortest remaining time first (SRPT), with times known beforehand, which no scheduler can have.
 
-    ``service_s``: of each request, alone. What a step takes counts as one part in ``share``, since so many are served at once.
+    With one slot, no order has a lower mean latency. ``service_s``: of each request, alone. A step's time counts for each request as one
+    part in ``share``, since so many are served at once.
     """
 
-    last_gives_kv = False
+    preempts_last = False
 
     def __init__(self, service_s: Mapping[str, float], share: int) -> None:
         self._left_s = dict(service_s)

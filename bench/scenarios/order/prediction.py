@@ -1,4 +1,4 @@
-"""How far the length of a prompt tells that of its answer, on recorded chats: the brain's quantiles and what else could be learnt."""
+"""How well the length of a prompt predicts that of its answer, on recorded chats: the brain's quantiles and other predictors."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Served:
 def figures(requests: Sequence[Served], times: SloTimes) -> dict[str, Any]:
     """Seconds a token, SSR, and the longest wait for a first token with the lengths of who had it.
 
-    An answer without an end counts with the time it was waited for and as outside its SLO.
+    An unfinished answer counts with its wait so far, and as outside its SLO.
     """
     if not requests:
         return {"requests": 0}
