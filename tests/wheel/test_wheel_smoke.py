@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def venv_of(folder: Path, wanted: str) -> Path:
     """An empty virtual environment with ``wanted`` in it, at the versions that the tests run with."""
-    pins = sorted(f"{package.name}=={package.version}" for package in importlib.metadata.distributions() if package.name != "harvester-llm")
+    installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])  # not what setuptools brings for itself
+    pins = sorted(f"{package.name}=={package.version}" for package in installed if package.name != "harvester-llm")
     (folder / "constraints.txt").write_text("\n".join(pins), encoding="utf-8")
     done(run(sys.executable, "-m", "venv", folder / "venv"))
     done(run(folder / "venv/bin/python", "-m", "pip", "install", "-q", "-c", folder / "constraints.txt", wanted))
